@@ -20,7 +20,7 @@ typedef struct {
 
 /* Equal on all ranks of a node but for `rank`; `clients` are the ranks of other nodes. */
 typedef struct {
-    uint32_t ranks, rank, clients, readable, writable, direct;
+    uint32_t ranks, rank, clients, readable, writable, direct, group, relaxed;
     uint64_t page_bytes, limit_bytes, bypass_bytes, stream_bytes, run_bytes, idle_ms;
 } amphi_settings;
 
@@ -37,6 +37,9 @@ int amphi_mpiio_open(const char *path, const amphi_settings *settings, amphi_tok
 int amphi_mpiio_serve(const amphi_file *file, int loopback, uint32_t *port, uint64_t *nonce);
 int amphi_mpiio_connect(const amphi_file *file, uint32_t node, uint32_t nodes, const amphi_leader *leaders,
                         uint32_t *failed); /* the leader that could not be reached */
+int amphi_mpiio_group_join(const amphi_file *file, uint64_t group);
+void amphi_mpiio_group_rejoin(const amphi_file *file);
+void amphi_mpiio_relax(const amphi_file *file, int on);
 void amphi_mpiio_close(amphi_file *file);
 int amphi_mpiio_write(const amphi_file *file, const amphi_extent *extents, size_t count, const void *memory);
 int amphi_mpiio_read(const amphi_file *file, const amphi_extent *extents, size_t count, void *memory, uint64_t *done);

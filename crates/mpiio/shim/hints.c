@@ -55,6 +55,16 @@ static void set_choice(const char *key, const char *value, int *to)
         fprintf(stderr, "amphi-mpiio: hint %s: '%s' is not enable, disable or automatic; ignored\n", key, value);
 }
 
+static void set_scope(const char *key, const char *value, int *to)
+{
+    if (!strcasecmp(value, "page"))
+        *to = 1;
+    else if (!strcasecmp(value, "call"))
+        *to = 0;
+    else
+        fprintf(stderr, "amphi-mpiio: hint %s: '%s' is not call or page; ignored\n", key, value);
+}
+
 static const char *const domains[] = {"disable", "cyclic", "even", "group-cyclic", "automatic"};
 
 static void set_domains(const char *key, const char *value, int *to)
@@ -75,6 +85,10 @@ static void set_hint(struct hints *hints, const char *key, const char *value)
         set_choice(key, value, &hints->cache);
     } else if (!strcmp(key, "cache_direct_io")) {
         set_choice(key, value, &hints->direct);
+    } else if (!strcmp(key, "cache_group_lock")) {
+        set_choice(key, value, &hints->group);
+    } else if (!strcmp(key, "cache_lock_scope")) {
+        set_scope(key, value, &hints->relaxed);
     } else if (!strcmp(key, "cache_page_size") || !strcmp(key, "romio_cache_page_size")) {
         set_bytes(key, value, 16, 1 << 30, &hints->page_bytes);
     } else if (!strcmp(key, "cache_limit")) {
@@ -101,7 +115,7 @@ static void set_hint(struct hints *hints, const char *key, const char *value)
 static const char *const keys[] = {"romio_caching", "romio_cache_page_size", "cache",         "cache_page_size",
                                    "cache_limit",   "cache_bypass_size",     "cache_stream_size", "cache_flush_size",
                                    "cache_direct_io", "cache_ranks_per_node", "cache_domains",     "cache_domain_group",
-                                   "cache_idle_time"};
+                                   "cache_idle_time", "cache_group_lock",   "cache_lock_scope"};
 
 void hints_read(MPI_Info info, struct hints *hints)
 {
@@ -147,6 +161,8 @@ int hints_write(MPI_Info info, const struct shadow *shadow)
     error = error ? error : put(info, "cache_idle_time", s->idle_ms);
     static const char *const choices[] = {"disable", "enable", "automatic"};
     error = error ? error : PMPI_Info_set(info, "cache_direct_io", choices[s->direct]);
+    error = error ? error : PMPI_Info_set(info, "cache_group_lock", choices[s->group]);
+    error = error ? error : PMPI_Info_set(info, "cache_lock_scope", s->relaxed ? "page" : "call");
     error = error ? error : PMPI_Info_set(info, "cache_domains", domains[shadow->domain]);
     /* What one rank writes the others see at once: some libraries ask for that before they write independently. */
     return error ? error : PMPI_Info_set(info, "romio_visibility_immediate", "true");

@@ -183,6 +183,9 @@ static void decide(struct decision *d, MPI_Info info, const char *path, int amod
     s->stream_bytes = (uint64_t)hints.stream_bytes;
     s->idle_ms = (uint64_t)hints.idle_ms;
     s->direct = (uint32_t)hints.direct;
+    s->relaxed = (uint32_t)hints.relaxed;
+    /* A group lock keeps nobody of the job from the other half of a block, so no block may have pages of two nodes. */
+    s->group = hints.group == 1 && s->writable && s->page_bytes % 4096 == 0;
     d->ranks_per_node = (int32_t)hints.ranks_per_node;
     d->domain = hints.domain;
     d->domain_group = hints.domain_group;
@@ -216,6 +219,16 @@ static void list_nodes(struct shadow *f, const int *first, const struct decision
     f->domain_group = d->domain_group > 0 && d->domain_group < f->ranks ? d->domain_group : f->of_node[1];
 }
 
+/* The first rank of each node joins the group lock of the job for its node. A node that cannot goes on without it, and
+ * then the others, whom it waits for, leave. */
+static void join_group(struct shadow *f, uint64_t group)
+{
+    int error = f->local_rank == 0 ? amphi_mpiio_group_join(f->cache, group) : 0;
+    if (error && f->rank == 0)
+        fprintf(stderr, "amphi-mpiio: %s: no group lock: %s\n", f->path, strerror(error));
+    worst(f->comm, 0);
+}
+
 /* Opens the cache on all ranks or on none; returns the reason why not. `shadow->comm` is set. */
 static int open_cache(struct shadow *f, MPI_Info info)
 {
@@ -242,6 +255,7 @@ static int open_cache(struct shadow *f, MPI_Info info)
     if (!error && f->local_rank == 0)
         mine.error = amphi_mpiio_open(f->path, &f->settings, &mine.token, &f->cache);
     PMPI_Allgather(&mine, sizeof mine, MPI_BYTE, shown, sizeof mine, MPI_BYTE, f->comm);
+    uint64_t group = shown[0].token.nonce;
     error = shown[first[f->rank]].error;
     if (!error && f->local_rank != 0)
         error = amphi_mpiio_open(f->path, &f->settings, &shown[first[f->rank]].token, &f->cache);
@@ -252,6 +266,8 @@ static int open_cache(struct shadow *f, MPI_Info info)
         error = connect_nodes(f, first, one_host);
     }
     free(first);
+    if (!error && f->settings.group)
+        join_group(f, group);
     if (!error)
         return REASON_NONE;
     if (f->cache)

@@ -166,6 +166,9 @@ static int settle(struct shadow *f, bool stable)
     error = worst(f->comm, error);
     if (f->local_rank == 0)
         amphi_mpiio_clear_late_error(f->cache);
+    /* No rank has a request under way. */
+    if (f->local_rank == 0 && f->settings.group)
+        amphi_mpiio_group_rejoin(f->cache);
     if (!error && f->rank == 0)
         error = amphi_mpiio_refresh_size(f->cache);
     return worst(f->comm, agree_size(f, error));
@@ -381,6 +384,10 @@ int MPI_File_set_atomicity(MPI_File handle, int flag)
         return NATIVE(MPI_File_set_atomicity)(handle, flag);
     worst(f->comm, 0);
     f->atomic = flag != 0;
+    /* In atomic mode calls are atomic, whatever the hint says. */
+    if (!f->lender)
+        amphi_mpiio_relax(f->cache, f->settings.relaxed && !flag);
+    worst(f->comm, 0);
     return MPI_SUCCESS;
 }
 BOTH_NAMES(MPI_File_set_atomicity);

@@ -3,11 +3,15 @@
 //! Owns nothing but the contract. Offsets are absolute; no implementation has a file position. All calls may come from
 //! several threads and processes at once: the page locks above order those that overlap.
 
-use crate::error::Outcome;
+use crate::error::{Error, Outcome};
 use std::io::IoSlice;
+use std::os::fd::RawFd;
 
 pub mod memory;
 pub mod posix;
+
+/// What a file system says that has no groups.
+const NO_GROUPS: Error = Error::Refused("the file system has no group locks");
 
 /// A file below the cache.
 pub trait Backend: Send {
@@ -26,6 +30,23 @@ pub trait Backend: Send {
     /// Device and inode of the file; zeros where it has none.
     fn identity(&self) -> Outcome<(u64, u64)> {
         Ok((0, 0))
+    }
+    /// The descriptors with which other processes may do I/O, too; -1: none.
+    fn descriptors(&self) -> [RawFd; 2] {
+        [-1; 2]
+    }
+    /// Makes the descriptors members of a group, which shuts out who is none (docs/IOCTL.md), without waiting for
+    /// another group.
+    fn group_join(&self, _: u64) -> Outcome {
+        Err(NO_GROUPS)
+    }
+    /// Leaves the group; everything is on the file system then.
+    fn group_leave(&self, _: u64) -> Outcome {
+        Err(NO_GROUPS)
+    }
+    /// Whether anybody waits for the end of the group.
+    fn group_wanted(&self) -> Outcome<bool> {
+        Err(NO_GROUPS)
     }
     /// How many requests went past the caches of the system.
     fn direct_requests(&self) -> u64 {

@@ -17,6 +17,7 @@ use crate::team::Team;
 use crate::team::server::Server;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::net::Ipv4Addr;
+use std::sync::atomic::Ordering::SeqCst;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -25,6 +26,9 @@ const PAGE_BYTES: u64 = 1 << 20;
 
 /// The largest preferred unit of a file system that is taken for one.
 const LARGEST_UNIT: u64 = 64 << 20;
+
+/// Between two looks when nothing is to leave in the background.
+const NEVER: Duration = Duration::from_secs(1 << 30);
 
 /// An open file, as C sees it.
 pub struct AmphiFile {
@@ -64,6 +68,10 @@ pub struct OpenSettings {
     writable: u32,
     /// Direct I/O: 0 off, 1 on, 2 where it suits the file system.
     direct: u32,
+    /// Join the group lock of the job, where the file system has such.
+    group: u32,
+    /// Calls give each page back as soon as they have done with it.
+    relaxed: u32,
     /// 0: what suits the file system.
     page_bytes: u64,
     limit_bytes: u64,
@@ -147,13 +155,21 @@ pub unsafe extern "C" fn amphi_mpiio_open(
 
 /// The thread that writes out what is idle, on the first rank of each node. Without it everything leaves later.
 fn start_looker(path: &CStr, settings: &OpenSettings, cached: &CachedFile) -> Option<Looker> {
-    if settings.rank != 0 || settings.writable == 0 || settings.idle_ms == 0 {
+    if settings.rank != 0 || settings.writable == 0 || (settings.idle_ms == 0 && settings.group == 0) {
         return None;
     }
-    let backend = open_backend(path, settings).ok()?;
+    let mut backend = open_backend(path, settings).ok()?;
     let segment = cached.memory().again().ok()?;
+    share(&mut backend, std::process::id() as i32, &segment).ok()?;
     let file = CachedFile::new(segment, Box::new(backend), *cached.settings(), Arc::new(Futex));
-    Looker::start(file, Duration::from_millis(settings.idle_ms)).ok()
+    let pause = if settings.idle_ms == 0 { NEVER } else { Duration::from_millis(settings.idle_ms) };
+    Looker::start(file, pause).ok()
+}
+
+/// Takes over the descriptors of rank 0 where it shows some: members of a group are open files, not processes.
+fn share(backend: &mut PosixFile, leader: i32, segment: &Segment) -> Outcome {
+    let descriptors = segment.header().descriptors.each_ref().map(|fd| fd.load(SeqCst));
+    if descriptors[0] < 0 { Ok(()) } else { backend.share(leader, descriptors) }
 }
 
 fn open_backend(path: &CStr, settings: &OpenSettings) -> Outcome<PosixFile> {
@@ -171,7 +187,7 @@ fn open_backend(path: &CStr, settings: &OpenSettings) -> Outcome<PosixFile> {
 
 /// Opens the file as a rank of the node's shared memory; rank 0 makes that.
 fn open_rank(path: &CStr, settings: OpenSettings, rank: u32, token: Token) -> Outcome<CachedFile> {
-    let backend = open_backend(path, &settings)?;
+    let mut backend = open_backend(path, &settings)?;
     let page_bytes = u32::try_from(settings.page_bytes).map_err(|_| Error::Refused("the page is too large"))?;
     let all = u64::from(settings.ranks) + u64::from(settings.clients);
     // The memory of the node's ranks is shared out among them and the proxies.
@@ -184,7 +200,11 @@ fn open_rank(path: &CStr, settings: OpenSettings, rank: u32, token: Token) -> Ou
             segment.identify(backend.identity()?, settings.ranks);
             segment
         }
-        rank => Segment::attach(token, geometry, rank)?,
+        rank => {
+            let segment = Segment::attach(token, geometry, rank)?;
+            share(&mut backend, token.pid, &segment)?;
+            segment
+        }
     };
     let use_of = Settings {
         readable: settings.readable != 0,
@@ -193,7 +213,14 @@ fn open_rank(path: &CStr, settings: OpenSettings, rank: u32, token: Token) -> Ou
         stream_bytes: settings.stream_bytes,
         run_bytes: settings.run_bytes,
     };
-    Ok(CachedFile::new(segment, Box::new(backend), use_of, Arc::new(Futex)))
+    let file = CachedFile::new(segment, Box::new(backend), use_of, Arc::new(Futex));
+    if rank == 0 && settings.group != 0 && settings.writable != 0 {
+        file.offer_descriptors();
+    }
+    if rank == 0 {
+        file.relax(settings.relaxed != 0);
+    }
+    Ok(file)
 }
 
 /// Serves the ranks of other nodes from now on, as leader; `port` and `nonce` are what they connect with.
@@ -352,6 +379,13 @@ plain! {
     amphi_mpiio_set_size_alone(size: u64) -> c_int = |f| code(f.set_size_alone(size));
     /// Allocates space, without the other ranks.
     amphi_mpiio_allocate_alone(size: u64) -> c_int = |f| code(f.allocate_alone(size));
+    /// Joins the group lock of the job, for the node; the first rank of each node calls, while no rank has a request
+    /// under way.
+    amphi_mpiio_group_join(group: u64) -> c_int = |f| code(f.local().join_group(group));
+    /// Joins it again, if the node has left it for somebody outside.
+    amphi_mpiio_group_rejoin() -> () = |f| f.local().rejoin_group();
+    /// Calls of this node give each page back as soon as they have done with it, or not; all ranks call.
+    amphi_mpiio_relax(on: c_int) -> () = |f| f.local().relax(on != 0);
     /// Says that this rank ends in order, though it has not closed the file.
     amphi_mpiio_leave() -> () = |f| f.local().leave();
     /// Drops the clean pages of this rank.

@@ -26,6 +26,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 
 mod flush;
+pub mod group;
 pub mod idle;
 mod read;
 mod write;
@@ -284,6 +285,15 @@ impl CachedFile {
     /// The file has this length, as all ranks have agreed.
     pub fn agree_size(&self, size: u64) {
         self.segment().header().size.store(size, SeqCst);
+    }
+
+    /// From now on calls of this node give each page back as soon as they have done with it, or not.
+    pub fn relax(&self, on: bool) {
+        self.segment().header().relaxed.store(u32::from(on), SeqCst);
+    }
+
+    fn is_relaxed(&self) -> bool {
+        self.segment().header().relaxed.load(SeqCst) != 0
     }
 
     /// How the rank uses the file.

@@ -27,7 +27,7 @@ use std::mem::offset_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"amphmpi3");
+const MAGIC: u64 = u64::from_le_bytes(*b"amphmpi4");
 /// Bytes of the header.
 pub const HEADER_BYTES: u64 = 4096;
 const CELL_BYTES: u64 = 64;
@@ -146,6 +146,14 @@ pub struct Header {
     pub unsynced: AtomicU32,
     /// Rank + 1 of a rank that ended without closing.
     pub ended: AtomicU32,
+    /// Whether the node is a member of the job's group lock (`file/group.rs`), and the number of the group.
+    pub group_state: AtomicU32,
+    /// 1: calls give each page back as soon as they have done with it.
+    pub relaxed: AtomicU32,
+    /// As above.
+    pub group: AtomicU64,
+    /// Descriptors of rank 0 that all ranks of the node use; -1: each its own.
+    pub descriptors: [AtomicI32; 2],
     /// Device and inode of the file, and the process of rank 0.
     file: [AtomicU64; 3],
     /// Ranks of the node; the others are proxies of other nodes.
@@ -314,6 +322,7 @@ impl Segment {
             cell.store(value, Ordering::Relaxed);
         }
         header.size.store(size, Ordering::Relaxed);
+        header.descriptors.iter().for_each(|fd| fd.store(-1, Ordering::Relaxed));
         header.nonce.store(nonce, Ordering::Relaxed);
         header.magic.store(MAGIC, Ordering::Release);
         segment.appear()?;

@@ -1,7 +1,7 @@
 //! What the cache of one rank did, in numbers; added up over the ranks by whoever prints them.
 
 /// The names of the counters, in the order of [`Stats::values`].
-pub const NAMES: [&str; 21] = [
+pub const NAMES: [&str; 22] = [
     "calls_read",
     "calls_write",
     "bytes_read",
@@ -23,6 +23,7 @@ pub const NAMES: [&str; 21] = [
     "asked",
     "idle_pages",
     "once_pages",
+    "yields",
 ];
 
 /// Counters of one rank and one open file.
@@ -70,6 +71,8 @@ pub struct Stats {
     pub idle_pages: u64,
     /// Whole pages that went past the cache because the rank only wrote such, each once.
     pub once_pages: u64,
+    /// How often the group lock was given up for somebody outside the job.
+    pub yields: u64,
 }
 
 impl Stats {
@@ -97,6 +100,7 @@ impl Stats {
             self.asked,
             self.idle_pages,
             self.once_pages,
+            self.yields,
         ]
     }
 }

@@ -378,6 +378,9 @@ impl Team {
             let _ = send(stream, Kind::Bye, (0, 0), &[], &[]);
         }
         self.peers.clear();
+        if self.local.memory().rank() == 0 {
+            self.local.leave_group();
+        }
         self.local.leave();
         self.server = None;
     }

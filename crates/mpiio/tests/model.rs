@@ -570,3 +570,33 @@ fn senseless_requests_are_refused() {
     assert!(file.write(&[e(0, 5)], &[0; 6]).is_err());
     assert_eq!(file.size(), 0);
 }
+
+/// Goal: with a lock scope of a page a call gives each page back as soon as it has done with it, otherwise it keeps all
+/// to its end; either way all bytes arrive, and the length.
+/// Method: a write of two pages waits for the second one; whether the first one is free then.
+#[test]
+fn a_lock_scope_of_a_page_gives_pages_back_early() {
+    for relaxed in [false, true] {
+        let backend = MemoryFile::default();
+        let mut files = two_ranks(&backend, 4096);
+        files[0].relax(relaxed);
+        let locks = Locks { segment: files[0].memory().again().unwrap(), pace: Arc::new(Futex) };
+        locks.lock(1, Mode::Exclusive).unwrap();
+        std::thread::scope(|scope| {
+            let writer = &mut files[1];
+            scope.spawn(move || writer.write(&[Extent { offset: 0, length: 8192 }], &[3; 8192]).unwrap());
+            while locks.segment.meta(1).unwrap().head.load(Ordering::SeqCst) == 0 {
+                std::thread::yield_now();
+            }
+            let free = locks.try_lock(0).unwrap();
+            if free {
+                locks.unlock(0, Mode::Exclusive).unwrap();
+            }
+            locks.unlock(1, Mode::Exclusive).unwrap();
+            assert_eq!(free, relaxed);
+        });
+        let mut seen = [0; 9000];
+        assert_eq!(files[0].read(&[Extent { offset: 0, length: 9000 }], &mut seen).unwrap(), 8192);
+        assert!(seen[..8192].iter().all(|b| *b == 3));
+    }
+}

@@ -4,11 +4,17 @@
 use crate::harness::{Place, amphi, counter};
 use amphi_mpiio::backend::Backend;
 use amphi_mpiio::backend::posix::{Direct, PosixFile};
+use amphi_mpiio::file::idle::Looker;
+use amphi_mpiio::file::{CachedFile, Extent, Settings};
+use amphi_mpiio::pace::Futex;
+use amphi_mpiio::segment::{Geometry, Segment};
 use std::ffi::CString;
 use std::io::IoSlice;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
 
 fn script(path: &Path, text: &str) {
     std::fs::write(path, text).unwrap();
@@ -108,4 +114,71 @@ fn nodes_of_a_job_keep_their_locks() {
     assert_eq!(callbacks("exact", true), 1);
     let grown = callbacks("grown", false);
     assert!(grown > 1, "nothing to tell the two apart: {grown}");
+}
+
+/// A node of a job with one rank, and its thread, which writes nothing before somebody asks.
+fn member(path: &Path) -> (CachedFile, Looker) {
+    const NEVER: Duration = Duration::from_secs(100_000);
+    let path = CString::new(path.as_os_str().as_bytes()).unwrap();
+    let settings =
+        Settings { readable: true, writable: true, bypass_bytes: 1 << 30, stream_bytes: 0, run_bytes: 64 << 10 };
+    let open = || PosixFile::open(&path, true, true, Direct::Automatic).unwrap();
+    let segment = Segment::create(Geometry::new(1, 64 << 10, 8 << 20), 0).unwrap();
+    let acting = segment.again().unwrap();
+    let file = CachedFile::new(segment, Box::new(open()), settings, Arc::new(Futex));
+    file.offer_descriptors();
+    let mut backend = open();
+    let descriptors = acting.header().descriptors.each_ref().map(|fd| fd.load(std::sync::atomic::Ordering::SeqCst));
+    backend.share(std::process::id() as i32, descriptors).unwrap();
+    let acting = CachedFile::new(acting, Box::new(backend), settings, Arc::new(Futex));
+    (file, Looker::start(acting, NEVER).unwrap())
+}
+
+/// Goal: under the group lock the nodes of a job ask none of each other's locks back, although their runs alternate and
+/// end within blocks; a plain reader, on whichever mount, sees every write that had ended, though nothing had left the
+/// cache; after the next sync that holds again.
+/// Method: two nodes on two mounts, dirty pages, a reader on each mount in turn; the mounts' counters.
+#[test]
+fn an_outside_reader_makes_the_job_write() {
+    const RUN: u64 = 64 << 10;
+    const RUNS: u64 = 20;
+    let place = Place::new();
+    let _server = place.server(&[]);
+    let _mounts = [place.mount_at("a", &[]), place.mount_at("b", &[])];
+    let paths = [place.path("a").join("f"), place.path("b").join("f")];
+    std::fs::write(&paths[0], "").unwrap();
+    let callbacks = || -> u64 { ["a", "b"].iter().map(|m| counter(&place.path(m), "lock_callback")).sum() };
+    let (mut files, mut lookers): (Vec<_>, Vec<_>) = paths.iter().map(|path| member(path)).unzip();
+    files.iter_mut().for_each(|file| file.join_group(99).unwrap());
+    let before = callbacks();
+    for round in 1..=4u8 {
+        let mut expected = Vec::new();
+        for run in 0..RUNS {
+            // The last run ends within a block.
+            let length = if run + 1 == RUNS { RUN - 100 } else { RUN };
+            let bytes: Vec<u8> = (0..length).map(|i| (i / 7) as u8 ^ run as u8 ^ round).collect();
+            let file = &mut files[run as usize % 2];
+            let pieces = bytes.chunks(1000).enumerate();
+            for (piece, part) in pieces {
+                let offset = run * RUN + piece as u64 * 1000;
+                file.write(&[Extent { offset, length: part.len() as u64 }], part).unwrap();
+            }
+            expected.extend(bytes);
+        }
+        if round == 1 {
+            // As at a sync.
+            files.iter_mut().for_each(|file| file.flush_share(0, 1).unwrap());
+            assert_eq!(callbacks(), before, "no node asks a lock of another one back");
+            continue;
+        }
+        let seen = std::fs::read(&paths[round as usize % 2]).unwrap();
+        assert!(seen == expected, "round {round}: {} of {} bytes", seen.len(), expected.len());
+        files.iter_mut().for_each(|file| file.flush_share(0, 1).unwrap());
+        files.iter_mut().for_each(CachedFile::rejoin_group);
+    }
+    let yields: u64 = lookers.iter().map(|looker| looker.stats().yields).sum();
+    assert_eq!(yields, 6, "each node has left for each of three readers");
+    lookers.iter_mut().for_each(Looker::stop);
+    files.iter().for_each(CachedFile::leave_group);
+    assert_eq!(std::fs::read(&paths[0]).unwrap().len() as u64, RUN * RUNS - 100);
 }

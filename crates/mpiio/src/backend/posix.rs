@@ -22,6 +22,10 @@ const BLOCK: usize = 4096;
 
 /// `AMPHI_NO_EXPAND` (docs/IOCTL.md).
 const NO_EXPAND: libc::c_ulong = 0x4004_4103;
+/// `AMPHI_GROUP_LOCK`, with the group, and 1 for not to wait; `AMPHI_GROUP_UNLOCK`; `AMPHI_GROUP_WANTED`.
+const GROUP_LOCK: libc::c_ulong = 0x4010_4105;
+const GROUP_UNLOCK: libc::c_ulong = 0x4008_4106;
+const GROUP_WANTED: libc::c_ulong = 0x8004_4108;
 
 /// Whether blocks go past the kernel's page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +83,39 @@ impl PosixFile {
             // costs speed alone.
             unsafe { libc::ioctl(fd.as_raw_fd(), NO_EXPAND, &raw const on) };
         }
+    }
+
+    /// Uses the descriptors of another process, or of another part of this one, from now on: the very same open files.
+    /// The system allows it to whoever may trace that process.
+    pub fn share(&mut self, process: i32, descriptors: [RawFd; 2]) -> Outcome {
+        // SAFETY: plain numbers go in; the descriptors that come back are ours alone.
+        let shared = unsafe {
+            let pidfd = libc::syscall(libc::SYS_pidfd_open, process, 0) as RawFd;
+            if pidfd < 0 {
+                return Err(Error::last_os("pidfd_open"));
+            }
+            let pidfd = OwnedFd::from_raw_fd(pidfd);
+            let get = |fd: RawFd| match libc::syscall(libc::SYS_pidfd_getfd, pidfd.as_raw_fd(), fd, 0) as RawFd {
+                got if got < 0 => Err(Error::last_os("pidfd_getfd")),
+                got => Ok(OwnedFd::from_raw_fd(got)),
+            };
+            let [plain, direct] = descriptors;
+            (get(plain)?, if direct < 0 { None } else { Some(get(direct)?) })
+        };
+        let mine = self.identity()?;
+        (self.fd, self.direct) = shared;
+        if self.identity()? == mine { Ok(()) } else { Err(Error::Refused("what rank 0 shows is another file")) }
+    }
+
+    /// A command for both descriptors.
+    fn control<T>(&self, command: libc::c_ulong, argument: &mut T) -> Outcome {
+        for fd in [Some(&self.fd), self.direct.as_ref()].into_iter().flatten() {
+            // SAFETY: the argument has the size that is part of the command and lives through the call.
+            if unsafe { libc::ioctl(fd.as_raw_fd(), command, std::ptr::from_mut(argument)) } != 0 {
+                return Err(Error::last_os("group lock"));
+            }
+        }
+        Ok(())
     }
 
     /// The unit in which the file system likes to be used.
@@ -319,6 +356,47 @@ impl Backend for PosixFile {
 
     fn identity(&self) -> Outcome<(u64, u64)> {
         self.stat().map(|stat| (stat.st_dev, stat.st_ino))
+    }
+
+    fn descriptors(&self) -> [RawFd; 2] {
+        [self.fd.as_raw_fd(), self.direct.as_ref().map_or(-1, AsRawFd::as_raw_fd)]
+    }
+
+    fn group_join(&self, group: u64) -> Outcome {
+        /// As docs/IOCTL.md has it.
+        #[repr(C)]
+        struct Join {
+            group: u64,
+            flags: u32,
+            zero: u32,
+        }
+        let joined = self.control(GROUP_LOCK, &mut Join { group, flags: 1, zero: 0 });
+        if joined.is_err() {
+            // Perhaps one of the two is a member.
+            let _ = self.group_leave(group);
+        }
+        joined
+    }
+
+    fn group_leave(&self, group: u64) -> Outcome {
+        let mut result = Ok(());
+        // What goes through the page cache first, so that its bytes leave under the group, too.
+        for fd in [Some(&self.fd), self.direct.as_ref()].into_iter().flatten() {
+            // SAFETY: the command reads eight bytes, which live through the call.
+            if unsafe { libc::ioctl(fd.as_raw_fd(), GROUP_UNLOCK, &raw const group) } != 0 {
+                result = Err(Error::last_os("group lock"));
+            }
+        }
+        result
+    }
+
+    fn group_wanted(&self) -> Outcome<bool> {
+        let mut wanted = 0u32;
+        // SAFETY: the command writes four bytes, which live through the call.
+        match unsafe { libc::ioctl(self.fd.as_raw_fd(), GROUP_WANTED, &raw mut wanted) } {
+            0 => Ok(wanted != 0),
+            _ => Err(Error::last_os("group lock")),
+        }
     }
 
     fn direct_requests(&self) -> u64 {

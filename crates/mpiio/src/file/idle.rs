@@ -9,6 +9,7 @@
 //! slowly is not written again and again. Bound: each look writes each page once at most.
 
 use super::CachedFile;
+use super::group::WATCH;
 use crate::error::{Error, Outcome};
 use crate::locks::Mode;
 use crate::stats::Stats;
@@ -126,13 +127,25 @@ impl Drop for Looker {
 
 fn look(mut file: CachedFile, shown: &Mutex<Stats>, (stop, wake): &(Mutex<bool>, Condvar), pause: Duration) {
     let mut seen = Seen::default();
-    let mut looks = 1;
+    let (mut looks, mut since, mut waited_for) = (1, Duration::ZERO, 0);
+    let watches = file.watches();
     loop {
+        let step = if watches { WATCH.min(pause * looks) } else { pause * looks };
         let asleep = stop.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = wake.wait_timeout_while(asleep, pause * looks, |stop| !*stop);
+        let waited = wake.wait_timeout_while(asleep, step, |stop| !*stop);
         if *waited.unwrap_or_else(PoisonError::into_inner).0 {
             return;
         }
+        if watches {
+            // A failure is left to the next flush.
+            let _ = file.yield_group(&mut waited_for);
+            *shown.lock().unwrap_or_else(PoisonError::into_inner) = file.stats();
+        }
+        since += step;
+        if since < pause * looks {
+            continue;
+        }
+        since = Duration::ZERO;
         looks = if file.flush_idle(&mut seen).is_ok() { 1 } else { FAILURE_LOOKS };
         *shown.lock().unwrap_or_else(PoisonError::into_inner) = file.stats();
     }

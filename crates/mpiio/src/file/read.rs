@@ -91,6 +91,9 @@ impl CachedFile {
         (run, missing): (&mut Run, &mut Missing),
     ) -> Outcome {
         let page = group[0].page;
+        if run.memory.is_empty() && missing.pages.is_empty() && self.is_relaxed() {
+            self.release();
+        }
         self.hold(page, Mode::Shared)?;
         let mut frame = self.frame_of(page)?;
         if whole && frame.is_none() {

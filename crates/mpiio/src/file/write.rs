@@ -50,6 +50,10 @@ impl CachedFile {
         let mut run = Run::default();
         for piece in pieces(extents, page_bytes, u64::MAX) {
             if self.held.last().is_none_or(|(page, _)| *page != piece.page) {
+                if run.memory.is_empty() && self.is_relaxed() {
+                    self.grow(*end);
+                    self.release();
+                }
                 self.hold(piece.page, Mode::Exclusive)?;
             }
             let offset = piece.page * page_bytes + u64::from(piece.start);

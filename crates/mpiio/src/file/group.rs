@@ -1,0 +1,142 @@
+//! The group lock of AmphiFS: the mounts of the job share one lock, and whoever else wants the file makes the job
+//! write out what it has.
+//!
+//! Owns when the node is a member and what it does before it leaves. Does not own the descriptors (`backend`): all
+//! ranks and proxies of a node use those of its first rank, so that one of them joins and leaves for all.
+//!
+//! While the node is a member nobody outside the job reads or writes the file, on any mount. The thread of the node
+//! that looks (`idle`) asks several times a second whether somebody waits. Then it writes all dirty bytes and leaves,
+//! and the one who waits finds every write that had ended before. From then on locks are taken as without the group,
+//! until the ranks sync: only then none of them has a request under way, which would wait for the group as an outsider.
+//!
+//! It takes only locks that are free, and gives up after `YIELD_LOOKS`: a call that holds pages may itself wait for the
+//! group of another node to end.
+
+use super::CachedFile;
+use crate::error::Outcome;
+use crate::locks::Mode;
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+/// How often the thread asks whether somebody waits.
+pub const WATCH: Duration = Duration::from_millis(100);
+/// So many looks wait for pages that calls hold, about two seconds.
+const YIELD_LOOKS: u32 = 20;
+
+/// No group is wanted, or it cannot be had.
+const NONE: u32 = 0;
+const MEMBER: u32 = 1;
+const LEFT: u32 = 2;
+
+impl CachedFile {
+    /// Lets the other ranks of the node use the descriptors of this one; rank 0 calls.
+    pub fn offer_descriptors(&self) {
+        let header = self.segment().header();
+        header.descriptors.iter().zip(self.backend.descriptors()).for_each(|(cell, fd)| cell.store(fd, SeqCst));
+    }
+
+    /// Joins the group of the job, for the whole node: at open, and at a sync if the node has left since. No rank of
+    /// the node has a request under way. One rank calls.
+    pub fn join_group(&mut self, group: u64) -> Outcome {
+        let state = &self.locks.segment.header().group_state;
+        if state.load(SeqCst) == MEMBER {
+            return Ok(());
+        }
+        self.backend.group_join(group)?;
+        self.segment().header().group.store(group, SeqCst);
+        state.store(MEMBER, SeqCst);
+        Ok(())
+    }
+
+    /// Joins again if the node has left. If that does not work now, it goes on without.
+    pub fn rejoin_group(&mut self) {
+        let header = self.segment().header();
+        if header.group_state.load(SeqCst) == LEFT {
+            let _ = self.join_group(self.group());
+        }
+    }
+
+    /// Leaves the group for good; everything has been written.
+    pub fn leave_group(&self) {
+        if self.segment().header().group_state.swap(NONE, SeqCst) == MEMBER {
+            let _ = self.backend.group_leave(self.group());
+        }
+    }
+
+    fn group(&self) -> u64 {
+        self.segment().header().group.load(SeqCst)
+    }
+
+    /// Whether this file may be a member of a group.
+    pub(super) fn watches(&self) -> bool {
+        self.segment().header().descriptors[0].load(SeqCst) >= 0
+    }
+
+    /// One look: leaves the group if somebody outside waits for the file and everything has been written, or all has
+    /// been tried. `looks`: how many looks found somebody waiting in vain.
+    pub fn yield_group(&mut self, looks: &mut u32) -> Outcome {
+        if self.segment().header().group_state.load(SeqCst) != MEMBER {
+            return Ok(());
+        }
+        // A group that was lost is left, too: its members could do no I/O.
+        if matches!(self.backend.group_wanted(), Ok(false)) {
+            return Ok(());
+        }
+        let written = self.flush_free();
+        *looks += 1;
+        if matches!(written, Ok(false)) && *looks < YIELD_LOOKS {
+            return Ok(());
+        }
+        *looks = 0;
+        self.stats.yields += 1;
+        self.segment().header().group_state.store(LEFT, SeqCst);
+        // What could not be written stays and is reported at sync or close; whoever waits is let in all the same.
+        let left = self.backend.group_leave(self.group());
+        written.and(left)
+    }
+
+    /// Writes the dirty bytes of all pages whose locks are free; whether that was all.
+    pub fn flush_free(&mut self) -> Outcome<bool> {
+        self.usable()?;
+        let run_pages = self.settings.run_bytes / self.page_bytes();
+        let segment = self.segment();
+        let mut runs: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
+        for frame in segment.used_frames().filter(|frame| segment.looks_dirty(*frame)) {
+            let page = segment.page_of(frame);
+            runs.entry(page / run_pages).or_default().push(page);
+        }
+        let mut all = true;
+        for mut pages in runs.into_values() {
+            pages.sort_unstable();
+            pages.dedup();
+            let (mut locked, mut dirty) = (Vec::new(), Vec::new());
+            let mut result = Ok(());
+            for page in pages {
+                match self.locks.try_lock(page) {
+                    Ok(true) => locked.push(page),
+                    Ok(false) => {
+                        all = false;
+                        continue;
+                    }
+                    Err(error) => {
+                        result = Err(error);
+                        break;
+                    }
+                }
+                match self.frame_of(page) {
+                    Ok(Some(frame)) if self.segment().looks_dirty(frame) => dirty.push((page, frame)),
+                    Ok(_) => {}
+                    Err(error) => result = Err(error),
+                }
+                self.locks.pace.point();
+            }
+            let result = result.and_then(|()| self.write_dirty(&dirty));
+            for page in locked {
+                self.locks.unlock(page, Mode::Exclusive)?;
+            }
+            result?;
+        }
+        Ok(all)
+    }
+}
