@@ -57,6 +57,11 @@ pub(crate) fn use_known(mount: &Arc<Mount>, ino: Ino) -> Option<InUse> {
     Some(InUse { mount: mount.clone(), used: Some(Use(file)) })
 }
 
+/// The file, known as long as the result lives although it is not open here.
+pub(crate) fn know(mount: &Arc<Mount>, view: InodeView, moment: Moment) -> InUse {
+    InUse { mount: mount.clone(), used: Some(mount.files.know(view, moment)) }
+}
+
 /// When files were forgotten that had been changed here: an answer that was asked for before then may be from before
 /// the change, and there is no file any more that would know.
 #[derive(Default)]
@@ -156,8 +161,7 @@ impl FileTable {
         (file, fill)
     }
 
-    /// The file, known as long as the result lives although it is not open here.
-    pub(crate) fn know(&self, view: InodeView, moment: Moment) -> Use {
+    fn know(&self, view: InodeView, moment: Moment) -> Use {
         let mut shard = self.shard(view.attr.ino).lock();
         let file = self.entry(&mut shard, view, moment);
         file.uses.fetch_add(1, SeqCst);

@@ -207,11 +207,8 @@ async fn set_attr(
             // file meanwhile: he is shown the old size or the new one, and no zeros between them.
             let moment = mount.moment();
             let (view, _) = ask(&mount, &ctx.cred, ino).await?;
-            let file = mount.files.know(view, moment);
-            let done = truncate(&mount, &ctx.cred, &file.0, 0, size, set).await;
-            let file = file.0.clone();
-            mount.files.reap(&file);
-            done
+            let file = table::know(&mount, view, moment);
+            truncate(&mount, &ctx.cred, file.file(), 0, size, set).await
         }
         (file, None) => {
             if let (Some(file), Some(_)) = (&file, set.mtime) {
@@ -249,11 +246,8 @@ async fn written_back(mount: &Arc<Mount>, cred: &Cred, ino: Ino, file: Option<&A
     if view.attr.kind != Kind::File {
         return Ok(Vec::new());
     }
-    let file = mount.files.know(view, moment);
-    let pins = beyond(mount, &file.0, 0).await;
-    let file = file.0.clone();
-    mount.files.reap(&file);
-    pins
+    let file = table::know(mount, view, moment);
+    beyond(mount, file.file(), 0).await
 }
 
 /// Sends a SetAttr.
