@@ -31,7 +31,11 @@ const PIECE_BYTES: u64 = 64;
 
 impl<E: Env> Target<E> {
     /// Brings what an earlier process had in memory to the disk, stable, and gives up what was lost with that memory.
+    /// A server that joins begins twice: the memory that is there the second time is its own.
     pub(super) async fn land_left(&self, env: &E) -> Result<()> {
+        if self.write_back.has_begun() {
+            return Ok(());
+        }
         let lost = self.write_back.take_lost();
         if !lost.is_empty() {
             let bytes: u64 = lost.iter().filter(|lost| !lost.is_logged).map(|lost| lost.range.len()).sum();

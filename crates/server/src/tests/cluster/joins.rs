@@ -63,8 +63,15 @@ fn a_server_joins_a_running_cluster() {
             assert_eq!(m.pool(), pool);
         }
         sleep(&world, Duration::from_secs(2)).await;
-        for server in servers.iter().flatten() {
+        for (at, server) in servers.iter().flatten().enumerate() {
             assert_eq!(server.worker.pool(), 4, "all know");
+            let kept = world.sim.kept_names(&format!("s{at}"));
+            let memories = kept.iter().filter(|name| name.ends_with("-data")).count();
+            assert_eq!(
+                memories,
+                server.worker.routes.local().len(),
+                "s{at} answers small writes from memory: {kept:?}"
+            );
         }
         for target in 0..4 {
             let dir = m.mkdir(Ino::ROOT, &dir_on(Ino::ROOT, target, 4)).await.unwrap();
