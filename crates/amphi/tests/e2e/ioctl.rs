@@ -312,6 +312,8 @@ fn changes_that_wait_for_a_group_stop_nobody() {
         })
         .collect();
     fs::write(pair.a.join("source"), b"copied").expect("write");
+    // A folder of its own: `ls -l` tells by its status when a name goes between its listing and its stat.
+    fs::create_dir(pair.a.join("apart")).expect("mkdir");
     assert_eq!(join(&a, 7, 0), 0);
     assert!(others.iter().all(|file| join(file, 7, 0) == 0));
     let dir = pair.b.clone();
@@ -354,10 +356,11 @@ fn changes_that_wait_for_a_group_stop_nobody() {
         std::thread::spawn(move || {
             let mut ls = Command::new("ls");
             ls.arg("-l").arg(&dir).uid(uid.parse().expect("a number"));
-            assert!(ls.output().expect("ls").status.success());
+            let output = ls.output().expect("ls");
+            assert!(output.status.success(), "{output:?}");
             if uid == "0" {
-                fs::write(dir.join("made"), b"made").expect("write");
-                fs::remove_file(dir.join("made")).expect("remove");
+                fs::write(dir.join("apart/made"), b"made").expect("write");
+                fs::remove_file(dir.join("apart/made")).expect("remove");
             }
             told.send(()).expect("heard");
         });
