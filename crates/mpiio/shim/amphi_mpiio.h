@@ -20,7 +20,7 @@ typedef struct {
 
 /* Equal on all ranks of a node but for `rank`; `clients` are the ranks of other nodes. */
 typedef struct {
-    uint32_t ranks, rank, clients, readable, writable, direct, group, relaxed;
+    uint32_t ranks, rank, clients, readable, writable, direct, group, relaxed, references;
     uint64_t page_bytes, limit_bytes, bypass_bytes, stream_bytes, run_bytes, idle_ms;
 } amphi_settings;
 
@@ -32,6 +32,7 @@ typedef struct {
 
 uint64_t amphi_mpiio_page_bytes(const char *path, int readable); /* 0: the file cannot be cached */
 uint64_t amphi_mpiio_stripe_bytes(const char *path);             /* 0: not striped, as far as one can tell */
+int amphi_mpiio_is_coherent(const char *path);                   /* nodes see each other's writes at once */
 uint64_t amphi_mpiio_limit(uint64_t limit_bytes, uint32_t ranks);
 int amphi_mpiio_open(const char *path, const amphi_settings *settings, amphi_token *token, amphi_file **file);
 int amphi_mpiio_serve(const amphi_file *file, int loopback, uint32_t *port, uint64_t *nonce);

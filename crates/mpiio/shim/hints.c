@@ -87,6 +87,8 @@ static void set_hint(struct hints *hints, const char *key, const char *value)
         set_choice(key, value, &hints->direct);
     } else if (!strcmp(key, "cache_group_lock")) {
         set_choice(key, value, &hints->group);
+    } else if (!strcmp(key, "cache_migration")) {
+        set_choice(key, value, &hints->migration);
     } else if (!strcmp(key, "cache_lock_scope")) {
         set_scope(key, value, &hints->relaxed);
     } else if (!strcmp(key, "cache_page_size") || !strcmp(key, "romio_cache_page_size")) {
@@ -115,13 +117,13 @@ static void set_hint(struct hints *hints, const char *key, const char *value)
 static const char *const keys[] = {"romio_caching", "romio_cache_page_size", "cache",         "cache_page_size",
                                    "cache_limit",   "cache_bypass_size",     "cache_stream_size", "cache_flush_size",
                                    "cache_direct_io", "cache_ranks_per_node", "cache_domains",     "cache_domain_group",
-                                   "cache_idle_time", "cache_group_lock",   "cache_lock_scope"};
+                                   "cache_idle_time", "cache_group_lock",   "cache_lock_scope",  "cache_migration"};
 
 void hints_read(MPI_Info info, struct hints *hints)
 {
     *hints = (struct hints){.cache = 2, .direct = 2, .domain = DOMAIN_AUTOMATIC, .limit_bytes = 64 << 20,
                             .stream_bytes = 4 << 20, .flush_bytes = 4 << 20,
-                            .idle_ms = 1000};
+                            .idle_ms = 1000, .migration = 2};
     const char *environment = getenv("AMPHI_MPIIO_HINTS");
     char *copy = environment ? strdup(environment) : NULL, *rest = NULL;
     for (char *part = copy ? strtok_r(copy, ";", &rest) : NULL; part; part = strtok_r(NULL, ";", &rest)) {
@@ -162,6 +164,9 @@ int hints_write(MPI_Info info, const struct shadow *shadow)
     static const char *const choices[] = {"disable", "enable", "automatic"};
     error = error ? error : PMPI_Info_set(info, "cache_direct_io", choices[s->direct]);
     error = error ? error : PMPI_Info_set(info, "cache_group_lock", choices[s->group]);
+    /* The paper's rule, where the size of the page alone would not give it. */
+    const char *migration = s->references == 2 && s->page_bytes > 128 << 10 ? "enable" : "automatic";
+    error = error ? error : PMPI_Info_set(info, "cache_migration", s->references == 0 ? "disable" : migration);
     error = error ? error : PMPI_Info_set(info, "cache_lock_scope", s->relaxed ? "page" : "call");
     error = error ? error : PMPI_Info_set(info, "cache_domains", domains[shadow->domain]);
     /* What one rank writes the others see at once: some libraries ask for that before they write independently. */

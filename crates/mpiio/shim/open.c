@@ -156,6 +156,20 @@ static int connect_nodes(struct shadow *f, const int *first, bool one_host)
     return worst(f->comm, error);
 }
 
+/* A message to another node costs about as much as a copy of so many bytes. */
+enum { MESSAGE_BYTES = 64 << 10 };
+
+/* After how many references in a row by another node a page moves there; 0: never. The paper's rule is two, but a large
+ * page is worth moving only when these references would have cost as much as its copy. */
+static void decide_migration(amphi_settings *s, int migration, const char *path)
+{
+    uint64_t worth = s->page_bytes / MESSAGE_BYTES;
+    if (migration == 0 || (migration == 2 && !amphi_mpiio_is_coherent(path)))
+        s->references = 0;
+    else
+        s->references = migration == 1 || worth < 2 ? 2 : worth > 1000 ? 1000 : (uint32_t)worth;
+}
+
 static void decide(struct decision *d, MPI_Info info, const char *path, int amode, int ranks)
 {
     struct hints hints;
@@ -184,6 +198,7 @@ static void decide(struct decision *d, MPI_Info info, const char *path, int amod
     s->idle_ms = (uint64_t)hints.idle_ms;
     s->direct = (uint32_t)hints.direct;
     s->relaxed = (uint32_t)hints.relaxed;
+    decide_migration(s, hints.migration, path);
     /* A group lock keeps nobody of the job from the other half of a block, so no block may have pages of two nodes. */
     s->group = hints.group == 1 && s->writable && s->page_bytes % 4096 == 0;
     d->ranks_per_node = (int32_t)hints.ranks_per_node;

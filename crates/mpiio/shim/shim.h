@@ -75,7 +75,7 @@ enum domain { DOMAIN_NONE, DOMAIN_CYCLIC, DOMAIN_EVEN, DOMAIN_GROUP_CYCLIC, DOMA
 struct hints {
     int domain, domain_group;
     int cache, direct; /* 0 disable, 1 enable, 2 automatic */
-    int group, relaxed;
+    int group, relaxed, migration;
     int64_t page_bytes, limit_bytes, bypass_bytes, stream_bytes, flush_bytes, ranks_per_node, idle_ms;
 };
 

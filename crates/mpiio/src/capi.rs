@@ -27,6 +27,9 @@ const PAGE_BYTES: u64 = 1 << 20;
 /// The largest preferred unit of a file system that is taken for one.
 const LARGEST_UNIT: u64 = 64 << 20;
 
+/// File systems whose clients may keep what others have changed since (`f_type`): NFS, SMB, CIFS, SMB2, 9P, AFS.
+const LAZY: [u32; 6] = [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997, 0x5346_414f];
+
 /// Between two looks when nothing is to leave in the background.
 const NEVER: Duration = Duration::from_secs(1 << 30);
 
@@ -72,6 +75,8 @@ pub struct OpenSettings {
     group: u32,
     /// Calls give each page back as soon as they have done with it.
     relaxed: u32,
+    /// After so many references in a row by another node a page moves there; 0: none does.
+    references: u32,
     /// 0: what suits the file system.
     page_bytes: u64,
     limit_bytes: u64,
@@ -112,6 +117,24 @@ pub unsafe extern "C" fn amphi_mpiio_stripe_bytes(path: *const c_char) -> u64 {
     let path = unsafe { CStr::from_ptr(path) };
     let open = |readable| PosixFile::open(path, readable, !readable, Direct::Off);
     open(true).or_else(|_| open(false)).ok().and_then(|file| file.stripe_bytes()).unwrap_or(0)
+}
+
+/// Whether nodes that read and write the same ranges in turn, each after the other has written out what it had, see
+/// each other's bytes: not on file systems whose clients only look again at an open.
+///
+/// # Safety
+/// `path` ends with a zero byte.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amphi_mpiio_is_coherent(path: *const c_char) -> c_int {
+    let mut about = std::mem::MaybeUninit::<libc::statfs>::zeroed();
+    // SAFETY: the caller's promise; the structure is as large as expected, and all-zero bytes are valid.
+    let about = unsafe {
+        if libc::statfs(path, about.as_mut_ptr()) != 0 {
+            return 0;
+        }
+        about.assume_init()
+    };
+    c_int::from(!LAZY.contains(&(about.f_type as u32)))
 }
 
 /// The memory that each of the ranks of a node may use: `limit_bytes`, or less where the node has less to spare.
@@ -274,7 +297,7 @@ pub unsafe extern "C" fn amphi_mpiio_connect(
         let port = u16::try_from(leader.port).unwrap_or(0);
         found.push((String::from_utf8_lossy(&host).into_owned(), port, leader.rank, leader.nonce));
     }
-    let outcome = opened.locked().connect(node as usize, &found);
+    let outcome = opened.locked().connect(node as usize, &found, opened.settings.references);
     if let Err((leader, _)) = &outcome {
         // SAFETY: the caller's promise.
         unsafe { *failed = *leader as u32 };

@@ -19,7 +19,7 @@ use crate::error::{Error, Outcome};
 use crate::locks::{Locks, Mode};
 use crate::pace::Pace;
 use crate::pool::Pool;
-use crate::segment::Segment;
+use crate::segment::{NO_PAGE, Segment};
 use crate::stats::Stats;
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -28,6 +28,7 @@ use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 mod flush;
 pub mod group;
 pub mod idle;
+pub mod migrate;
 mod read;
 mod write;
 
@@ -59,6 +60,9 @@ pub struct Settings {
 /// How many frames an eviction looks at before it gives up.
 const EVICTION_TRIES: usize = 64;
 
+/// Larger pages do not move to other nodes, and no message takes more of them.
+pub const HANDOVER_BYTES: usize = 16 << 20;
+
 /// A file that the ranks of a node have open together, as one of them sees it.
 pub struct CachedFile {
     locks: Locks,
@@ -72,6 +76,7 @@ pub struct CachedFile {
     once: u32,
     /// The error that broke a release of locks; the next call returns it.
     broken: Option<Error>,
+    moves: migrate::Moves,
 }
 
 /// A part of a request within one page.
@@ -103,7 +108,8 @@ impl CachedFile {
         let run_bytes = (settings.run_bytes / page).max(1) * page;
         let settings = Settings { run_bytes, ..settings };
         let locks = Locks { segment, pace };
-        CachedFile { locks, backend, settings, pool, stats: Stats::default(), held: Vec::new(), once: 0, broken: None }
+        let (stats, moves) = (Stats::default(), migrate::Moves::default());
+        CachedFile { locks, backend, settings, pool, stats, held: Vec::new(), once: 0, broken: None, moves }
     }
 
     fn segment(&self) -> &Segment {
@@ -239,8 +245,9 @@ impl CachedFile {
     }
 
     /// One step of a call over several nodes: writes and keeps the locks. The steps of a call ascend, and no page is in
-    /// two of them. The caller releases, also after an error.
-    pub fn write_held(&mut self, extents: &[Extent], memory: &[u8]) -> Outcome {
+    /// two of them. The caller releases, also after an error. Ends before a page that moved to another node, and says
+    /// how many bytes it did.
+    pub fn write_held(&mut self, extents: &[Extent], memory: &[u8]) -> Outcome<u64> {
         self.usable()?;
         if !self.settings.writable {
             return Err(Error::NotOpenFor("writing"));
@@ -250,18 +257,23 @@ impl CachedFile {
     }
 
     /// As `write_held`, for a read of ranges below the end of the file.
-    pub fn read_held(&mut self, extents: &[Extent], memory: &mut [u8]) -> Outcome {
+    pub fn read_held(&mut self, extents: &[Extent], memory: &mut [u8]) -> Outcome<u64> {
         self.usable()?;
         if !self.settings.readable {
             return Err(Error::NotOpenFor("reading"));
         }
         let total = check(extents, memory.len())?;
-        self.read_pages(extents, memory, total, u64::MAX).map(|_| ())
+        self.read_pages(extents, memory, total, u64::MAX)
     }
 
     /// Whether the present call holds locks.
     pub fn holds(&self) -> bool {
-        !self.held.is_empty()
+        !self.held.is_empty() || self.has_leaving()
+    }
+
+    /// The present call holds all of its locks and has done its work.
+    pub fn commit(&self) {
+        self.locks.pace.committed();
     }
 
     /// The rank can be waited for no longer: what it holds is never released.
@@ -303,6 +315,7 @@ impl CachedFile {
 
     /// Releases what the present call holds.
     pub fn release(&mut self) {
+        self.keep_pages();
         for (page, mode) in std::mem::take(&mut self.held) {
             if let Err(error) = self.locks.unlock(page, mode) {
                 self.broken.get_or_insert(error);
@@ -331,7 +344,7 @@ impl CachedFile {
     fn allocate_frame(&mut self, page: u64) -> Outcome<Option<u32>> {
         let own = match self.pool.take_free() {
             Some(own) => own,
-            None if self.evict()? => match self.pool.take_free() {
+            None if self.reclaim_vacated() || self.evict()? => match self.pool.take_free() {
                 Some(own) => own,
                 None => return Ok(None),
             },
@@ -357,8 +370,18 @@ impl CachedFile {
             let frame = first + own;
             let page = self.segment().page_of(frame);
             self.locks.pace.point();
+            if page == NO_PAGE {
+                self.pool.release(own);
+                return Ok(true);
+            }
             if !self.locks.try_lock(page)? {
                 continue;
+            }
+            if self.frame_of(page)? != Some(frame) {
+                // It moved to another node meanwhile.
+                self.locks.unlock(page, Mode::Exclusive)?;
+                self.pool.release(own);
+                return Ok(true);
             }
             let written = self.write_cluster(page, frame);
             if let Err(error) = &written {

@@ -6,7 +6,7 @@
 //! memory. After Liao et al., "Cooperative client-side file caching for MPI applications"; docs/MPIIO.md.
 //!
 //! Floors, upper ones use lower ones: `capi`, `live`; `team`; `file`; `locks`, `pool`; `segment`; `intervals`,
-//! `backend`, `pace`, `spare_memory`, `stats`, `error`.
+//! `backend`, `pace`, `placement`, `spare_memory`, `stats`, `error`.
 
 pub mod backend;
 pub mod capi;
@@ -16,6 +16,7 @@ pub mod intervals;
 pub mod live;
 pub mod locks;
 pub mod pace;
+pub mod placement;
 pub mod pool;
 pub mod segment;
 pub mod spare_memory;

@@ -1,6 +1,6 @@
 //! How a rank waits for a word of shared memory to change: the seam between the cache and the scheduler.
 //!
-//! Owns the trait and its production form, the futex. The tests' form (`tests/model.rs`) lets one rank run at a time
+//! Owns the trait and its production form, the futex. The tests' form (`tests/model`) lets one rank run at a time
 //! and chooses the next one by a seed at each `point`, so that a run is repeatable and a deadlock is seen at once.
 
 use std::sync::atomic::{AtomicU32, Ordering};

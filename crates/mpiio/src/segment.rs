@@ -13,7 +13,7 @@
 //! | stripes | 64 each, one for each rank | mutex of the metadata of pages `p` with `p mod ranks` = stripe |
 //! | counters | 256 each | the rank's counters as of its last call, for whoever looks from outside |
 //! | directory | 8 x slots | key + 1 of the chunk that lies in this slot, 0: free; found by hashing, never moved |
-//! | chunks | slots x entries x 32 | metadata of consecutive pages: readers, writer, queue, frame |
+//! | chunks | slots x entries x 32 | metadata of consecutive pages: readers, writer, queue, frame, node |
 //! | frames | 64 + 2 x spans x 8 each | page, number of valid and dirty ranges, count of writes, the ranges |
 //! | arena | `page_bytes` each | the bytes of the frames; frames of one rank lie together |
 //!
@@ -27,11 +27,13 @@ use std::mem::offset_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"amphmpi4");
+const MAGIC: u64 = u64::from_le_bytes(*b"amphmpi5");
 /// Bytes of the header.
 pub const HEADER_BYTES: u64 = 4096;
 const CELL_BYTES: u64 = 64;
 const META_BYTES: u64 = 32;
+/// What a frame says whose page moved to another node.
+pub const NO_PAGE: u64 = u64::MAX;
 /// Counters of a rank that others can see.
 const COUNTERS: usize = 32;
 const COUNTERS_BYTES: u64 = COUNTERS as u64 * 8;
@@ -158,6 +160,21 @@ pub struct Header {
     file: [AtomicU64; 3],
     /// Ranks of the node; the others are proxies of other nodes.
     own_ranks: AtomicU32,
+    /// The nodes of the job.
+    pub job: JobNodes,
+}
+
+/// What the ranks of a node know of the nodes of their job; zeros with one.
+#[repr(C)]
+pub struct JobNodes {
+    /// Our node.
+    pub node: AtomicU32,
+    /// How many there are.
+    pub nodes: AtomicU32,
+    /// After so many references in a row by another node a page moves there; 0: none does.
+    pub references: AtomicU32,
+    /// No page moves while this is not 0.
+    pub still: AtomicU32,
 }
 
 /// What an outsider sees of a cache.
@@ -242,9 +259,11 @@ pub struct RankCell {
     pub presence: AtomicU32,
     /// Frames of the rank from this one on were never used, so nobody has to look at them.
     pub frames_used: AtomicU32,
+    /// How many of its frames lost their pages to other nodes since the rank looked.
+    pub vacated: AtomicU32,
 }
 
-/// Metadata of a page. All but `frame` is read and written under the mutex of the page's stripe alone.
+/// Metadata of a page. The first four are read and written under the mutex of the page's stripe alone.
 #[repr(C)]
 pub struct PageMeta {
     /// Ranks that hold the page shared.
@@ -257,7 +276,11 @@ pub struct PageMeta {
     pub tail: AtomicU32,
     /// Frame + 1 that has the page; changed under the exclusive lock of the page.
     pub frame: AtomicU32,
-    unused: [AtomicU32; 3],
+    /// Node + 1 that referred to the page last, if that is another one, and how often in a row; 16 bits each.
+    pub streak: AtomicU32,
+    /// Where the page is (`placement`). Our own node is written under the exclusive lock of the page here, others at
+    /// any time, if they are newer.
+    pub place: AtomicU64,
 }
 
 /// The head of a frame; followed by its valid and its dirty ranges.
@@ -471,28 +494,42 @@ impl Segment {
 
     /// The metadata of a page; its chunk is made when it is the first one.
     pub fn meta(&self, page: u64) -> Outcome<&PageMeta> {
-        let entries = u64::from(self.geometry.chunk_entries);
-        let slots = u64::from(self.geometry.dir_slots);
-        let chunk = page / entries;
-        let first = (chunk.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) & (slots - 1);
-        for step in 0..slots {
-            let slot = (first + step) & (slots - 1);
-            // SAFETY: the slot lies in the directory; it is an atomic.
-            let key: &AtomicU64 = unsafe { &*self.at(self.geometry.directory_at() + slot * 8) };
-            let mut found = key.load(Ordering::Acquire);
-            if found == 0 {
-                found = match key.compare_exchange(0, chunk + 1, Ordering::AcqRel, Ordering::Acquire) {
-                    Ok(_) => chunk + 1,
-                    Err(other) => other,
-                };
+        let chunk = page / u64::from(self.geometry.chunk_entries);
+        loop {
+            let (slot, found) = self.slot_of(chunk).ok_or(Error::TableFull)?;
+            if !found && self.key(slot).compare_exchange(0, chunk + 1, Ordering::AcqRel, Ordering::Acquire).is_err() {
+                continue;
             }
-            if found == chunk + 1 {
-                let entry = slot * entries + page % entries;
-                // SAFETY: the entry lies in the chunk of the slot; it is made of atomics, zero at first.
-                return Ok(unsafe { &*self.at(self.geometry.chunks_at() + entry * META_BYTES) });
-            }
+            return Ok(self.entry(slot, page));
         }
-        Err(Error::TableFull)
+    }
+
+    /// The slot of a chunk, or the free one where it would come; and which of both.
+    fn slot_of(&self, chunk: u64) -> Option<(u64, bool)> {
+        let slots = u64::from(self.geometry.dir_slots);
+        let first = (chunk.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 20) & (slots - 1);
+        let mut tried = (0..slots).map(|step| (first + step) & (slots - 1));
+        tried.find_map(|slot| match self.key(slot).load(Ordering::Acquire) {
+            0 => Some((slot, false)),
+            found => (found == chunk + 1).then_some((slot, true)),
+        })
+    }
+
+    fn key(&self, slot: u64) -> &AtomicU64 {
+        // SAFETY: the slot lies in the directory; it is an atomic.
+        unsafe { &*self.at(self.geometry.directory_at() + slot * 8) }
+    }
+
+    fn entry(&self, slot: u64, page: u64) -> &PageMeta {
+        let entries = u64::from(self.geometry.chunk_entries);
+        // SAFETY: the entry lies in the chunk of the slot; it is made of atomics, zero at first.
+        unsafe { &*self.at(self.geometry.chunks_at() + (slot * entries + page % entries) * META_BYTES) }
+    }
+
+    /// The metadata of a page, if anybody has asked for a page of its chunk before.
+    pub fn find_meta(&self, page: u64) -> Option<&PageMeta> {
+        let (slot, found) = self.slot_of(page / u64::from(self.geometry.chunk_entries))?;
+        if found { Some(self.entry(slot, page)) } else { None }
     }
 
     fn frame_head(&self, frame: u32) -> *mut FrameHead {
@@ -536,6 +573,13 @@ impl Segment {
             (*head).valid = 0;
             (*head).dirty = 0;
         }
+    }
+
+    /// Takes a frame away from its page, which moved to another node; the rank of the frame takes it back when it needs
+    /// one. The caller holds the exclusive lock of the page, which has no frame any more.
+    pub fn vacate(&self, frame: u32) {
+        self.assign(frame, NO_PAGE);
+        self.rank_cell(frame / self.geometry.frames_per_rank).vacated.fetch_add(1, Ordering::SeqCst);
     }
 
     fn list(&self, frame: u32, dirty: bool) -> Intervals<'_> {

@@ -1,7 +1,7 @@
 //! What the cache of one rank did, in numbers; added up over the ranks by whoever prints them.
 
 /// The names of the counters, in the order of [`Stats::values`].
-pub const NAMES: [&str; 22] = [
+pub const NAMES: [&str; 23] = [
     "calls_read",
     "calls_write",
     "bytes_read",
@@ -24,6 +24,7 @@ pub const NAMES: [&str; 22] = [
     "idle_pages",
     "once_pages",
     "yields",
+    "migrations",
 ];
 
 /// Counters of one rank and one open file.
@@ -73,6 +74,8 @@ pub struct Stats {
     pub once_pages: u64,
     /// How often the group lock was given up for somebody outside the job.
     pub yields: u64,
+    /// Pages that moved to this rank's node from another one.
+    pub migrations: u64,
 }
 
 impl Stats {
@@ -101,6 +104,7 @@ impl Stats {
             self.idle_pages,
             self.once_pages,
             self.yields,
+            self.migrations,
         ]
     }
 }

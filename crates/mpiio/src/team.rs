@@ -1,25 +1,33 @@
 //! A file that ranks on several nodes have open together.
 //!
 //! Each node has shared memory of its own and caches its part of the file: the run `r` of pages belongs to node
-//! `r mod nodes`. A rank does itself what falls to its own node. For the rest it asks the leader of the node that has
-//! the pages, where a proxy takes the locks in its name (`server`, `message`). So a page is cached once in the job.
+//! `r mod nodes`, but for pages that have moved to a node that goes on to use them (`file/migrate.rs`). A rank does
+//! itself what falls to its own node. For the rest it asks the leader of the node that has the pages, where a proxy
+//! takes the locks in its name (`server`, `message`). So a page is cached once in the job.
 //!
 //! Invariants:
-//! * A call takes its pages in ascending order over all nodes and releases none before it has all, as on one node.
+//! * A call takes its pages in ascending order over all nodes and releases none before it has all, as on one node. A
+//!   page that has moved is asked for at the node where it went; the call holds all pages before it.
 //! * The length and the shared pointer of node 0 count. The other nodes know a length that is never too large: between
 //!   collective calls a file only grows. A write tells node 0 of a new length before it releases its locks.
 //! * With one node nothing of this runs: calls go to the node's cache as they are.
 
 use crate::error::{Error, Outcome};
 use crate::file::idle::Looker;
+use crate::file::migrate::Handover;
 use crate::file::{CachedFile, Extent, check, pieces};
+use crate::placement::Place;
 use crate::stats::NAMES;
+use link::Link;
 use message::{Kind, MAX_EXTENTS, Message, WHOLE_CALL, receive, send};
 use server::Server;
+use std::borrow::Cow;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::AsRawFd;
 use std::time::Duration;
 
+pub mod handover;
+pub mod link;
 pub mod message;
 pub mod server;
 
@@ -37,7 +45,7 @@ pub struct Team {
     local: CachedFile,
     node: usize,
     /// Connection to the leader of each node; none to our own.
-    peers: Vec<Option<TcpStream>>,
+    peers: Vec<Option<Box<dyn Link>>>,
     server: Option<Server>,
     looker: Option<Looker>,
     /// A connection broke; every later call fails.
@@ -52,10 +60,56 @@ struct Step {
     bytes: usize,
 }
 
+impl Step {
+    /// The bytes of the step from the memory of the request.
+    fn gather<'a>(&self, memory: &'a [u8]) -> Cow<'a, [u8]> {
+        match self.memory.as_slice() {
+            [one] => Cow::Borrowed(&memory[one.clone()]),
+            many => many.iter().flat_map(|range| memory[range.clone()].iter().copied()).collect(),
+        }
+    }
+
+    /// Puts the first bytes of the step to their places in the memory of the request.
+    fn scatter(&self, mut data: &[u8], memory: &mut [u8]) {
+        for range in &self.memory {
+            let (part, rest) = data.split_at(range.len().min(data.len()));
+            memory[range.start..range.start + part.len()].copy_from_slice(part);
+            data = rest;
+        }
+    }
+}
+
+/// What a call does: ranges, memory, and whether it goes beyond the end of the file as this node knows it.
+enum Request<'a> {
+    Write(&'a [Extent], &'a [u8], bool),
+    Read(&'a [Extent], &'a mut [u8], bool),
+}
+
+impl<'a> Request<'a> {
+    fn extents(&self) -> &'a [Extent] {
+        match self {
+            Request::Write(extents, ..) | Request::Read(extents, ..) => extents,
+        }
+    }
+
+    /// Whether a node that has all of its pages can do it without the others.
+    fn can_be_alone(&self, node: usize) -> bool {
+        match self {
+            Request::Write(.., beyond) => !beyond || node == 0,
+            Request::Read(.., beyond) => !beyond,
+        }
+    }
+}
+
+/// Where the last range ends that is not empty.
+fn end_of(extents: &[Extent]) -> u64 {
+    extents.iter().filter(|e| e.length > 0).map(|e| e.offset + e.length).max().unwrap_or(0)
+}
+
 impl Team {
     /// A team of one node, for now.
     pub fn new(local: CachedFile) -> Team {
-        Team { local, node: 0, peers: vec![None], server: None, looker: None, broken: None }
+        Team { local, node: 0, peers: Vec::from([None]), server: None, looker: None, broken: None }
     }
 
     /// Serves the ranks of other nodes from now on, as leader.
@@ -84,18 +138,28 @@ impl Team {
 
     /// Connects with the leaders: `leaders` has host, port, our proxy rank there and nonce of each node in turn. Ends
     /// at the first one that cannot be reached, so an unreachable node costs the time limit once; tells which it was.
-    pub fn connect(&mut self, node: usize, leaders: &[(String, u16, u32, u64)]) -> Result<(), (usize, Error)> {
-        self.node = node;
-        self.peers = Vec::with_capacity(leaders.len());
+    /// `references`: after so many in a row by another node a page moves there; 0: none does.
+    pub fn connect(
+        &mut self,
+        node: usize,
+        leaders: &[(String, u16, u32, u64)],
+        references: u32,
+    ) -> Result<(), (usize, Error)> {
+        let mut links: Vec<Option<Box<dyn Link>>> = Vec::with_capacity(leaders.len());
         for (index, (host, port, rank, nonce)) in leaders.iter().enumerate() {
-            if index == node {
-                self.peers.push(None);
-                continue;
-            }
-            let stream = greet(host, *port, (u64::from(*rank), *nonce)).map_err(|error| (index, error))?;
-            self.peers.push(Some(stream));
+            let numbers = (u64::from(*rank), *nonce);
+            let link = (index != node).then(|| greet(host, *port, numbers, node)).transpose();
+            links.push(link.map_err(|error| (index, error))?.map(|stream| Box::new(stream) as Box<dyn Link>));
         }
+        self.join(node, links, references);
         Ok(())
+    }
+
+    /// As `connect`, over connections that are there: one to the leader of each node, none to our own.
+    pub fn join(&mut self, node: usize, links: Vec<Option<Box<dyn Link>>>, references: u32) {
+        self.local.join_nodes(node, links.len(), references);
+        self.node = node;
+        self.peers = links;
     }
 
     /// What the node itself caches.
@@ -107,11 +171,11 @@ impl Team {
         if let Some(error) = self.broken {
             return Err(error);
         }
-        let Some(Some(stream)) = self.peers.get_mut(node) else {
+        let Some(Some(link)) = self.peers.get_mut(node) else {
             return Err(Error::Refused("no connection to this node"));
         };
         self.local.count_asked();
-        let answer = send(stream, kind, (number, 0), extents, data).and_then(|()| receive(stream));
+        let answer = link.send(kind, (number, 0), extents, data).and_then(|()| link.receive());
         match answer {
             Ok(message) if message.number == 0 => Ok(message),
             Ok(message) => Err(Error::Os { doing: "ask another node", errno: message.number as i32 }),
@@ -128,15 +192,16 @@ impl Team {
         others.into_iter().try_for_each(|node| self.ask(node, kind, number, &[], &[]).map(|_| ()))
     }
 
-    /// Cuts a request into steps, each for one node, ascending; no page is in two steps.
-    fn steps(&self, extents: &[Extent], limit: u64) -> Vec<Step> {
+    /// Cuts what is left of a request behind its first `done` bytes into steps, each for the node that has the pages as
+    /// far as we know, ascending; no page is in two steps.
+    fn steps(&self, extents: &[Extent], limit: u64, done: u64) -> Vec<Step> {
         let page_bytes = u64::from(self.local.memory().geometry().page_bytes);
-        let run_pages = (self.local.settings().run_bytes / page_bytes).max(1);
-        let nodes = self.peers.len() as u64;
         let mut steps: Vec<Step> = Vec::new();
-        let mut last_page = None;
-        for piece in pieces(extents, page_bytes, limit) {
-            let node = (piece.page / run_pages % nodes) as usize;
+        let (mut last_page, mut node) = (None, 0);
+        for piece in pieces(extents, page_bytes, limit).skip_while(|piece| (piece.memory as u64) < done) {
+            if last_page != Some(piece.page) {
+                node = self.local.node_of(piece.page);
+            }
             let full = steps.last().is_none_or(|s| {
                 s.node != node
                     || (last_page != Some(piece.page)
@@ -172,17 +237,101 @@ impl Team {
         }
     }
 
-    /// Ends a call on all nodes that its steps reached.
-    fn release(&mut self, steps: &[Step]) {
+    /// Ends a call on all nodes that it reached.
+    fn release(&mut self, reached: &[bool]) {
         self.local.release();
-        for node in 0..self.peers.len() {
-            if steps.iter().any(|s| s.node == node)
-                && let Some(stream) = &mut self.peers[node]
-                && let Err(error) = send(stream, Kind::Release, (0, 0), &[], &[])
+        for (peer, reached) in self.peers.iter_mut().zip(reached) {
+            if *reached
+                && let Some(link) = peer
+                && let Err(error) = link.send(Kind::Release, (0, 0), &[], &[])
             {
                 self.broken = Some(error);
             }
         }
+    }
+
+    /// Does the steps of a request, again from where a page had moved. `reached` tells which nodes hold locks for it,
+    /// unless the reply is `true`: another node did all of it and has let the locks go.
+    fn all_steps(&mut self, request: &mut Request<'_>, limit: u64, reached: &mut [bool]) -> Outcome<(u64, bool)> {
+        let mut done = 0;
+        'moved: loop {
+            let steps = self.steps(request.extents(), limit, done);
+            // What another node can do alone takes one message there and one back, and its locks are not held
+            // meanwhile.
+            let alone = self.elsewhere(&steps).filter(|node| done == 0 && request.can_be_alone(*node)).is_some();
+            for step in &steps {
+                reached[step.node] = true;
+                let (here, went_on) = self.step(step, alone, request)?;
+                done += here;
+                if !went_on {
+                    continue 'moved;
+                }
+            }
+            return Ok((done, alone));
+        }
+    }
+
+    /// One step; how many bytes were done, and whether that was all of it.
+    fn step(&mut self, step: &Step, alone: bool, request: &mut Request<'_>) -> Outcome<(u64, bool)> {
+        let all = step.bytes as u64;
+        if step.node == self.node {
+            let done = match request {
+                Request::Write(_, memory, _) => self.local.write_held(&step.extents, &step.gather(memory))?,
+                Request::Read(_, memory, _) => match step.memory.as_slice() {
+                    [one] => self.local.read_held(&step.extents, &mut memory[one.clone()])?,
+                    _ => {
+                        let mut data = vec![0; step.bytes];
+                        let done = self.local.read_held(&step.extents, &mut data)?;
+                        step.scatter(&data[..done as usize], memory);
+                        done
+                    }
+                },
+            };
+            return Ok((done, done == all));
+        }
+        let strange = Error::Os { doing: "understand another node", errno: libc::EPROTO };
+        let number = if alone { WHOLE_CALL } else { 0 };
+        let answer = match request {
+            Request::Write(_, memory, _) => {
+                self.ask(step.node, Kind::Write, number, &step.extents, &step.gather(memory))?
+            }
+            Request::Read(..) => self.ask(step.node, Kind::Read, number, &step.extents, &[])?,
+        };
+        let done = answer.second;
+        let (mut extents, mut pages) = (answer.extents.as_slice(), answer.data.as_slice());
+        if let Request::Read(_, memory, _) = request {
+            let length = usize::try_from(done).map_err(|_| strange)?;
+            let (data, rest) = answer.data.split_at_checked(length).ok_or(strange)?;
+            step.scatter(data, memory);
+            pages = rest;
+        }
+        if done < all {
+            let (moved, rest) = extents.split_first().ok_or(strange)?;
+            self.local.learn(moved.offset, Place(moved.length))?;
+            extents = rest;
+        }
+        if done > all {
+            return Err(strange);
+        }
+        if !extents.is_empty() {
+            self.take_over(step.node, &handover::decode(extents, pages)?, !alone || done < all)?;
+        }
+        Ok((done, done == all))
+    }
+
+    /// Takes over pages that another node hands over, as far as there is room, and tells it which.
+    fn take_over(&mut self, node: usize, pages: &[Handover], keep: bool) -> Outcome {
+        let mut taken = Vec::new();
+        for page in pages {
+            // What does not work now is declined: nothing is lost, since the page stays where it is.
+            if self.local.take_over(page, keep).unwrap_or(false) {
+                taken.push(Extent { offset: page.page, length: 0 });
+            }
+        }
+        let Some(Some(link)) = self.peers.get_mut(node) else { return Ok(()) };
+        let sent = link.send(Kind::Taken, (0, 0), &taken, &[]);
+        self.broken = self.broken.or(sent.err());
+        sent
     }
 
     /// Writes the memory to the ranges, as one atomic step for all ranks.
@@ -191,45 +340,29 @@ impl Team {
             return self.local.write(extents, memory);
         }
         let total = check(extents, memory.len())?;
-        let steps = self.steps(extents, u64::MAX);
-        // What another node can do alone takes one message there and one back, and its locks are not held meanwhile.
+        let wanted = end_of(extents);
         // A longer file concerns node 0, so only that can do such a write alone.
-        let wanted = extents.iter().filter(|e| e.length > 0).map(|e| e.offset + e.length).max().unwrap_or(0);
-        let alone = self.elsewhere(&steps).filter(|node| *node == 0 || wanted <= self.local.size());
-        let number = if alone.is_some() { WHOLE_CALL } else { 0 };
-        let mut result = Ok(());
-        let mut end = 0;
-        for step in &steps {
-            let gathered: Vec<u8>;
-            let bytes = match step.memory.as_slice() {
-                [one] => &memory[one.clone()],
-                many => {
-                    gathered = many.iter().flat_map(|range| memory[range.clone()].iter().copied()).collect();
-                    &gathered
-                }
-            };
-            result = if step.node == self.node {
-                self.local.write_held(&step.extents, bytes)
-            } else {
-                self.ask(step.node, Kind::Write, number, &step.extents, bytes).map(|_| ())
-            };
-            if result.is_err() {
-                break;
-            }
-            end = step.extents.last().map_or(end, |e| e.offset + e.length);
-        }
-        if alone.is_some() {
-            self.local.grow(end);
-            result?;
+        let grows = wanted > self.local.size();
+        let mut reached = vec![false; self.peers.len()];
+        let result = self.all_steps(&mut Request::Write(extents, memory, grows), u64::MAX, &mut reached);
+        if let Ok((_, true)) = result {
+            self.local.grow(wanted);
             self.local.count_call(None, Some(total));
             return Ok(total);
         }
-        if end > self.local.size() {
-            let grown = if self.node == 0 { Ok(()) } else { self.ask(0, Kind::Grow, end, &[], &[]).map(|_| ()) };
-            self.local.grow(end);
-            result = result.and(grown);
+        let mut result = result.map(|_| ());
+        if result.is_ok() && wanted > self.local.size() {
+            if self.node == 0 {
+                self.local.grow(wanted);
+                self.local.commit();
+            } else {
+                result = self.ask(0, Kind::Grow, wanted, &[], &[]).map(|_| ());
+                self.local.grow(wanted);
+            }
+        } else if result.is_ok() {
+            self.local.commit();
         }
-        self.release(&steps);
+        self.release(&reached);
         result?;
         self.local.count_call(None, Some(total));
         Ok(total)
@@ -241,58 +374,39 @@ impl Team {
             return self.local.read(extents, memory);
         }
         check(extents, memory.len())?;
-        let wanted = extents.iter().filter(|e| e.length > 0).map(|e| e.offset + e.length).max().unwrap_or(0);
+        let wanted = end_of(extents);
         loop {
             let size = if wanted <= self.local.size() { self.local.size() } else { self.size()? };
-            let steps = self.steps(extents, size);
-            let alone = self.elsewhere(&steps).filter(|_| wanted <= size);
-            let number = if alone.is_some() { WHOLE_CALL } else { 0 };
-            let mut result = steps.iter().try_for_each(|step| self.read_step(step, number, memory));
+            let mut reached = vec![false; self.peers.len()];
+            let result = self.all_steps(&mut Request::Read(extents, memory, wanted > size), size, &mut reached);
+            if let Ok((done, true)) = result {
+                self.local.count_call(Some(done), None);
+                return Ok(done);
+            }
+            let mut result = result.map(|(done, _)| done);
             // Every lock is held here: a write that made the file longer meanwhile may be in some of the pages.
             let mut grown = false;
-            if wanted > size && result.is_ok() {
+            if result.is_ok() && wanted > size {
                 match self.size() {
                     Ok(now) => grown = now > size,
                     Err(error) => result = Err(error),
                 }
+            } else if result.is_ok() {
+                self.local.commit();
             }
-            if alone.is_none() {
-                self.release(&steps);
-            }
-            result?;
+            self.release(&reached);
+            let done = result?;
             if !grown {
-                let done = steps.iter().map(|s| s.bytes as u64).sum();
                 self.local.count_call(Some(done), None);
                 return Ok(done);
             }
         }
     }
 
-    fn read_step(&mut self, step: &Step, number: u64, memory: &mut [u8]) -> Outcome {
-        if step.node == self.node && step.memory.len() == 1 {
-            return self.local.read_held(&step.extents, &mut memory[step.memory[0].clone()]);
-        }
-        let data = if step.node == self.node {
-            let mut data = vec![0; step.bytes];
-            self.local.read_held(&step.extents, &mut data)?;
-            data
-        } else {
-            self.ask(step.node, Kind::Read, number, &step.extents, &[])?.data
-        };
-        if data.len() != step.bytes {
-            return Err(Error::Os { doing: "understand another node", errno: libc::EPROTO });
-        }
-        let mut at = 0;
-        for range in &step.memory {
-            memory[range.clone()].copy_from_slice(&data[at..at + range.len()]);
-            at += range.len();
-        }
-        Ok(())
-    }
-
     /// The length of the file.
     pub fn size(&mut self) -> Outcome<u64> {
         if self.node == 0 {
+            self.local.commit();
             return Ok(self.local.size());
         }
         let size = self.ask(0, Kind::Size, 0, &[], &[])?.second;
@@ -340,8 +454,19 @@ impl Team {
     /// Writes the dirty bytes of all ranks on all nodes, without the other ranks; `stable`: and makes them stable and
     /// drops what is clean.
     pub fn settle_alone(&mut self, stable: bool) -> Outcome {
-        let own = self.local.settle_alone(stable);
-        self.ask_all(Kind::Settle, u64::from(stable)).and(own)
+        if self.peers.len() == 1 {
+            return self.local.settle_alone(stable);
+        }
+        // A page that moved from a node that comes later to one that came before would be left out. So no page moves
+        // meanwhile; the first round waits for those that were on their way, the second one writes what they brought.
+        self.local.keep_still(true);
+        let mut result = self.ask_all(Kind::Still, 1);
+        for _ in 0..2 {
+            let own = self.local.settle_alone(stable);
+            result = result.and(self.ask_all(Kind::Settle, u64::from(stable)).and(own));
+        }
+        self.local.keep_still(false);
+        result.and(self.ask_all(Kind::Still, 0))
     }
 
     /// Sets the length, without the other ranks, which make no call on the file meanwhile.
@@ -374,8 +499,8 @@ impl Team {
     /// Leaves the file in order. A leader waits until the ranks of other nodes have left, too.
     pub fn leave(mut self) {
         self.looker = None;
-        for stream in self.peers.iter_mut().flatten() {
-            let _ = send(stream, Kind::Bye, (0, 0), &[], &[]);
+        for link in self.peers.iter_mut().flatten() {
+            let _ = link.send(Kind::Bye, (0, 0), &[], &[]);
         }
         self.peers.clear();
         if self.local.memory().rank() == 0 {
@@ -387,10 +512,11 @@ impl Team {
 }
 
 /// A connection with a leader that has taken us.
-fn greet(host: &str, port: u16, rank_and_nonce: (u64, u64)) -> Outcome<TcpStream> {
+fn greet(host: &str, port: u16, rank_and_nonce: (u64, u64), node: usize) -> Outcome<TcpStream> {
     let mut stream = reach(host, port)?;
     prepare(&stream)?;
-    send(&mut stream, Kind::Hello, rank_and_nonce, &[], &[])?;
+    let ours = [Extent { offset: node as u64, length: 0 }];
+    send(&mut stream, Kind::Hello, rank_and_nonce, &ours, &[])?;
     reply(&mut stream)?;
     Ok(stream)
 }

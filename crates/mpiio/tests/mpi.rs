@@ -39,7 +39,7 @@ fn built() -> &'static Path {
         for mpi in MPIS {
             let sources = format!("{}/tests/programs", env!("CARGO_MANIFEST_DIR"));
             for program in
-                ["views", "pointers", "atomic", "btio", "collective", "threads", "faults", "opens", "borrowed"]
+                ["views", "pointers", "atomic", "btio", "collective", "threads", "faults", "opens", "borrowed", "moves"]
             {
                 let mut compile = Command::new(format!("mpicc.{mpi}"));
                 run(compile
@@ -453,6 +453,28 @@ fn unusual_opens_are_served() {
             assert_eq!(printed.contains("cannot reach 127.0.0.2"), !address.is_empty(), "{mpi}: {what}: {printed}");
             std::fs::remove_dir_all(&directory).unwrap();
         }
+    }
+}
+
+/// Goal: between nodes pages move to the rank that goes on to use them, so that it asks nobody any more; the bytes are
+/// right, and a hint keeps pages where their numbers say.
+/// Method: `moves`, whose ranks take turns and check what they read; the counters with the hint and without.
+#[test]
+fn pages_move_to_the_node_that_uses_them() {
+    let _alone = alone();
+    for mpi in MPIS {
+        let mut counters = Vec::new();
+        for hints in [
+            "cache_page_size=4K;cache_flush_size=4K;cache_ranks_per_node=1;cache_migration=disable",
+            "cache_page_size=4K;cache_flush_size=4K;cache_ranks_per_node=1",
+            "cache_page_size=4K;cache_flush_size=4K;cache_migration=enable",
+        ] {
+            let (_, file, stats) = Job { ranks: 2, hints, ..Job::new(mpi) }.run("moves");
+            assert_eq!(file.len(), 7 * 4096 + 1000, "{mpi} with '{hints}'");
+            counters.push((counter(&stats, "migrations"), counter(&stats, "asked")));
+        }
+        let [(0, kept), (moved, asked), (0, 0)] = counters[..] else { panic!("{mpi}: {counters:?}") };
+        assert!(moved >= 16 && asked * 2 < kept, "{mpi}: {counters:?}");
     }
 }
 

@@ -54,7 +54,7 @@ fn teams(backend: &MemoryFile, frames: u32) -> Vec<Team> {
                 team.serve(server);
             }
             let leaders = ports.map(|(port, nonce)| ("127.0.0.1".to_owned(), port, 2 + local as u32, nonce));
-            team.connect(index, &leaders).unwrap();
+            team.connect(index, &leaders, 2).unwrap();
             teams.push(team);
         }
     }

@@ -6,6 +6,7 @@
 use super::CachedFile;
 use crate::error::Outcome;
 use crate::locks::Mode;
+use crate::segment::NO_PAGE;
 use std::io::IoSlice;
 use std::sync::atomic::Ordering::Release;
 
@@ -20,7 +21,7 @@ impl CachedFile {
             .used_frames()
             .filter(|frame| segment.looks_dirty(*frame))
             .map(|frame| segment.page_of(frame))
-            .filter(|page| (page / run_pages) % u64::from(shares.max(1)) == u64::from(share))
+            .filter(|page| *page != NO_PAGE && (page / run_pages) % u64::from(shares.max(1)) == u64::from(share))
             .collect();
         pages.sort_unstable();
         pages.dedup();
@@ -97,6 +98,7 @@ impl CachedFile {
         self.sync_backend()?;
         let segment = self.segment();
         let mut pages: Vec<u64> = segment.used_frames().map(|frame| segment.page_of(frame)).collect();
+        pages.retain(|page| *page != NO_PAGE);
         pages.sort_unstable();
         pages.dedup();
         for page in pages {
@@ -131,8 +133,15 @@ impl CachedFile {
         for own in used {
             let frame = first + own;
             let page = self.segment().page_of(frame);
+            if page == NO_PAGE {
+                self.pool.release(own);
+                continue;
+            }
             self.hold(page, Mode::Exclusive)?;
-            if dirty_too || !self.segment().looks_dirty(frame) {
+            if self.frame_of(page)? != Some(frame) {
+                // It moved to another node meanwhile.
+                self.pool.release(own);
+            } else if dirty_too || !self.segment().looks_dirty(frame) {
                 self.segment().dirty(frame).clear();
                 self.segment().meta(page)?.frame.store(0, Release);
                 self.pool.release(own);

@@ -15,6 +15,7 @@
 use super::CachedFile;
 use crate::error::Outcome;
 use crate::locks::Mode;
+use crate::segment::NO_PAGE;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -104,6 +105,9 @@ impl CachedFile {
         let mut runs: BTreeMap<u64, Vec<u64>> = BTreeMap::new();
         for frame in segment.used_frames().filter(|frame| segment.looks_dirty(*frame)) {
             let page = segment.page_of(frame);
+            if page == NO_PAGE {
+                continue;
+            }
             runs.entry(page / run_pages).or_default().push(page);
         }
         let mut all = true;

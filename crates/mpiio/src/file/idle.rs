@@ -12,6 +12,7 @@ use super::CachedFile;
 use super::group::WATCH;
 use crate::error::{Error, Outcome};
 use crate::locks::Mode;
+use crate::segment::NO_PAGE;
 use crate::stats::Stats;
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -41,6 +42,9 @@ impl CachedFile {
         let mut age_of_run: BTreeMap<u64, u32> = BTreeMap::new();
         for frame in segment.used_frames().filter(|frame| segment.looks_dirty(*frame)) {
             let (page, changes) = (segment.page_of(frame), segment.changes(frame).load(Relaxed));
+            if page == NO_PAGE {
+                continue;
+            }
             let age = match seen.0.get(&frame) {
                 Some((old, count, age)) if (*old, *count) == (page, changes) => age + 1,
                 _ => 0,

@@ -68,12 +68,14 @@ impl CachedFile {
         let mut all = pieces(extents, page_bytes, size).peekable();
         while let Some(piece) = all.next() {
             group.push(piece);
-            done += piece.length() as u64;
             if all.peek().is_some_and(|next| next.page == piece.page) {
                 continue;
             }
             let whole = past_cache && group.len() == 1 && piece.length() as u64 == page_bytes;
-            self.read_group(&group, memory, whole, (&mut run, &mut missing))?;
+            if !self.read_group(&group, memory, whole, (&mut run, &mut missing))? {
+                break;
+            }
+            done += group.iter().map(|piece| piece.length() as u64).sum::<u64>();
             group.clear();
         }
         self.read_missing(&mut missing, memory)?;
@@ -81,20 +83,24 @@ impl CachedFile {
         Ok(done)
     }
 
-    /// Reads the pieces of one page. A whole page that nobody caches joins the run past the cache, or else those that
-    /// are read together.
+    /// Reads the pieces of one page; false: the page moved to another node. A whole page that nobody caches joins the
+    /// run past the cache, or else those that are read together.
     fn read_group(
         &mut self,
         group: &[Piece],
         memory: &mut [u8],
         whole: bool,
         (run, missing): (&mut Run, &mut Missing),
-    ) -> Outcome {
+    ) -> Outcome<bool> {
         let page = group[0].page;
         if run.memory.is_empty() && missing.pages.is_empty() && self.is_relaxed() {
             self.release();
         }
-        self.hold(page, Mode::Shared)?;
+        let mode = if self.may_leave(page)? { Mode::Exclusive } else { Mode::Shared };
+        if !self.hold_here(page, mode)? {
+            return Ok(false);
+        }
+        self.refer(page)?;
         let mut frame = self.frame_of(page)?;
         if whole && frame.is_none() {
             let (offset, range) = (page * self.page_bytes(), group[0].memory_range());
@@ -105,7 +111,7 @@ impl CachedFile {
             } else {
                 run.memory.end = range.end;
             }
-            return Ok(());
+            return Ok(true);
         }
         let valid =
             |file: &Self, frame| group.iter().all(|p| contains(file.segment().valid_shared(frame), p.start, p.end));
@@ -114,9 +120,13 @@ impl CachedFile {
         } else {
             // Nothing was read under the shared lock, so giving it back and asking again keeps the call atomic, and
             // the page is the highest one so far, so the order stays.
-            self.held.pop();
-            self.locks.unlock(page, Mode::Shared)?;
-            self.hold(page, Mode::Exclusive)?;
+            if mode == Mode::Shared {
+                self.held.pop();
+                self.locks.unlock(page, Mode::Shared)?;
+                if !self.hold_here(page, Mode::Exclusive)? {
+                    return Ok(false);
+                }
+            }
             frame = self.frame_of(page)?;
             if frame.is_none() {
                 frame = self.allocate_frame(page)?;
@@ -129,7 +139,7 @@ impl CachedFile {
                     self.read_missing(missing, memory)?;
                 }
                 missing.pages.push((page, frame, group.to_vec()));
-                return Ok(());
+                return Ok(true);
             }
             if let Some(frame) = frame
                 && !valid(self, frame)
@@ -140,7 +150,7 @@ impl CachedFile {
         }
         self.locks.pace.point();
         let Some(frame) = frame else {
-            return self.read_uncached(group, memory);
+            return self.read_uncached(group, memory).map(|()| true);
         };
         self.stats.remote += u64::from(self.is_remote(frame));
         self.touch(frame);
@@ -148,7 +158,7 @@ impl CachedFile {
         for piece in group {
             memory[piece.memory_range()].copy_from_slice(&bytes[piece.start as usize..piece.end as usize]);
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Turns the exclusive lock of a page of this call into a shared one.

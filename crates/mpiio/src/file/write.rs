@@ -41,21 +41,25 @@ impl CachedFile {
         Ok(total)
     }
 
-    pub(super) fn write_pages(&mut self, extents: &[Extent], memory: &[u8], total: u64, end: &mut u64) -> Outcome {
+    pub(super) fn write_pages(&mut self, extents: &[Extent], memory: &[u8], total: u64, end: &mut u64) -> Outcome<u64> {
         let page_bytes = self.page_bytes();
         let one_stream = extents.iter().filter(|e| e.length > 0).count() == 1
             && self.settings.stream_bytes > 0
             && total >= self.settings.stream_bytes;
         let past_cache = one_stream || total > self.settings.bypass_bytes;
-        let mut run = Run::default();
+        let (mut run, mut done) = (Run::default(), 0);
         for piece in pieces(extents, page_bytes, u64::MAX) {
             if self.held.last().is_none_or(|(page, _)| *page != piece.page) {
                 if run.memory.is_empty() && self.is_relaxed() {
                     self.grow(*end);
                     self.release();
                 }
-                self.hold(piece.page, Mode::Exclusive)?;
+                if !self.hold_here(piece.page, Mode::Exclusive)? {
+                    break;
+                }
+                self.refer(piece.page)?;
             }
+            done += piece.length() as u64;
             let offset = piece.page * page_bytes + u64::from(piece.start);
             let whole = piece.length() as u64 == page_bytes && self.frame_of(piece.page)?.is_none();
             let once = whole && self.is_written_once();
@@ -78,8 +82,8 @@ impl CachedFile {
             }
         }
         self.write_run(&run, memory)?;
-        *end = extents.iter().filter(|e| e.length > 0).map(|e| e.offset + e.length).max().unwrap_or(0).max(*end);
-        Ok(())
+        *end = (*end).max(run.offset + run.memory.len() as u64);
+        Ok(done)
     }
 
     /// Whether the rank seems to write large data once, which the cache would only copy: it has filled its memory with

@@ -1,22 +1,23 @@
 //! Messages between a rank and the leaders of other nodes.
 //!
 //! Owns their form. A message is a head of 40 bytes, ranges (16 bytes each) and data; all numbers are little-endian and
-//! 64 bits wide but the first two. A rank sends a request and waits for its reply, except behind `Release`.
+//! 64 bits wide but the first two. A rank sends a request and waits for its reply, except behind `Release` and
+//! `Taken`.
 //!
 //! | bytes | content |
 //! |---|---|
 //! | 0..4 | magic and version |
 //! | 4..8 | kind |
 //! | 8..16 | number: rank, length, pointer, errno value of a reply |
-//! | 16..24 | second number: nonce, bytes wanted |
-//! | 24..32 | number of ranges |
+//! | 16..24 | second number: nonce; in the reply of a step the bytes that were done, before a page that has moved |
+//! | 24..32 | number of ranges; in the reply of a step first page and place of a page that has moved, then `handover` |
 //! | 32..40 | bytes of data |
 
 use crate::error::{Error, Outcome};
 use crate::file::Extent;
 use std::io::{Read, Write};
 
-const MAGIC: u32 = u32::from_le_bytes(*b"amq2");
+const MAGIC: u32 = u32::from_le_bytes(*b"amq3");
 const HEAD_BYTES: usize = 40;
 
 /// Most ranges of one message.
@@ -32,7 +33,7 @@ pub const WHOLE_CALL: u64 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Kind {
-    /// First message of a connection: proxy rank and nonce.
+    /// First message of a connection: proxy rank and nonce; the offset of its range is the node of the rank.
     Hello = 1,
     /// A step of a write, or all of it (`WHOLE_CALL`).
     Write,
@@ -64,9 +65,13 @@ pub enum Kind {
     Settle,
     /// The file has this length from now on.
     AgreeSize,
+    /// The rank has these of the pages that a reply handed over, as offsets. Has no reply. Follows such a reply.
+    Taken,
+    /// 1: no page moves from this node any more; 0: that ends.
+    Still,
 }
 
-const KINDS: [Kind; 16] = [
+const KINDS: [Kind; 18] = [
     Kind::Hello,
     Kind::Write,
     Kind::Read,
@@ -83,6 +88,8 @@ const KINDS: [Kind; 16] = [
     Kind::Reply,
     Kind::Settle,
     Kind::AgreeSize,
+    Kind::Taken,
+    Kind::Still,
 ];
 
 /// A message as it came.

@@ -4,9 +4,11 @@
 //! node asks for, so it takes the same locks as everybody. When a connection breaks while the proxy holds locks, the
 //! rank behind it is gone in the middle of a call: the file is given up for the node.
 
+use super::handover::{SPANS_MAX, encode};
+use super::link::Link;
 use super::message::{Kind, Message, WHOLE_CALL, receive, send};
 use crate::error::{Error, Outcome};
-use crate::file::CachedFile;
+use crate::file::{CachedFile, Extent, HANDOVER_BYTES};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -87,7 +89,10 @@ fn accept(listener: &TcpListener, ranks: (u32, u32), nonce: u64, make: &Arc<Make
         if send(&mut stream, Kind::Reply, (errno as u64, 0), &[], &[]).is_err() {
             continue;
         }
-        let Ok(proxy) = proxy else { continue };
+        let Ok(mut proxy) = proxy else { continue };
+        if let Some(node) = hello.extents.first() {
+            proxy.works_for(node.offset as usize);
+        }
         let thread = Builder::new().name("amphi-mpiio".into()).spawn(move || serve(stream, proxy));
         serving.extend(thread);
     }
@@ -96,9 +101,10 @@ fn accept(listener: &TcpListener, ranks: (u32, u32), nonce: u64, make: &Arc<Make
     }
 }
 
-fn serve(mut stream: TcpStream, mut proxy: CachedFile) {
+/// Does what a rank of another node asks for, until it says good-bye or the connection ends.
+pub fn serve(mut link: impl Link, mut proxy: CachedFile) {
     let ended = loop {
-        let message = match receive(&mut stream) {
+        let message = match link.receive() {
             Ok(message) => message,
             Err(error) => break Err(error),
         };
@@ -106,12 +112,12 @@ fn serve(mut stream: TcpStream, mut proxy: CachedFile) {
         proxy.publish();
         match kind {
             Kind::Bye => break Ok(()),
-            Kind::Release => continue,
+            Kind::Release | Kind::Taken => continue,
             _ => {}
         }
         let sent = match answer {
-            Ok((number, data)) => send(&mut stream, Kind::Reply, (0, number), &[], &data),
-            Err(error) => send(&mut stream, Kind::Reply, (error.errno() as u64, 0), &[], &[]),
+            Ok(Answer { number, extents, data }) => link.send(Kind::Reply, (0, number), &extents, &data),
+            Err(error) => link.send(Kind::Reply, (error.errno() as u64, 0), &[], &[]),
         };
         if let Err(error) = sent {
             break Err(error);
@@ -123,58 +129,107 @@ fn serve(mut stream: TcpStream, mut proxy: CachedFile) {
     proxy.leave();
 }
 
-fn answer(proxy: &mut CachedFile, message: Message) -> Outcome<(u64, Vec<u8>)> {
-    let nothing = Vec::new;
+/// What a reply says.
+#[derive(Default)]
+struct Answer {
+    number: u64,
+    extents: Vec<Extent>,
+    data: Vec<u8>,
+}
+
+/// The end of a step of which `done` bytes were done: the pages that move, and all locks but theirs if the step is the
+/// whole call and nothing of it is left.
+fn end_step(proxy: &mut CachedFile, message: &Message, wanted: u64, done: u64, data: Vec<u8>) -> Outcome<Answer> {
+    let mut answer = Answer { number: done, extents: Vec::new(), data };
+    let whole = message.number == WHOLE_CALL && done == wanted;
+    if done < wanted {
+        let (page, place) = proxy.where_it_went(&message.extents, done);
+        answer.extents.push(Extent { offset: page, length: place.0 });
+    } else if whole {
+        if message.kind == Kind::Write
+            && let Some(last) = message.extents.last()
+        {
+            proxy.grow(last.offset + last.length);
+        }
+        proxy.commit();
+    }
+    let pages = proxy.offer((HANDOVER_BYTES, SPANS_MAX), whole)?;
+    encode(&pages, &mut answer.extents, &mut answer.data);
+    if whole {
+        proxy.release();
+    }
+    Ok(answer)
+}
+
+fn answer(proxy: &mut CachedFile, message: Message) -> Outcome<Answer> {
+    let number = |number| Ok(Answer { number, ..Answer::default() });
+    let nothing = |()| Answer::default();
     match message.kind {
-        Kind::Write => {
-            let result = proxy.write_held(&message.extents, &message.data);
-            if message.number == WHOLE_CALL {
-                if result.is_ok()
-                    && let Some(last) = message.extents.last()
-                {
-                    proxy.grow(last.offset + last.length);
-                }
+        Kind::Write | Kind::Read => {
+            let answer = step(proxy, &message);
+            if answer.is_err() && message.number == WHOLE_CALL {
                 proxy.release();
             }
-            result.map(|()| (0, nothing()))
+            answer
         }
-        Kind::Read => {
-            let bytes = message.extents.iter().try_fold(0u64, |sum, e| sum.checked_add(e.length));
-            let bytes = bytes.filter(|b| *b <= super::message::MAX_DATA as u64);
-            let bytes = bytes.ok_or(Error::Refused("a step of a read is too long"))?;
-            let mut data = vec![0; bytes as usize];
-            let result = proxy.read_held(&message.extents, &mut data);
-            if message.number == WHOLE_CALL {
-                proxy.release();
-            }
-            result.map(|()| (0, data))
+        Kind::Taken => {
+            let taken: Vec<u64> = message.extents.iter().map(|e| e.offset).collect();
+            proxy.handed_over(&taken).map(nothing)
         }
-        Kind::Release | Kind::Bye => {
+        Kind::Still => {
+            proxy.keep_still(message.number != 0);
+            number(0)
+        }
+        Kind::Release => {
             proxy.release();
-            Ok((0, nothing()))
+            number(0)
         }
-        Kind::DropClean => proxy.drop_clean().map(|()| (0, nothing())),
-        Kind::Discard => proxy.discard().map(|()| (0, nothing())),
-        Kind::Size => Ok((proxy.size(), nothing())),
+        Kind::Bye => {
+            proxy.release();
+            proxy.handed_over(&[]).map(nothing)
+        }
+        Kind::DropClean => proxy.drop_clean().map(nothing),
+        Kind::Discard => proxy.discard().map(nothing),
+        Kind::Size => {
+            proxy.commit();
+            number(proxy.size())
+        }
         Kind::Grow => {
             proxy.grow(message.number);
-            Ok((0, nothing()))
+            proxy.commit();
+            number(0)
         }
-        Kind::PointerAdd => Ok((proxy.pointer_add(message.number), nothing())),
+        Kind::PointerAdd => number(proxy.pointer_add(message.number)),
         Kind::PointerSet => {
             proxy.pointer_set(message.number);
-            Ok((0, nothing()))
+            number(0)
         }
-        Kind::Pointer => Ok((proxy.pointer(), nothing())),
+        Kind::Pointer => number(proxy.pointer()),
         Kind::Stats => {
             let values = proxy.stats().values();
-            Ok((0, values.iter().flat_map(|v| v.to_le_bytes()).collect()))
+            Ok(Answer { data: values.iter().flat_map(|v| v.to_le_bytes()).collect(), ..Answer::default() })
         }
-        Kind::Settle => proxy.settle_alone(message.number != 0).map(|()| (0, nothing())),
+        Kind::Settle => proxy.settle_alone(message.number != 0).map(nothing),
         Kind::AgreeSize => {
             proxy.agree_size(message.number);
-            Ok((0, nothing()))
+            number(0)
         }
         Kind::Hello | Kind::Reply => Err(Error::Os { doing: "understand another node", errno: libc::EPROTO }),
     }
+}
+
+fn step(proxy: &mut CachedFile, message: &Message) -> Outcome<Answer> {
+    let bytes = message.extents.iter().try_fold(0u64, |sum, e| sum.checked_add(e.length));
+    let bytes = bytes.filter(|b| *b <= super::message::MAX_DATA as u64);
+    let bytes = bytes.ok_or(Error::Refused("a step is too long"))?;
+    let (mut data, done);
+    if message.kind == Kind::Write {
+        data = Vec::new();
+        done = proxy.write_held(&message.extents, &message.data)?;
+    } else {
+        data = vec![0; bytes as usize];
+        done = proxy.read_held(&message.extents, &mut data)?;
+        data.truncate(done as usize);
+    }
+    end_step(proxy, message, bytes, done, data)
 }

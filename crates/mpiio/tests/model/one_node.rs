@@ -2,180 +2,19 @@
 //! which; tiny pages, three pages of memory for each rank. What each call returns is compared with an array of bytes
 //! to which the calls are applied in the order in which they held all of their locks.
 
+use super::scheduler::{ActorPace, Random, Scheduler, random_extents};
 use amphi_mpiio::backend::Backend;
 use amphi_mpiio::backend::memory::MemoryFile;
 use amphi_mpiio::file::idle::{Looker, Seen};
 use amphi_mpiio::file::{CachedFile, Extent, Settings};
 use amphi_mpiio::locks::{Locks, Mode};
-use amphi_mpiio::pace::{Futex, Pace};
+use amphi_mpiio::pace::Futex;
 use amphi_mpiio::segment::{Geometry, Segment};
-use std::cell::Cell;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 const FILE_BYTES: u64 = 400;
-
-#[derive(Clone)]
-struct Random(u64);
-
-impl Random {
-    fn new(seed: u64) -> Random {
-        Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) % bound
-    }
-}
-
-/// What the present call of a rank is and, once it has committed, what it should have seen.
-#[derive(Clone, Default)]
-struct Call {
-    extents: Vec<Extent>,
-    write: Option<Vec<u8>>,
-    expected: Option<Vec<u8>>,
-}
-
-struct State {
-    running: usize,
-    /// Ranks that may go on; a rank that waits may not until somebody wakes somebody.
-    ready: Vec<bool>,
-    done: Vec<bool>,
-    failed: bool,
-    random: Random,
-    model: Vec<u8>,
-    calls: Vec<Call>,
-}
-
-struct Scheduler {
-    state: Mutex<State>,
-    turn: Condvar,
-}
-
-impl Scheduler {
-    fn new(ranks: usize, seed: u64, model: Vec<u8>) -> Arc<Scheduler> {
-        let state = State {
-            running: 0,
-            ready: vec![true; ranks],
-            done: vec![false; ranks],
-            failed: false,
-            random: Random::new(seed),
-            model,
-            calls: vec![Call::default(); ranks],
-        };
-        Arc::new(Scheduler { state: Mutex::new(state), turn: Condvar::new() })
-    }
-
-    /// Chooses who goes on; false when nobody can.
-    fn choose(&self, state: &mut State) -> bool {
-        let can: Vec<usize> = (0..state.ready.len()).filter(|r| state.ready[*r] && !state.done[*r]).collect();
-        if can.is_empty() {
-            if !state.done.iter().all(|d| *d) {
-                state.failed = true;
-                self.turn.notify_all();
-                return false;
-            }
-            return true;
-        }
-        state.running = can[state.random.below(can.len() as u64) as usize];
-        self.turn.notify_all();
-        true
-    }
-
-    fn await_turn(&self, rank: usize) {
-        let state = self.state.lock().unwrap();
-        let state = self.turn.wait_while(state, |s| s.running != rank && !s.failed).unwrap();
-        let failed = state.failed;
-        drop(state);
-        assert!(!failed || std::thread::panicking(), "rank {rank}: all ranks wait for each other, or one failed");
-    }
-
-    fn give_turn(&self, rank: usize, ready: bool) {
-        let mut state = self.state.lock().unwrap();
-        state.ready[rank] = ready;
-        self.choose(&mut state);
-        drop(state);
-        self.await_turn(rank);
-    }
-
-    fn finish(&self, rank: usize) {
-        let mut state = self.state.lock().unwrap();
-        state.done[rank] = true;
-        if std::thread::panicking() {
-            state.failed = true;
-            self.turn.notify_all();
-        } else {
-            self.choose(&mut state);
-        }
-    }
-}
-
-struct RankPace {
-    scheduler: Mutex<Arc<Scheduler>>,
-    rank: usize,
-}
-
-impl RankPace {
-    fn scheduler(&self) -> Arc<Scheduler> {
-        self.scheduler.lock().unwrap().clone()
-    }
-}
-
-thread_local! {
-    static SCHEDULED: Cell<bool> = const { Cell::new(false) };
-}
-
-impl Pace for RankPace {
-    fn wait(&self, word: &AtomicU32, expected: u32) -> bool {
-        assert!(SCHEDULED.get(), "nobody else runs between the phases, so nothing is to be waited for");
-        while word.load(Ordering::SeqCst) == expected {
-            self.scheduler().give_turn(self.rank, false);
-        }
-        true
-    }
-
-    fn wake(&self, _: &AtomicU32, _: u32) {
-        self.scheduler().state.lock().unwrap().ready.fill(true);
-    }
-
-    fn point(&self) {
-        if SCHEDULED.get() {
-            self.scheduler().give_turn(self.rank, true);
-        }
-    }
-
-    fn committed(&self) {
-        let scheduler = self.scheduler();
-        let state = &mut *scheduler.state.lock().unwrap();
-        let call = &mut state.calls[self.rank];
-        let mut expected = Vec::new();
-        let mut at = 0;
-        for e in &call.extents {
-            let (start, end) = (e.offset as usize, (e.offset + e.length) as usize);
-            match &call.write {
-                Some(bytes) => {
-                    if e.length > 0 && state.model.len() < end {
-                        state.model.resize(end, 0);
-                    }
-                    let n = e.length as usize;
-                    if n > 0 {
-                        state.model[start..end].copy_from_slice(&bytes[at..at + n]);
-                    }
-                    at += n;
-                }
-                None => {
-                    let len = state.model.len();
-                    expected.extend_from_slice(&state.model[start.min(len)..end.min(len)]);
-                }
-            }
-        }
-        call.expected = Some(expected);
-    }
-}
 
 fn geometry(ranks: u32) -> Geometry {
     Geometry { ranks, page_bytes: 16, frames_per_rank: 3, spans: 2, dir_slots: 32, chunk_entries: 4 }
@@ -191,25 +30,12 @@ fn segments(geometry: Geometry, size: u64) -> Vec<Segment> {
     all
 }
 
-fn random_extents(random: &mut Random) -> Vec<Extent> {
-    let mut at = random.below(FILE_BYTES - 100);
-    let many = 1 + random.below(4);
-    (0..many)
-        .map(|_| {
-            let length = if random.below(12) == 0 { random.below(90) } else { random.below(20) };
-            let extent = Extent { offset: at, length };
-            at += length + random.below(12);
-            extent
-        })
-        .collect()
-}
-
 /// One rank's part of a phase.
-fn program(file: &mut CachedFile, pace: &RankPace, random: &mut Random, readable: bool, calls: u32) {
+fn program(file: &mut CachedFile, pace: &ActorPace, random: &mut Random, readable: bool, calls: u32) {
     let scheduler = pace.scheduler();
     let mut seen = Seen::default();
     for _ in 0..calls {
-        let extents = random_extents(random);
+        let extents = random_extents(random, FILE_BYTES);
         let total: usize = extents.iter().map(|e| e.length as usize).sum();
         match random.below(if readable { 12 } else { 7 }) {
             0 => {
@@ -220,21 +46,15 @@ fn program(file: &mut CachedFile, pace: &RankPace, random: &mut Random, readable
             1 => file.drop_clean().unwrap(),
             2..=6 => {
                 let bytes: Vec<u8> = (0..total).map(|_| random.below(256) as u8).collect();
-                scheduler.state.lock().unwrap().calls[pace.rank] =
-                    Call { extents: extents.clone(), write: Some(bytes.clone()), expected: None };
+                scheduler.announce(pace.rank, &extents, Some(&bytes));
                 assert_eq!(file.write(&extents, &bytes).unwrap(), total as u64);
-                assert!(scheduler.state.lock().unwrap().calls[pace.rank].expected.is_some() || total == 0);
+                assert!(scheduler.locked().calls[pace.rank].expected.is_some() || total == 0);
             }
             _ => {
                 let mut bytes = vec![0xee; total];
-                scheduler.state.lock().unwrap().calls[pace.rank] =
-                    Call { extents: extents.clone(), write: None, expected: None };
+                scheduler.announce(pace.rank, &extents, None);
                 let n = file.read(&extents, &mut bytes).unwrap() as usize;
-                let state = scheduler.state.lock().unwrap();
-                let expected = state.calls[pace.rank].expected.as_ref().unwrap();
-                assert_eq!(n, expected.len(), "rank {} reads {extents:?}", pace.rank);
-                assert_eq!(&bytes[..n], &expected[..], "rank {} reads {extents:?}", pace.rank);
-                assert!(bytes[n..].iter().all(|b| *b == 0xee), "memory behind the end of the file was touched");
+                scheduler.check_read(pace.rank, &bytes, n);
             }
         }
     }
@@ -263,8 +83,7 @@ fn run_seed(seed: u64, totals: &mut Totals) {
     };
     let mut model = start;
     let scheduler = Scheduler::new(ranks as usize, seed, model.clone());
-    let paces: Vec<Arc<RankPace>> =
-        (0..ranks as usize).map(|rank| Arc::new(RankPace { scheduler: Mutex::new(scheduler.clone()), rank })).collect();
+    let paces: Vec<Arc<ActorPace>> = (0..ranks as usize).map(|rank| ActorPace::new(&scheduler, rank, rank)).collect();
     let mut files: Vec<CachedFile> = segments(geometry(ranks), model.len() as u64)
         .into_iter()
         .zip(&paces)
@@ -278,21 +97,11 @@ fn run_seed(seed: u64, totals: &mut Totals) {
                 let mut random = Random::new(seed * 1009 + phase * 97 + pace.rank as u64);
                 let scheduler = scheduler.clone();
                 scope.spawn(move || {
-                    struct Finish(Arc<Scheduler>, usize);
-                    impl Drop for Finish {
-                        fn drop(&mut self) {
-                            SCHEDULED.set(false);
-                            self.0.finish(self.1);
-                        }
-                    }
-                    let _finish = Finish(scheduler.clone(), pace.rank);
-                    scheduler.await_turn(pace.rank);
-                    SCHEDULED.set(true);
-                    program(file, pace, &mut random, readable, 12);
+                    scheduler.act(pace.rank, || program(file, pace, &mut random, readable, 12));
                 });
             }
         });
-        model = scheduler.state.lock().unwrap().model.clone();
+        model = scheduler.locked().model.clone();
         assert_eq!(files[0].size(), model.len() as u64);
         match random.below(3) {
             // Nothing: the next phase goes on with what is cached.

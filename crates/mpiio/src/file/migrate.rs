@@ -1,0 +1,299 @@
+//! Pages that move to the node that uses them (the paper's section 3.2, between nodes in place of ranks).
+//!
+//! Owns the count of references in a row, the hand-over of a page, and the check that a page is still here. Does not
+//! own the messages (`team`). Within a node nothing moves: all of its ranks reach each page in the same way.
+//!
+//! The lock of a page moves with it. Whoever gets the lock of a page on a node that has given the page away finds that
+//! out (`hold_here`) and asks the node that it went to. A hand-over goes as follows: the giver (the proxy of a rank of
+//! the other node) holds the page alone; `offer` makes a copy; the taker puts it into a frame of its own node and names
+//! its node as the place (`take_over`); only then the giver forgets the page (`handed_over`) and lets the lock go.
+//!
+//! Invariants:
+//! * While two nodes have a copy, both are locked by the same call. The taker keeps its lock to the end of the call, so
+//!   that a call which takes over pages is as atomic as any other.
+//! * A page whose hand-over fails stays where it was. A taker never waits for anything: without a free frame or the
+//!   lock of its own node it declines.
+//! * Dirty bytes stay dirty on the way. No page moves while somebody writes out all nodes one after the other
+//!   (`still`), and no dirty one while the nodes share a group lock, which each of them leaves on its own.
+
+use super::{CachedFile, Extent, pieces};
+use crate::error::Outcome;
+use crate::intervals::Span;
+use crate::locks::Mode;
+use crate::placement::{NODES_MAX, Place};
+use crate::segment::NO_PAGE;
+use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
+
+/// A page on its way to another node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Handover {
+    /// The page.
+    pub page: u64,
+    /// Where it is when it has been taken over.
+    pub place: Place,
+    /// Its valid ranges.
+    pub valid: Vec<Span>,
+    /// Its dirty ranges.
+    pub dirty: Vec<Span>,
+    /// The bytes of the valid ranges.
+    pub bytes: Vec<u8>,
+}
+
+/// What a rank remembers of pages that may move.
+#[derive(Debug, Default)]
+pub(super) struct Moves {
+    /// The node for which this rank works, if that is not its own: that of the rank behind a proxy.
+    client: Option<usize>,
+    /// Pages of the present call that the client has referred to often enough.
+    wanted: Vec<u64>,
+    /// Pages that were offered, with their frames: locked exclusively until the taker has answered.
+    leaving: Vec<(u64, u32, Place)>,
+    /// The call that offered them is over, so that what is declined is let go.
+    over: bool,
+}
+
+impl CachedFile {
+    /// Says that the node is one of several, and after how many references in a row by another node a page moves
+    /// there; 0: none does. Every rank of the node says the same, before the first call.
+    pub fn join_nodes(&self, node: usize, nodes: usize, references: u32) {
+        let header = self.segment().header();
+        let few = self.segment().geometry().page_bytes as usize <= super::HANDOVER_BYTES && nodes <= NODES_MAX;
+        header.job.node.store(node as u32, Relaxed);
+        header.job.nodes.store(nodes as u32, Relaxed);
+        header.job.references.store(if few && nodes > 1 { references } else { 0 }, Release);
+    }
+
+    /// This rank works for a rank of another node from now on.
+    pub fn works_for(&mut self, node: usize) {
+        self.moves.client = Some(node);
+    }
+
+    fn references(&self) -> u32 {
+        self.segment().header().job.references.load(Relaxed)
+    }
+
+    /// Where a page is, as far as this node knows.
+    pub fn place_of(&self, page: u64) -> Place {
+        if self.references() == 0 {
+            return Place::default();
+        }
+        Place(self.segment().find_meta(page).map_or(0, |meta| meta.place.load(SeqCst)))
+    }
+
+    /// The node to ask for a page, as far as this node knows.
+    pub fn node_of(&self, page: u64) -> usize {
+        let nodes = u64::from(self.segment().header().job.nodes.load(Relaxed).max(1));
+        let run_pages = self.settings.run_bytes / self.page_bytes();
+        self.place_of(page).node().unwrap_or((page / run_pages % nodes) as usize)
+    }
+
+    /// The page that ended a step after so many bytes, and where it is now.
+    pub fn where_it_went(&self, extents: &[Extent], done: u64) -> (u64, Place) {
+        let page_bytes = self.page_bytes();
+        let next = pieces(extents, page_bytes, u64::MAX).find(|piece| piece.memory as u64 >= done);
+        let page = next.map_or(NO_PAGE, |piece| piece.page);
+        (page, self.place_of(page))
+    }
+
+    /// Another node has said where it gave a page.
+    pub fn learn(&self, page: u64, place: Place) -> Outcome {
+        self.segment().meta(page)?.place.fetch_max(place.0, SeqCst);
+        Ok(())
+    }
+
+    /// Locks a page for the present call, as `hold`, if this node has it; otherwise holds nothing.
+    pub(super) fn hold_here(&mut self, page: u64, mode: Mode) -> Outcome<bool> {
+        self.hold(page, mode)?;
+        let here =
+            self.references() == 0 || self.node_of(page) == self.segment().header().job.node.load(Relaxed) as usize;
+        if !here {
+            self.held.pop();
+            self.locks.unlock(page, mode)?;
+        }
+        Ok(here)
+    }
+
+    /// The client's node as it is counted, or none when this rank works for its own node.
+    fn client(&self) -> Option<u32> {
+        self.moves.client.map(|node| node as u32 + 1)
+    }
+
+    /// How many references in a row to the page there are with the present one by the client.
+    fn in_a_row(&self, page: u64, client: u32) -> Outcome<u32> {
+        let seen = self.segment().meta(page)?.streak.load(Relaxed);
+        Ok(if seen >> 16 == client { (seen & 0xffff).saturating_add(1).min(0xffff) } else { 1 })
+    }
+
+    /// Whether the present reference will make the page move; a guess before the page is locked.
+    pub(super) fn may_leave(&self, page: u64) -> Outcome<bool> {
+        match (self.references(), self.client()) {
+            (1.., Some(client)) => Ok(self.in_a_row(page, client)? >= self.references()),
+            _ => Ok(false),
+        }
+    }
+
+    /// Counts a reference to a page that the present call holds; the page will be offered if that makes it move and it
+    /// is held alone.
+    pub(super) fn refer(&mut self, page: u64) -> Outcome {
+        if self.references() == 0 {
+            return Ok(());
+        }
+        let Some(client) = self.client() else {
+            let streak = &self.segment().meta(page)?.streak;
+            if streak.load(Relaxed) != 0 {
+                streak.store(0, Relaxed);
+            }
+            return Ok(());
+        };
+        let count = self.in_a_row(page, client)?;
+        self.segment().meta(page)?.streak.store((client << 16) | count, Relaxed);
+        if count >= self.references() {
+            self.moves.wanted.push(page);
+        }
+        Ok(())
+    }
+
+    /// Pages of the present call are not offered any more, since their locks go.
+    pub(super) fn keep_pages(&mut self) {
+        self.moves.wanted.clear();
+    }
+
+    /// Whether pages wait for the answer of their taker.
+    pub(super) fn has_leaving(&self) -> bool {
+        !self.moves.leaving.is_empty()
+    }
+
+    /// The pages of the present call that are to move to the client's node, as far as they have frames and come to no
+    /// more than `bytes` and `spans`. Their locks stay until `handed_over`, whatever is released. `over`: the call ends
+    /// with this step, so that a page which is declined needs no lock.
+    pub fn offer(&mut self, (bytes, spans): (usize, usize), over: bool) -> Outcome<Vec<Handover>> {
+        self.moves.over = over;
+        let (mut offered, mut room) = (Vec::new(), (bytes, spans));
+        let (wanted, client) = (std::mem::take(&mut self.moves.wanted), self.moves.client);
+        let header = self.segment().header();
+        if header.job.still.load(SeqCst) != 0 {
+            return Ok(offered);
+        }
+        let group = header.group_state.load(SeqCst) != 0;
+        for page in wanted {
+            let Some(at) = self.held.iter().rposition(|held| *held == (page, Mode::Exclusive)) else { continue };
+            let (Some(frame), Some(node)) = (self.frame_of(page)?, client) else { continue };
+            let valid = self.segment().valid(frame).as_slice().to_vec();
+            let dirty = self.segment().dirty(frame).as_slice().to_vec();
+            let length: usize = valid.iter().map(|s| (s.end - s.start) as usize).sum();
+            let lists = valid.len() + dirty.len();
+            if length > room.0 || lists > room.1 || (group && !dirty.is_empty()) {
+                continue;
+            }
+            room = (room.0 - length, room.1 - lists);
+            let mut bytes = Vec::with_capacity(length);
+            let page_bytes = self.segment().bytes(frame);
+            valid.iter().for_each(|s| bytes.extend_from_slice(&page_bytes[s.start as usize..s.end as usize]));
+            let place = self.place_of(page).moved_to(node);
+            self.held.remove(at);
+            self.moves.leaving.push((page, frame, place));
+            offered.push(Handover { page, place, valid, dirty, bytes });
+        }
+        Ok(offered)
+    }
+
+    /// The taker has these of the pages that were offered to it; the others stay.
+    pub fn handed_over(&mut self, taken: &[u64]) -> Outcome {
+        let mut result = Ok(());
+        for (page, frame, place) in std::mem::take(&mut self.moves.leaving) {
+            let segment = self.segment();
+            let meta = segment.meta(page)?;
+            // A page that was declined is not offered again at once.
+            meta.streak.store(0, Relaxed);
+            if taken.contains(&page) {
+                meta.frame.store(0, Release);
+                segment.vacate(frame);
+                meta.place.fetch_max(place.0, SeqCst);
+            } else if !self.moves.over {
+                self.held.push((page, Mode::Exclusive));
+                continue;
+            }
+            result = result.and(self.locks.unlock(page, Mode::Exclusive));
+            self.locks.pace.point();
+        }
+        result
+    }
+
+    /// Puts a page that another node hands over into a frame of this rank; false: it stays where it is. `keep`: the
+    /// page stays locked to the end of the present call.
+    pub fn take_over(&mut self, handover: &Handover, keep: bool) -> Outcome<bool> {
+        let page = handover.page;
+        let ours = handover.place.node() == Some(self.segment().header().job.node.load(Relaxed) as usize);
+        if !ours || self.references() == 0 || !self.locks.try_lock(page)? {
+            return Ok(false);
+        }
+        let taken = self.put_into_frame(handover);
+        if matches!(taken, Ok(true)) {
+            self.segment().meta(page)?.place.fetch_max(handover.place.0, SeqCst);
+            self.stats.migrations += 1;
+            if keep {
+                self.held.push((page, Mode::Exclusive));
+                return taken;
+            }
+        }
+        self.locks.unlock(page, Mode::Exclusive)?;
+        taken
+    }
+
+    fn put_into_frame(&mut self, handover: &Handover) -> Outcome<bool> {
+        if self.frame_of(handover.page)?.is_some() {
+            return Ok(false);
+        }
+        let Some(frame) = self.allocate_frame(handover.page)? else { return Ok(false) };
+        let segment = self.segment();
+        let whole = segment.geometry().page_bytes;
+        let (mut at, mut fits) = (0, true);
+        for span in &handover.valid {
+            let length = span.end.saturating_sub(span.start) as usize;
+            let bytes = handover.bytes.get(at..at + length);
+            fits &= span.end <= whole && segment.valid(frame).insert(span.start, span.end);
+            match bytes {
+                Some(bytes) if fits => {
+                    segment.bytes_mut(frame)[span.start as usize..span.end as usize].copy_from_slice(bytes);
+                }
+                _ => fits = false,
+            }
+            at += length;
+        }
+        for span in &handover.dirty {
+            fits &= segment.valid(frame).contains(span.start, span.end)
+                && segment.dirty(frame).insert(span.start, span.end);
+        }
+        segment.changes(frame).fetch_add(1, Relaxed);
+        if !fits {
+            segment.dirty(frame).clear();
+            segment.meta(handover.page)?.frame.store(0, Release);
+            self.pool.release(frame % self.segment().geometry().frames_per_rank);
+        }
+        self.locks.pace.point();
+        Ok(fits)
+    }
+
+    /// Pages stay on their nodes from now on (`on`) or may move again; counted, since several may ask for it.
+    pub fn keep_still(&self, on: bool) {
+        let still = &self.segment().header().job.still;
+        if on {
+            still.fetch_add(1, SeqCst);
+        } else {
+            still.fetch_sub(1, SeqCst);
+        }
+    }
+
+    /// Takes frames of this rank back whose pages moved to other nodes.
+    pub(super) fn reclaim_vacated(&mut self) -> bool {
+        let rank = self.segment().rank();
+        if self.segment().rank_cell(rank).vacated.swap(0, SeqCst) == 0 {
+            return false;
+        }
+        let first = rank * self.segment().geometry().frames_per_rank;
+        let empty: Vec<u32> =
+            self.pool.oldest_first().filter(|own| self.segment().page_of(first + own) == NO_PAGE).collect();
+        empty.iter().for_each(|own| self.pool.release(*own));
+        !empty.is_empty()
+    }
+}
