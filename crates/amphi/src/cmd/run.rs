@@ -17,7 +17,8 @@ pub struct Run {
     /// AMPHI_MPIIO_HINTS='key=value;...'
     #[arg(long, required = true)]
     mpiio: bool,
-    /// Which MPI library the program uses; auto asks the launcher
+    /// Which MPI library the program uses; auto asks the launcher; abi: it was compiled for the standard binary
+    /// interface of MPI 5 (mpicc_abi)
     #[arg(long, value_enum, default_value_t = Mpi::Auto, value_name = "LIBRARY")]
     mpi: Mpi,
     /// Folder of the shims libamphi_mpiio_*.so; default: AMPHI_MPIIO_SHIMS, or beside this program (make mpiio, make
@@ -35,12 +36,17 @@ pub enum Mpi {
     Auto,
     Openmpi,
     Mpich,
+    Abi,
 }
 
 impl Mpi {
     /// The file name of its shim.
     pub fn shim(self) -> &'static str {
-        if self == Mpi::Openmpi { "libamphi_mpiio_openmpi.so" } else { "libamphi_mpiio_mpich.so" }
+        match self {
+            Mpi::Openmpi => "libamphi_mpiio_openmpi.so",
+            Mpi::Abi => "libamphi_mpiio_abi.so",
+            Mpi::Mpich | Mpi::Auto => "libamphi_mpiio_mpich.so",
+        }
     }
 }
 
@@ -51,16 +57,20 @@ impl Run {
     /// Becomes the command.
     pub fn run(self) -> Outcome {
         let program = &self.command[0];
-        let launcher = is_launcher(program);
-        let mpi = match self.mpi {
-            Mpi::Auto if launcher => ask(program)?,
-            Mpi::Auto => {
+        // The launcher of a program with the standard interface may be that of any library.
+        let launcher = match self.mpi {
+            Mpi::Auto | Mpi::Abi if is_launcher(program) => Some(ask(program)?),
+            named => is_launcher(program).then_some(named),
+        };
+        let mpi = match (self.mpi, launcher) {
+            (Mpi::Auto, Some(found)) => found,
+            (Mpi::Auto, None) => {
                 return Err(Failure::refused(format!(
-                    "'{}' is no MPI launcher that can be asked for its library; say which one: --mpi openmpi or --mpi mpich",
+                    "'{}' is no MPI launcher that can be asked for its library; say which one: --mpi openmpi, mpich or abi",
                     program.display()
                 )));
             }
-            named => named,
+            (named, _) => named,
         };
         let shim = find_shim(self.shims.as_deref(), mpi.shim())?;
         let mut preload = OsString::from(&shim);
@@ -69,11 +79,10 @@ impl Run {
             preload.push(others);
         }
         let mut command = Command::new(program);
-        if launcher {
-            command.args(launcher_options(mpi, &preload));
-        } else {
-            command.env("LD_PRELOAD", &preload);
-        }
+        match launcher {
+            Some(launcher) => command.args(launcher_options(launcher, &preload)),
+            None => command.env("LD_PRELOAD", &preload),
+        };
         let error = command.args(&self.command[1..]).exec();
         Err(Failure::refused(format!("cannot start {}: {error}", program.display())))
     }

@@ -28,7 +28,7 @@ fn script(path: &Path, text: &str) {
 fn the_shim_reaches_the_ranks() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-    for mpi in ["openmpi", "mpich"] {
+    for mpi in ["openmpi", "mpich", "abi"] {
         std::fs::write(at(&format!("libamphi_mpiio_{mpi}.so")), "").unwrap();
     }
     let print = "for word in \"$@\"; do echo \"[$word]\"; done; echo \"preload=$LD_PRELOAD\"";
@@ -54,6 +54,9 @@ fn the_shim_reaches_the_ranks() {
     let (code, text) = run(&[&at("mpiexec.hydra"), "-n", "2", "./app"]);
     let shim = shim.with_file_name("libamphi_mpiio_mpich.so");
     let expected = format!("[-genv]\n[LD_PRELOAD]\n[{}]\n[-n]\n[2]\n[./app]\npreload=\n", shim.display());
+    assert_eq!((code, text.as_str()), (Some(0), expected.as_str()));
+    let (code, text) = run(&["--mpi", "abi", &at("mpiexec.hydra"), "-n", "2", "./app"]);
+    let expected = expected.replace("_mpich.so", "_abi.so");
     assert_eq!((code, text.as_str()), (Some(0), expected.as_str()));
     script(&folder.path().join("app"), &format!("#!/bin/sh\n{print}\n"));
     let (_, text) = run(&["--mpi", "mpich", &at("app")]);
