@@ -21,7 +21,7 @@ typedef struct {
 /* Equal on all ranks of a node but for `rank`; `clients` are the ranks of other nodes. */
 typedef struct {
     uint32_t ranks, rank, clients, readable, writable, direct, group, relaxed, references;
-    uint64_t page_bytes, limit_bytes, bypass_bytes, stream_bytes, run_bytes, idle_ms;
+    uint64_t page_bytes, limit_bytes, bypass_bytes, stream_bytes, run_bytes, idle_ms, prefetch_bytes;
 } amphi_settings;
 
 /* Where rank 0 has the shared memory; plain numbers to be broadcast. */

@@ -103,6 +103,8 @@ static void set_hint(struct hints *hints, const char *key, const char *value)
         set_bytes(key, value, 1, 1 << 20, &hints->ranks_per_node);
     } else if (!strcmp(key, "cache_idle_time")) {
         set_bytes(key, value, 1, 86400000, &hints->idle_ms);
+    } else if (!strcmp(key, "cache_prefetch_size")) {
+        set_bytes(key, value, 1, 1 << 30, &hints->prefetch_bytes);
     } else if (!strcmp(key, "cache_domain_group")) {
         int64_t group = hints->domain_group;
         set_bytes(key, value, 1, 1 << 20, &group);
@@ -117,7 +119,8 @@ static void set_hint(struct hints *hints, const char *key, const char *value)
 static const char *const keys[] = {"romio_caching", "romio_cache_page_size", "cache",         "cache_page_size",
                                    "cache_limit",   "cache_bypass_size",     "cache_stream_size", "cache_flush_size",
                                    "cache_direct_io", "cache_ranks_per_node", "cache_domains",     "cache_domain_group",
-                                   "cache_idle_time", "cache_group_lock",   "cache_lock_scope",  "cache_migration"};
+                                   "cache_idle_time", "cache_group_lock",   "cache_lock_scope",  "cache_migration",
+                                   "cache_prefetch_size"};
 
 void hints_read(MPI_Info info, struct hints *hints)
 {
@@ -161,6 +164,7 @@ int hints_write(MPI_Info info, const struct shadow *shadow)
     error = error ? error : put(info, "cache_stream_size", s->stream_bytes);
     error = error ? error : put(info, "cache_flush_size", s->run_bytes);
     error = error ? error : put(info, "cache_idle_time", s->idle_ms);
+    error = error ? error : put(info, "cache_prefetch_size", s->prefetch_bytes);
     static const char *const choices[] = {"disable", "enable", "automatic"};
     error = error ? error : PMPI_Info_set(info, "cache_direct_io", choices[s->direct]);
     error = error ? error : PMPI_Info_set(info, "cache_group_lock", choices[s->group]);

@@ -196,6 +196,7 @@ static void decide(struct decision *d, MPI_Info info, const char *path, int amod
     s->bypass_bytes = hints.bypass_bytes ? (uint64_t)hints.bypass_bytes : s->limit_bytes;
     s->stream_bytes = (uint64_t)hints.stream_bytes;
     s->idle_ms = (uint64_t)hints.idle_ms;
+    s->prefetch_bytes = (uint64_t)hints.prefetch_bytes;
     s->direct = (uint32_t)hints.direct;
     s->relaxed = (uint32_t)hints.relaxed;
     decide_migration(s, hints.migration, path);

@@ -76,7 +76,8 @@ struct hints {
     int domain, domain_group;
     int cache, direct; /* 0 disable, 1 enable, 2 automatic */
     int group, relaxed, migration;
-    int64_t page_bytes, limit_bytes, bypass_bytes, stream_bytes, flush_bytes, ranks_per_node, idle_ms;
+    int64_t page_bytes, limit_bytes, bypass_bytes, stream_bytes, flush_bytes, ranks_per_node, idle_ms,
+        prefetch_bytes;
 };
 
 struct shadow {

@@ -83,8 +83,17 @@ pub struct OpenSettings {
     bypass_bytes: u64,
     stream_bytes: u64,
     run_bytes: u64,
+    unasked: Unasked,
+}
+
+/// What the cache does before anybody asks for it.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct Unasked {
     /// Runs that nobody writes for so long leave in the background; 0: never.
     idle_ms: u64,
+    /// So much is read ahead of a rank that reads in order.
+    prefetch_bytes: u64,
 }
 
 fn code(outcome: Outcome) -> c_int {
@@ -178,14 +187,14 @@ pub unsafe extern "C" fn amphi_mpiio_open(
 
 /// The thread that writes out what is idle, on the first rank of each node. Without it everything leaves later.
 fn start_looker(path: &CStr, settings: &OpenSettings, cached: &CachedFile) -> Option<Looker> {
-    if settings.rank != 0 || settings.writable == 0 || (settings.idle_ms == 0 && settings.group == 0) {
+    if settings.rank != 0 || settings.writable == 0 || (settings.unasked.idle_ms == 0 && settings.group == 0) {
         return None;
     }
     let mut backend = open_backend(path, settings).ok()?;
     let segment = cached.memory().again().ok()?;
     share(&mut backend, std::process::id() as i32, &segment).ok()?;
     let file = CachedFile::new(segment, Box::new(backend), *cached.settings(), Arc::new(Futex));
-    let pause = if settings.idle_ms == 0 { NEVER } else { Duration::from_millis(settings.idle_ms) };
+    let pause = if settings.unasked.idle_ms == 0 { NEVER } else { Duration::from_millis(settings.unasked.idle_ms) };
     Looker::start(file, pause).ok()
 }
 
@@ -235,6 +244,7 @@ fn open_rank(path: &CStr, settings: OpenSettings, rank: u32, token: Token) -> Ou
         bypass_bytes: settings.bypass_bytes,
         stream_bytes: settings.stream_bytes,
         run_bytes: settings.run_bytes,
+        prefetch_bytes: settings.unasked.prefetch_bytes,
     };
     let file = CachedFile::new(segment, Box::new(backend), use_of, Arc::new(Futex));
     if rank == 0 && settings.group != 0 && settings.writable != 0 {

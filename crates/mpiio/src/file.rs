@@ -29,6 +29,7 @@ mod flush;
 pub mod group;
 pub mod idle;
 pub mod migrate;
+mod prefetch;
 mod read;
 mod write;
 
@@ -55,6 +56,8 @@ pub struct Settings {
     pub stream_bytes: u64,
     /// Largest run of a flush; a multiple of the page.
     pub run_bytes: u64,
+    /// So much is read ahead of a rank that reads one range behind the other; 0: nothing.
+    pub prefetch_bytes: u64,
 }
 
 /// How many frames an eviction looks at before it gives up.
@@ -77,6 +80,8 @@ pub struct CachedFile {
     /// The error that broke a release of locks; the next call returns it.
     broken: Option<Error>,
     moves: migrate::Moves,
+    /// The page behind the last read.
+    next_read: u64,
 }
 
 /// A part of a request within one page.
@@ -108,8 +113,18 @@ impl CachedFile {
         let run_bytes = (settings.run_bytes / page).max(1) * page;
         let settings = Settings { run_bytes, ..settings };
         let locks = Locks { segment, pace };
-        let (stats, moves) = (Stats::default(), migrate::Moves::default());
-        CachedFile { locks, backend, settings, pool, stats, held: Vec::new(), once: 0, broken: None, moves }
+        CachedFile {
+            locks,
+            backend,
+            settings,
+            pool,
+            stats: Stats::default(),
+            held: Vec::new(),
+            once: 0,
+            broken: None,
+            moves: migrate::Moves::default(),
+            next_read: u64::MAX,
+        }
     }
 
     fn segment(&self) -> &Segment {

@@ -1,7 +1,7 @@
 //! What the cache of one rank did, in numbers; added up over the ranks by whoever prints them.
 
 /// The names of the counters, in the order of [`Stats::values`].
-pub const NAMES: [&str; 23] = [
+pub const NAMES: [&str; 24] = [
     "calls_read",
     "calls_write",
     "bytes_read",
@@ -25,6 +25,7 @@ pub const NAMES: [&str; 23] = [
     "once_pages",
     "yields",
     "migrations",
+    "prefetched",
 ];
 
 /// Counters of one rank and one open file.
@@ -76,6 +77,8 @@ pub struct Stats {
     pub yields: u64,
     /// Pages that moved to this rank's node from another one.
     pub migrations: u64,
+    /// Pages that were read before anybody asked for them.
+    pub prefetched: u64,
 }
 
 impl Stats {
@@ -105,6 +108,7 @@ impl Stats {
             self.once_pages,
             self.yields,
             self.migrations,
+            self.prefetched,
         ]
     }
 }

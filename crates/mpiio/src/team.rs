@@ -34,6 +34,10 @@ pub mod server;
 /// So many bytes go into one step at most, unless one page is larger.
 const STEP_BYTES: usize = 16 << 20;
 
+/// So often a call goes after a page that moves before it could be had. Each time the page has moved once more, so only
+/// a page that no node has takes so long.
+const CHASES_MAX: u32 = 1000;
+
 /// After so many seconds of silence a connection is tried, and given up after three tries.
 const SILENCE_S: libc::c_int = 10;
 
@@ -253,7 +257,7 @@ impl Team {
     /// Does the steps of a request, again from where a page had moved. `reached` tells which nodes hold locks for it,
     /// unless the reply is `true`: another node did all of it and has let the locks go.
     fn all_steps(&mut self, request: &mut Request<'_>, limit: u64, reached: &mut [bool]) -> Outcome<(u64, bool)> {
-        let mut done = 0;
+        let (mut done, mut chases) = (0, 0);
         'moved: loop {
             let steps = self.steps(request.extents(), limit, done);
             // What another node can do alone takes one message there and one back, and its locks are not held
@@ -264,6 +268,10 @@ impl Team {
                 let (here, went_on) = self.step(step, alone, request)?;
                 done += here;
                 if !went_on {
+                    chases = if here > 0 { 0 } else { chases + 1 };
+                    if chases > CHASES_MAX {
+                        return Err(Error::Os { doing: "find the node of a page", errno: libc::EIO });
+                    }
                     continue 'moved;
                 }
             }

@@ -25,7 +25,14 @@ fn a_cache_in_use_is_seen_from_outside() {
     let first = Segment::create(geometry, file().size().unwrap()).unwrap();
     first.identify(file().identity().unwrap(), 2);
     let second = Segment::attach(first.token(), geometry, 1).unwrap();
-    let use_of = Settings { readable: true, writable: true, bypass_bytes: 1 << 30, stream_bytes: 0, run_bytes: 4096 };
+    let use_of = Settings {
+        readable: true,
+        writable: true,
+        bypass_bytes: 1 << 30,
+        stream_bytes: 0,
+        run_bytes: 4096,
+        prefetch_bytes: 0,
+    };
     let open = |segment| CachedFile::new(segment, Box::new(file()), use_of, Arc::new(Futex));
     let (mut first, mut second) = (open(first), open(second));
     first.write(&[Extent { offset: 100, length: 5000 }], &[1; 5000]).unwrap();

@@ -26,8 +26,14 @@ fn direct_and_buffered_requests_agree() {
         let (path, c) = file(name);
         let backend = PosixFile::open(&c, true, true, direct).unwrap();
         let geometry = Geometry::new(1, 4096, 12 * 4096);
-        let settings =
-            Settings { readable: true, writable: true, bypass_bytes: 30_000, stream_bytes: 0, run_bytes: 16_384 };
+        let settings = Settings {
+            readable: true,
+            writable: true,
+            bypass_bytes: 30_000,
+            stream_bytes: 0,
+            run_bytes: 16_384,
+            prefetch_bytes: 0,
+        };
         let segment = Segment::create(geometry, 0).unwrap();
         let mut cached = CachedFile::new(segment, Box::new(backend), settings, Arc::new(Futex));
         let mut model: Vec<u8> = Vec::new();

@@ -155,6 +155,9 @@ impl Shown {
         if n("idle_pages") > 0 {
             let _ = writeln!(out, "  background   {} idle pages written", n("idle_pages"));
         }
+        if n("prefetched") > 0 {
+            let _ = writeln!(out, "  read ahead   {} pages", n("prefetched"));
+        }
         if n("asked") > 0 {
             let (asked, moved) = (n("asked"), n("migrations"));
             let _ = writeln!(out, "  other nodes  {asked} messages; {moved} pages moved to the node that used them");
@@ -197,7 +200,7 @@ mod tests {
     fn lines_of_jobs_in_words() {
         let text = "amphi-mpiio: /m/a: b: ranks=4 nodes=1 page=1048576 calls_write=46080 bytes_written=22118400 hits=75 \
                     fills=25 remote=30 fs_writes=6 fs_write_bytes=22118400 fs_writes_aligned=3 fs_direct=6 \
-                    once_pages=12 idle_pages=3 asked=17 migrations=5 yields=2";
+                    once_pages=12 idle_pages=3 asked=17 migrations=5 yields=2 prefetched=9";
         let shown = line(text).expect("a close");
         let words = shown.words();
         for part in [
@@ -210,6 +213,7 @@ mod tests {
             "3 idle pages written",
             "17 messages; 5 pages moved",
             "given up 2 times",
+            "read ahead   9 pages",
         ] {
             assert!(words.contains(part), "{part}: {words}");
         }

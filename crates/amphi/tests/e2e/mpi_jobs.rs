@@ -123,8 +123,14 @@ fn nodes_of_a_job_keep_their_locks() {
 fn member(path: &Path) -> (CachedFile, Looker) {
     const NEVER: Duration = Duration::from_secs(100_000);
     let path = CString::new(path.as_os_str().as_bytes()).unwrap();
-    let settings =
-        Settings { readable: true, writable: true, bypass_bytes: 1 << 30, stream_bytes: 0, run_bytes: 64 << 10 };
+    let settings = Settings {
+        readable: true,
+        writable: true,
+        bypass_bytes: 1 << 30,
+        stream_bytes: 0,
+        run_bytes: 64 << 10,
+        prefetch_bytes: 0,
+    };
     let open = || PosixFile::open(&path, true, true, Direct::Automatic).unwrap();
     let segment = Segment::create(Geometry::new(1, 64 << 10, 8 << 20), 0).unwrap();
     let acting = segment.again().unwrap();

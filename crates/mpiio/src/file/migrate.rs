@@ -104,13 +104,18 @@ impl CachedFile {
     /// Locks a page for the present call, as `hold`, if this node has it; otherwise holds nothing.
     pub(super) fn hold_here(&mut self, page: u64, mode: Mode) -> Outcome<bool> {
         self.hold(page, mode)?;
-        let here =
-            self.references() == 0 || self.node_of(page) == self.segment().header().job.node.load(Relaxed) as usize;
+        let here = self.references() == 0 || self.is_here(page);
         if !here {
             self.held.pop();
             self.locks.unlock(page, mode)?;
         }
         Ok(here)
+    }
+
+    /// Whether this node has a page that this rank has locked.
+    pub(super) fn is_here(&self, page: u64) -> bool {
+        let job = &self.segment().header().job;
+        job.nodes.load(Relaxed) <= 1 || self.node_of(page) == job.node.load(Relaxed) as usize
     }
 
     /// The client's node as it is counted, or none when this rank works for its own node.

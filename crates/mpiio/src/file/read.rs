@@ -64,6 +64,7 @@ impl CachedFile {
         let page_bytes = self.page_bytes();
         let past_cache = total > self.settings.bypass_bytes;
         let (mut done, mut run, mut group) = (0u64, Run::default(), Vec::new());
+        let (mut span, fills) = (None, self.stats.fills);
         let mut missing = Missing::default();
         let mut all = pieces(extents, page_bytes, size).peekable();
         while let Some(piece) = all.next() {
@@ -75,11 +76,17 @@ impl CachedFile {
             if !self.read_group(&group, memory, whole, (&mut run, &mut missing))? {
                 break;
             }
+            span = Some((span.map_or(piece.page, |(first, _)| first), piece.page));
             done += group.iter().map(|piece| piece.length() as u64).sum::<u64>();
             group.clear();
         }
         self.read_missing(&mut missing, memory)?;
         self.read_run(&run, memory)?;
+        if self.settings.prefetch_bytes > 0
+            && let Some((first, last)) = span
+        {
+            self.read_ahead(first, last, self.stats.fills > fills)?;
+        }
         Ok(done)
     }
 

@@ -3,7 +3,7 @@
 //! in any order. Tiny pages, three pages of memory for each rank and proxy; pages move to the nodes that use them. What
 //! each call returns is compared with an array of bytes, and so is the file.
 
-use super::scheduler::{ActorPace, Random, Scheduler, random_extents};
+use super::scheduler::{ActorPace, Random, Scheduler, go_on, random_extents};
 use amphi_mpiio::backend::Backend;
 use amphi_mpiio::backend::memory::MemoryFile;
 use amphi_mpiio::error::Outcome;
@@ -223,9 +223,11 @@ fn calls(team: &mut Team, pace: &ActorPace, random: &mut Random, readable: bool,
     let scheduler = pace.scheduler();
     let mut extents = random_extents(random, FILE_BYTES);
     for _ in 0..10 {
-        // Programs come back to where they were.
-        if random.below(3) == 0 {
-            extents = random_extents(random, FILE_BYTES);
+        // Programs come back to where they were, or go on behind it.
+        match random.below(4) {
+            0 => extents = random_extents(random, FILE_BYTES),
+            1 => go_on(&mut extents, FILE_BYTES),
+            _ => {}
         }
         let total: usize = extents.iter().map(|e| e.length as usize).sum();
         match random.below(if readable { 13 } else { 8 }) {
@@ -304,6 +306,7 @@ fn run_seed(seed: u64, references: u32, planted: Planted) -> [u64; NAMES.len()] 
         bypass_bytes: if random.below(2) == 0 { 40 } else { 1000 },
         stream_bytes: if random.below(2) == 0 { 0 } else { 48 },
         run_bytes: u64::from(PAGE_BYTES) * (1 + random.below(3)),
+        prefetch_bytes: if random.below(2) == 0 { 0 } else { 64 },
     };
     let job = job(of_node, seed, &backend, settings, references, planted);
     let scheduler = job.paces[0].scheduler();
@@ -354,6 +357,7 @@ fn nodes_agree_with_an_array_of_bytes() {
     assert_eq!(counter(&sums[0], "migrations"), 0);
     assert!(counter(&sums[1], "migrations") > counter(&sums[2], "migrations"));
     assert!(counter(&sums[2], "migrations") > 30);
+    assert!(sums.iter().any(|sum| counter(sum, "prefetched") > 0), "nothing was read ahead");
     for name in ["evictions", "lock_waits", "asked", "uncached", "hits"] {
         assert!(sums.iter().all(|sum| counter(sum, name) > 20), "{name}");
     }

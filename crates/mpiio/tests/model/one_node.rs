@@ -2,7 +2,7 @@
 //! which; tiny pages, three pages of memory for each rank. What each call returns is compared with an array of bytes
 //! to which the calls are applied in the order in which they held all of their locks.
 
-use super::scheduler::{ActorPace, Random, Scheduler, random_extents};
+use super::scheduler::{ActorPace, Random, Scheduler, go_on, random_extents};
 use amphi_mpiio::backend::Backend;
 use amphi_mpiio::backend::memory::MemoryFile;
 use amphi_mpiio::file::idle::{Looker, Seen};
@@ -34,8 +34,13 @@ fn segments(geometry: Geometry, size: u64) -> Vec<Segment> {
 fn program(file: &mut CachedFile, pace: &ActorPace, random: &mut Random, readable: bool, calls: u32) {
     let scheduler = pace.scheduler();
     let mut seen = Seen::default();
+    let mut extents = random_extents(random, FILE_BYTES);
     for _ in 0..calls {
-        let extents = random_extents(random, FILE_BYTES);
+        if random.below(3) == 0 {
+            go_on(&mut extents, FILE_BYTES);
+        } else {
+            extents = random_extents(random, FILE_BYTES);
+        }
         let total: usize = extents.iter().map(|e| e.length as usize).sum();
         match random.below(if readable { 12 } else { 7 }) {
             0 => {
@@ -66,6 +71,7 @@ struct Totals {
     waits: u64,
     uncached: u64,
     stream: u64,
+    prefetched: u64,
 }
 
 fn run_seed(seed: u64, totals: &mut Totals) {
@@ -80,6 +86,7 @@ fn run_seed(seed: u64, totals: &mut Totals) {
         bypass_bytes: if random.below(2) == 0 { 40 } else { 1000 },
         stream_bytes: if random.below(2) == 0 { 0 } else { 48 },
         run_bytes: 64,
+        prefetch_bytes: if random.below(2) == 0 { 0 } else { 64 },
     };
     let mut model = start;
     let scheduler = Scheduler::new(ranks as usize, seed, model.clone());
@@ -136,6 +143,7 @@ fn run_seed(seed: u64, totals: &mut Totals) {
         totals.waits += s.lock_waits;
         totals.uncached += s.uncached;
         totals.stream += s.stream_bytes;
+        totals.prefetched += s.prefetched;
     }
 }
 
@@ -144,23 +152,29 @@ fn run_seed(seed: u64, totals: &mut Totals) {
 /// Method: random programs of 2 to 5 ranks under a scheduler with a seed; all kinds of paths have to occur.
 #[test]
 fn ranks_agree_with_an_array_of_bytes() {
-    let mut totals = Totals { evictions: 0, remote: 0, waits: 0, uncached: 0, stream: 0 };
+    let mut totals = Totals { evictions: 0, remote: 0, waits: 0, uncached: 0, stream: 0, prefetched: 0 };
     let seeds = std::env::var("AMPHI_MPIIO_SEEDS").ok().and_then(|s| s.parse().ok()).unwrap_or(120);
     for seed in 0..seeds {
         run_seed(seed, &mut totals);
     }
     println!(
-        "evictions {} remote {} waits {} uncached {} stream bytes {}",
-        totals.evictions, totals.remote, totals.waits, totals.uncached, totals.stream
+        "evictions {} remote {} waits {} uncached {} stream bytes {} ahead {}",
+        totals.evictions, totals.remote, totals.waits, totals.uncached, totals.stream, totals.prefetched
     );
     assert!(totals.evictions > 500 && totals.remote > 500 && totals.waits > 100);
-    assert!(totals.uncached > 100 && totals.stream > 100);
+    assert!(totals.uncached > 100 && totals.stream > 100 && totals.prefetched > 20);
 }
 
 fn two_ranks(backend: &MemoryFile, page_bytes: u32) -> Vec<CachedFile> {
     let geometry = Geometry::new(2, page_bytes, u64::from(page_bytes) * 64);
-    let settings =
-        Settings { readable: true, writable: true, bypass_bytes: 1 << 20, stream_bytes: 0, run_bytes: 1 << 16 };
+    let settings = Settings {
+        readable: true,
+        writable: true,
+        bypass_bytes: 1 << 20,
+        stream_bytes: 0,
+        run_bytes: 1 << 16,
+        prefetch_bytes: 0,
+    };
     segments(geometry, backend.size().unwrap())
         .into_iter()
         .map(|segment| CachedFile::new(segment, Box::new(backend.clone()), settings, Arc::new(Futex)))
@@ -209,6 +223,45 @@ fn missing_pages_are_read_by_runs() {
     assert_eq!(files[0].stats().fs_reads, 3 + 1 + 1 + 3);
     files[1].read(&all, &mut seen).unwrap();
     assert_eq!((files[1].stats().fs_reads, files[1].stats().remote), (0, 39));
+}
+
+/// Goal: with read-ahead a rank that reads one range behind the other asks the file system for runs, also beyond what
+/// its memory takes, and nothing that others changed meanwhile is missed; one that reads here and there reads nothing
+/// ahead, nor does one that has not asked for it.
+/// Method: a file of 40 pages in pieces, with memory for 16 of them; the requests are counted.
+#[test]
+fn what_is_read_in_order_is_read_ahead() {
+    let content: Vec<u8> = (0..40 * 64u32).map(|i| (i / 10) as u8).collect();
+    let reads = |prefetch_bytes, step: u64| {
+        let backend = MemoryFile::new(content.clone());
+        let geometry = Geometry { page_bytes: 64, frames_per_rank: 16, ..geometry(2) };
+        let settings = Settings {
+            readable: true,
+            writable: true,
+            bypass_bytes: 1 << 20,
+            stream_bytes: 0,
+            run_bytes: 1024,
+            prefetch_bytes,
+        };
+        let open = |segment| CachedFile::new(segment, Box::new(backend.clone()), settings, Arc::new(Futex));
+        let mut files: Vec<CachedFile> = segments(geometry, content.len() as u64).into_iter().map(open).collect();
+        let mut expected = content.clone();
+        for piece in 0..128u64 {
+            let offset = piece * step % 128 * 20;
+            if piece == 30 {
+                files[1].write(&[Extent { offset: 700, length: 50 }], &[255; 50]).unwrap();
+                expected[700..750].fill(255);
+            }
+            let mut seen = [0; 20];
+            files[0].read(&[Extent { offset, length: 20 }], &mut seen).unwrap();
+            assert_eq!(seen, expected[offset as usize..][..20], "piece {piece}");
+        }
+        (files[0].stats().fs_reads, files[0].stats().prefetched)
+    };
+    let (requests, ahead) = reads(8 * 64, 1);
+    assert!(requests <= 12 && ahead >= 30, "{requests} requests, {ahead} pages ahead");
+    assert_eq!(reads(0, 1), (40, 0));
+    assert_eq!(reads(8 * 64, 53).1, 0);
 }
 
 /// Goal: a sync asks the file system for one when anything was written since the last one, and only then.
@@ -274,8 +327,14 @@ fn idle_runs_leave_in_the_background() {
 fn large_data_written_once_goes_past_the_cache() {
     let backend = MemoryFile::default();
     let geometry = Geometry { page_bytes: 64, frames_per_rank: 8, ..geometry(2) };
-    let settings =
-        Settings { readable: true, writable: true, bypass_bytes: 1 << 20, stream_bytes: 1 << 20, run_bytes: 64 };
+    let settings = Settings {
+        readable: true,
+        writable: true,
+        bypass_bytes: 1 << 20,
+        stream_bytes: 1 << 20,
+        run_bytes: 64,
+        prefetch_bytes: 0,
+    };
     let mut file =
         CachedFile::new(segments(geometry, 0).remove(0), Box::new(backend.clone()), settings, Arc::new(Futex));
     let write = |file: &mut CachedFile, page: u64, length: usize| {
@@ -356,7 +415,14 @@ fn a_rank_that_ended_is_noticed() {
     parts.remove(1).leave();
     let gone = Locks { segment: parts.remove(1), pace: Arc::new(Futex) };
     assert!(!gone.lock(1, Mode::Exclusive).unwrap());
-    let settings = Settings { readable: true, writable: true, bypass_bytes: 64, stream_bytes: 0, run_bytes: 64 };
+    let settings = Settings {
+        readable: true,
+        writable: true,
+        bypass_bytes: 64,
+        stream_bytes: 0,
+        run_bytes: 64,
+        prefetch_bytes: 0,
+    };
     let mut file = CachedFile::new(parts.remove(0), Box::new(backend), settings, Arc::new(Futex));
     file.write(&[Extent { offset: 0, length: 16 }], &[1; 16]).unwrap();
     drop(gone);

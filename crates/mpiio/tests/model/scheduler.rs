@@ -270,3 +270,11 @@ pub fn random_extents(random: &mut Random, file_bytes: u64) -> Vec<Extent> {
         })
         .collect()
 }
+
+/// The same ranges behind themselves, as far as the file goes.
+pub fn go_on(extents: &mut [Extent], file_bytes: u64) {
+    let (begin, end) = (extents[0].offset, extents.last().map_or(0, |e| e.offset + e.length));
+    if 2 * end - begin < file_bytes {
+        extents.iter_mut().for_each(|e| e.offset += end - begin);
+    }
+}

@@ -1,0 +1,76 @@
+//! Reading ahead of a rank that reads one range behind the other; an option that is off unless it is asked for.
+//!
+//! Owns when and what. Fetched are whole pages behind the read that nobody has, with one request, into frames of this
+//! rank; only pages that this node has (`migrate`), that begin before the end of the file, and whose locks are free.
+//! Nothing is waited for: the locks go before the call goes on, since it may come to these pages itself, and a failure
+//! leaves everything as it was. Bound: `Settings::prefetch_bytes`, and half of the rank's frames.
+
+use super::CachedFile;
+use crate::error::Outcome;
+use crate::locks::Mode;
+use std::sync::atomic::Ordering::Release;
+
+impl CachedFile {
+    /// A read went from page `first` to `last` and had to fetch pages or not; fetches those behind it if the rank's
+    /// last read ended where this one began.
+    pub(super) fn read_ahead(&mut self, first: u64, last: u64, fetched: bool) -> Outcome {
+        let follows = (first..=first + 1).contains(&self.next_read);
+        self.next_read = last + 1;
+        let frames = u64::from(self.segment().geometry().frames_per_rank);
+        let most = (self.settings.prefetch_bytes / self.page_bytes()).min(frames / 2);
+        if !follows || !fetched || most == 0 {
+            return Ok(());
+        }
+        let mut pages = Vec::new();
+        for page in last + 1..=last + most {
+            match self.make_room_ahead(page, pages.last().copied())? {
+                Some(frame) => pages.push((page, frame)),
+                None => break,
+            }
+        }
+        let result = self.fetch_ahead(&pages);
+        for (page, frame) in pages {
+            if result.is_err() {
+                self.segment().meta(page)?.frame.store(0, Release);
+                self.pool.release(frame % frames as u32);
+            }
+            self.locks.unlock(page, Mode::Exclusive)?;
+        }
+        // What was not to be had ahead is an error when somebody wants it.
+        Ok(())
+    }
+
+    /// A frame for a page that is locked then; none if nothing is to be fetched there, or not with the page before.
+    fn make_room_ahead(&mut self, page: u64, before: Option<(u64, u32)>) -> Outcome<Option<u32>> {
+        let begins = page.checked_mul(self.page_bytes()).is_some_and(|at| at < self.size());
+        if !begins || self.frame_of(page)?.is_some() || !self.locks.try_lock(page)? {
+            return Ok(None);
+        }
+        let free = self.is_here(page) && self.frame_of(page)?.is_none();
+        if let Some(frame) = if free { self.allocate_frame(page)? } else { None } {
+            if before.is_none_or(|(_, last)| last + 1 == frame) {
+                return Ok(Some(frame));
+            }
+            self.segment().meta(page)?.frame.store(0, Release);
+            self.pool.release(frame % self.segment().geometry().frames_per_rank);
+        }
+        self.locks.unlock(page, Mode::Exclusive)?;
+        Ok(None)
+    }
+
+    fn fetch_ahead(&mut self, pages: &[(u64, u32)]) -> Outcome {
+        let (Some(&(page, frame)), page_bytes) = (pages.first(), self.page_bytes()) else { return Ok(()) };
+        let bytes = self.locks.segment.bytes_of_run_mut(frame, pages.len() as u32);
+        self.locks.pace.point();
+        let n = self.backend.read_at(bytes, page * page_bytes)?;
+        bytes[n..].fill(0);
+        self.stats.fs_reads += 1;
+        self.stats.fs_read_bytes += n as u64;
+        self.stats.prefetched += pages.len() as u64;
+        for (_, frame) in pages {
+            let inserted = self.segment().valid(*frame).insert(0, page_bytes as u32);
+            assert!(inserted, "an empty list has room for a range");
+        }
+        Ok(())
+    }
+}
