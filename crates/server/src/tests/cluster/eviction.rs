@@ -236,7 +236,8 @@ fn a_cut_that_another_disk_refuses_fails() {
         a.call(Request::Spread { ino: f }).await.unwrap();
         let (object, offset, mtime) = (ObjectId { ino: f, stripe: 1 }, 5 << 20, Timespec::default());
         let op = Request::Write { object, offset, generation: 0, mtime, server_lock: true, kill_suidgid: false };
-        a.send(op, Some(Buf::zeroed(4096))).await.0.unwrap();
+        // Too large to be answered from memory: the block at the cut is on the disk alone.
+        a.send(op, Some(Buf::zeroed(1 << 20))).await.0.unwrap();
         let env = world.sim.node("client");
         let cut = async || {
             let set = SetAttr { size: Some(offset + 100), ..SetAttr::default() };
