@@ -22,7 +22,9 @@ pub const NAME_MAX: usize = 255;
 
 /// The first map of a cluster.
 pub fn first(cluster: u64, master: ServerInfo) -> ClusterMap {
-    ClusterMap { epoch: 1, cluster, servers: vec![master] }
+    let map = ClusterMap { epoch: 1, cluster, servers: vec![master] };
+    debug_assert_eq!(fault(&map), None, "the first server has the first targets");
+    map
 }
 
 /// What is wrong with a map, if something is.
@@ -61,6 +63,7 @@ pub fn new_targets(map: &ClusterMap, count: u16) -> Result<Vec<TargetId>, String
     if usize::from(pool) + usize::from(count) > TARGETS_MAX {
         return Err(format!("the cluster has {pool} targets, and {TARGETS_MAX} at most: {count} more are too many"));
     }
+    debug_assert!((pool..pool + count).all(|t| map.server_of(TargetId(t)).is_none()), "new targets are nobody's");
     Ok((pool..pool + count).map(TargetId).collect())
 }
 
@@ -125,6 +128,7 @@ pub fn take_in(map: &ClusterMap, server: &ServerInfo) -> Result<Option<ClusterMa
         ));
     }
     next.servers.push(server.clone());
+    debug_assert_eq!(fault(&next), None, "a map that was sound stays sound");
     Ok(Some(next))
 }
 

@@ -96,6 +96,7 @@ impl<E: Env> Cluster<E> {
 
     /// A beat that was sent at `sent_ns` has been answered, and nothing more is taken from sessions that have ended.
     pub(crate) fn heard_master(self: &Rc<Self>, sent_ns: u64) -> Result<()> {
+        debug_assert!(sent_ns <= self.worker.now_ns(), "an answer comes after its question");
         self.step.heard_ns.set(self.step.heard_ns.get().max(sent_ns));
         if self.step.holding.replace(false) {
             self.front()?.hold_mounts(false);
@@ -116,6 +117,7 @@ impl<E: Env> Cluster<E> {
         if !may {
             return self.grant_tokens().await;
         }
+        debug_assert!(self.known.borrow().len() < 2, "nobody goes without tokens in company");
         let before = self.step.alone_until_ns.replace(Some(until_ns));
         if before.is_none() {
             self.switch(false).await?;

@@ -77,7 +77,8 @@ impl Glimpses {
         self.last.set(self.last.get().wrapping_add(1));
         let id = self.common | u64::from(self.last.get());
         let (answer, receiver) = oneshot::channel();
-        self.asked.borrow_mut().insert(id, Asked { session, object, lock, asked_ns, answer });
+        let before = self.asked.borrow_mut().insert(id, Asked { session, object, lock, asked_ns, answer });
+        debug_assert!(before.is_none(), "a question's number is its own");
         (id, receiver)
     }
 

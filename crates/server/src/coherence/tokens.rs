@@ -88,7 +88,10 @@ impl Changing {
     pub fn end(&mut self) -> Option<u64> {
         if !std::mem::replace(&mut self.ended, true) {
             match self.id {
-                None => self.tokens.unguarded.set(self.tokens.unguarded.get() - 1),
+                None => {
+                    debug_assert!(self.tokens.unguarded.get() > 0, "a change ends once");
+                    self.tokens.unguarded.set(self.tokens.unguarded.get() - 1);
+                }
                 Some(id) => {
                     let mut inner = self.tokens.inner.borrow_mut();
                     inner.waiting.remove(&id);
@@ -155,6 +158,7 @@ impl Tokens {
         }
         let mut inner = self.inner.borrow_mut();
         let grant = inner.space.grant(now_ns, session, key, written).ok()?;
+        debug_assert!(grant.life_ns <= TOKEN_LIFE.as_nanos() as u64, "no token lives longer than is waited for");
         inner.pump();
         Some(TokenGrant { number: grant.number.0, life_ms: (grant.life_ns / 1_000_000) as u32 })
     }

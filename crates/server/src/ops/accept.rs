@@ -108,6 +108,7 @@ impl<E: Env> Cx<E> {
     /// Whether it was: if not, it has to go through.
     pub(super) fn accept_into(&self, write: &Accepting, payload: &[u8], accepted: &mut Accepted) -> bool {
         let (target, back) = (&self.target, &self.target.write_back);
+        debug_assert_eq!(write.range.len(), payload.len() as u64, "a write comes with its bytes");
         if self.way_of(write) != Way::Back || self.alive().is_err() {
             return false;
         }
@@ -139,6 +140,7 @@ impl<E: Env> Cx<E> {
     /// Appends the record of what was accepted, with the answer if it is one of the whole request.
     pub(super) fn append_accepted(&self, accepted: Accepted, reply: Option<&Reply>) -> Lsn {
         let (target, back) = (&self.target, &self.target.write_back);
+        debug_assert!(accepted.bytes > 0, "a record has what was accepted");
         let lsn = match reply {
             Some(reply) => self.append(accepted.txn, Order::Plain, reply, None),
             None => target.append(accepted.txn, Order::Plain),

@@ -95,7 +95,9 @@ impl<E: Env> Target<E> {
         if runs.is_empty() {
             return Ok(());
         }
+        debug_assert!(runs.iter().all(|run| run.start >= range.start && run.end <= range.end), "what was asked for");
         let plans = self.write_somewhere(object, &runs).await?;
+        debug_assert_eq!(plans.len(), runs.len(), "each run has its plan");
         add(&self.counters.flushes, 1);
         add(&self.counters.flush_runs, runs.len() as u64);
         let whole = matches!(runs[..], [run] if run.len() == UNIT);
@@ -179,6 +181,8 @@ impl<E: Env> Target<E> {
             }
             at += len;
         }
+        debug_assert_eq!(at, buf.len(), "the plans fill the buffer");
+        debug_assert_eq!(pieces.iter().map(|p| p.len).sum::<usize>(), buf.len(), "and all of it is written");
         let begun_ns = self.write_back.now_ns();
         let sizes = &self.counters.histograms.write;
         add(&self.counters.data_writes, pieces.len() as u64);
@@ -195,6 +199,7 @@ impl<E: Env> Target<E> {
     /// Returns blocks of which the latter is damaged: what was accepted gets its place, but they stay damaged.
     async fn fill(&self, plan: &WritePlan, aligned: &mut [u8]) -> Result<Vec<u64>> {
         let start = plan.aligned().start;
+        debug_assert_eq!(aligned.len() as u64, plan.aligned().len(), "whole blocks");
         let parts = self.data.borrow().delayed.within(plan.object, plan.range);
         let gaps = self.gaps(plan, &parts);
         let mut damaged = Vec::new();

@@ -58,6 +58,7 @@ impl Drop for Landing {
     fn drop(&mut self) {
         let mut flying = self.landings.flying.borrow_mut();
         let last = flying.get_mut(&self.session).is_some_and(|one| {
+            debug_assert!(one.count > 0, "what lands has set out");
             one.count -= 1;
             one.count == 0
         });

@@ -41,6 +41,7 @@ impl Opens {
     pub fn close(&mut self, session: SessionId, ino: Ino, access: Access) -> bool {
         let Some(sessions) = self.inodes.get_mut(&ino) else { return false };
         let Some(count) = sessions.get_mut(&session) else { return false };
+        debug_assert!(count.all > 0 && count.writing <= count.all, "who is in the table has it open");
         count.all = count.all.saturating_sub(1);
         count.writing = count.writing.saturating_sub(u64::from(access.write)).min(count.all);
         if count.all == 0 {
@@ -67,6 +68,8 @@ impl Opens {
         }
         self.closed.insert((ino, session), access);
         self.closed_order.push_back((ino, session));
+        debug_assert_eq!(self.closed.len(), self.closed_order.len(), "each is in the order once");
+        debug_assert!(self.closed.len() <= CLOSED_MAX, "bounded");
     }
 
     /// How a session has an inode open, or had it lately. Whether it is open for reading is told of closed ones alone:

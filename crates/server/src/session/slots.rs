@@ -104,6 +104,7 @@ impl Slots {
                 }
                 let (sender, receiver) = oneshot::channel();
                 waiting.push(sender);
+                debug_assert!(waiting.len() <= WAITING_MAX, "bounded");
                 return Begin::Running(receiver);
             }
             Live::Running { seq, .. } | Live::Answered { seq, .. } if *seq > id.seq => return Begin::Old,
@@ -146,6 +147,8 @@ impl Slots {
     pub fn log(&mut self, session: SessionId, id: RequestId) -> bool {
         let Some(slot) = self.slots.get_mut(&(session, id.slot)) else { return false };
         let last = matches!(slot.live, Live::Running { seq, .. } | Live::Answered { seq, .. } if seq == id.seq);
+        let older = matches!(slot.live, Live::Running { seq, .. } | Live::Answered { seq, .. } if seq < id.seq);
+        debug_assert!(!older, "a slot never goes back");
         slot.logged |= last;
         last
     }
@@ -153,7 +156,9 @@ impl Slots {
     /// A logged answer found at recovery.
     pub fn load(&mut self, session: SessionId, slot: u16, record: SlotRecord) {
         let live = Live::Answered { seq: record.seq, answer: record.answer };
-        self.slots.insert((session, slot), Slot { logged: true, kept_open: record.open, ended_open: None, live });
+        let loaded = Slot { logged: true, kept_open: record.open, ended_open: None, live };
+        let before = self.slots.insert((session, slot), loaded);
+        debug_assert!(before.is_none(), "a slot has one item");
     }
 
     /// Opens that requests of an earlier run made.

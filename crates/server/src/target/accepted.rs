@@ -55,6 +55,7 @@ impl<E: Env> Target<E> {
             self.append(txn, Order::Plain);
         }
         self.flush_all().await?;
+        debug_assert!(self.data.borrow().delayed.is_empty(), "what an earlier process left is on the disk");
         let memory = self.data.borrow().memory();
         if let Some(number) = memory {
             let mut txn = Txn::default();
@@ -144,6 +145,7 @@ impl<E: Env> Target<E> {
             loaded.push((*object, part.range, bytes));
         }
         let sum: u64 = loaded.iter().map(|(_, range, _)| range.len()).sum();
+        debug_assert!(sum <= SYNC_LOG_BYTES && loaded.len() <= SYNC_LOG_EXTENTS, "no more than was reserved");
         let mut txn = Txn::default();
         let extents = loaded.iter().map(|(object, range, bytes)| (*object, *range, &bytes[..]));
         self.data.borrow_mut().delayed.log(extents, &mut txn);
@@ -165,6 +167,8 @@ impl<E: Env> Target<E> {
     pub async fn close(&self, env: &E) -> std::result::Result<(), ZoneError> {
         self.write_back.stop();
         let flushed = self.flush_all().await;
+        let is_empty = self.data.borrow().delayed.is_empty();
+        debug_assert!(flushed.is_err() || is_empty, "nothing is accepted any more, and all of it has been flushed");
         self.give_up_memory(env).await;
         self.closed.set(true);
         self.zone.checkpoint().await?;

@@ -49,6 +49,7 @@ impl DiskQueue {
     }
 
     fn enter(self: &Rc<Self>, bytes: u64) -> Turn {
+        debug_assert!(self.has_room(bytes), "whoever enters has room");
         self.busy.set(self.busy.get() + bytes);
         Turn { queue: Some(self.clone()), bytes }
     }
@@ -91,6 +92,7 @@ impl DiskQueue {
 impl Drop for Turn {
     fn drop(&mut self) {
         if let Some(queue) = self.queue.take() {
+            debug_assert!(queue.busy.get() >= self.bytes, "what leaves the disk was counted");
             queue.busy.set(queue.busy.get() - self.bytes);
             queue.admit();
         }

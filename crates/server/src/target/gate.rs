@@ -38,6 +38,7 @@ impl<K: Ord + Clone> Queue<K> {
     }
 
     fn enter(&mut self, hold: Hold) {
+        debug_assert!(self.admits(hold), "who comes in does not conflict with who is in");
         match hold {
             Hold::Shared => self.shared += 1,
             Hold::Exclusive => self.exclusive = true,
@@ -45,6 +46,7 @@ impl<K: Ord + Clone> Queue<K> {
     }
 
     fn leave(&mut self, hold: Hold) {
+        debug_assert!(if hold == Hold::Shared { self.shared > 0 } else { self.exclusive }, "who leaves was in");
         match hold {
             Hold::Shared => self.shared -= 1,
             Hold::Exclusive => self.exclusive = false,

@@ -84,6 +84,7 @@ pub struct Edge {
 impl Edges {
     /// Takes a place for each block that `range` covers in part, ascending.
     pub fn enter(&self, object: ObjectId, range: ByteRange) -> Vec<Edge> {
+        debug_assert!(!range.is_empty(), "a write has bytes");
         let (first, last) = (range.start / BLOCK, range.end / BLOCK);
         let head = !range.start.is_multiple_of(BLOCK);
         let tail = !(range.end.is_multiple_of(BLOCK) || (head && last == first));

@@ -116,6 +116,7 @@ impl Drop for SpanGuard {
         {
             let mut table = self.table.borrow_mut();
             let Some(spans) = table.objects.get_mut(&self.object) else { return };
+            debug_assert!(spans.held.iter().any(|s| s.id == self.id), "a guard's span is held");
             spans.held.retain(|s| s.id != self.id);
             let mut blocked: Vec<Span> = Vec::new();
             let mut still = VecDeque::new();
@@ -127,6 +128,7 @@ impl Drop for SpanGuard {
                     blocked.push(span);
                     still.push_back((span, waiter));
                 } else {
+                    debug_assert!(!spans.held.iter().any(|s| s.conflicts(&span)), "held spans do not conflict");
                     spans.held.push(span);
                     granted.push((span.id, waiter));
                 }

@@ -256,6 +256,7 @@ impl<E: Env> WriteBack<E> {
             into.copy_from_slice(bytes.get(from..from + into.len()).ok_or(Errno::Io)?);
             return Ok(());
         }
+        debug_assert_eq!(part.range.len(), into.len() as u64, "a part is loaded whole");
         if part.memory.is_left() {
             let left = self.left.borrow();
             let from = part.at() as usize;
@@ -282,7 +283,9 @@ impl<E: Env> WriteBack<E> {
     /// The memory of extents that `lsn` has cut.
     pub fn bury(&self, lsn: Lsn, dead: Vec<Rc<Memory>>) {
         if !dead.is_empty() {
-            self.buried.borrow_mut().push_back((lsn, dead));
+            let mut buried = self.buried.borrow_mut();
+            debug_assert!(buried.back().is_none_or(|(before, _)| *before <= lsn), "in the order of the log");
+            buried.push_back((lsn, dead));
         }
     }
 
@@ -324,6 +327,7 @@ impl<E: Env> WriteBack<E> {
     pub fn give_up(&self, data: &mut DataStore, txn: &mut Txn) -> Option<u64> {
         let area = self.area.take()?;
         self.missed_ns.set(self.now_ns());
+        debug_assert!(data.delayed.is_empty(), "memory goes when nothing lies in it");
         data.set_memory(None, txn);
         Some(area.number)
     }

@@ -123,7 +123,9 @@ impl Intents {
 
     pub(super) fn new_tx(&mut self) -> TxId {
         self.next += 1;
-        TxId { coordinator: self.id, number: self.next }
+        let tx = TxId { coordinator: self.id, number: self.next };
+        debug_assert!(!self.undecided.contains(&tx) && !self.committed.contains_key(&tx), "a number is used once");
+        tx
     }
 
     /// Whether every promise and every decision is finished, but for those that wait for other servers: they are
@@ -224,6 +226,10 @@ pub async fn prepare<E: Env>(
         // Promised in an earlier run, and held since it was read.
         return Ok(Told::Done);
     }
+    debug_assert!(tx.coordinator != target.id, "who decides promises itself nothing");
+    debug_assert!(parts.iter().all(|part| part.target() == target.id), "each participant gets its own part");
+    let is_here = worker.routes.is_local(tx.coordinator);
+    debug_assert!(promise == Promise::Logged || is_here, "a promise in memory ends with the server of who decides");
     target.zone.reserve(growth(&parts) * 2).await?;
     let guard = target.names.take(keys(&parts)).await;
     if let Err(refusal) = target.meta.borrow().check_parts(&parts) {

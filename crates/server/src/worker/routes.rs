@@ -28,6 +28,8 @@ pub struct Routes {
 impl Routes {
     /// Routes of a server with these targets, ascending, in a cluster of `pool`: spread over the workers in turn.
     pub fn new(local: Vec<TargetId>, workers: u16, pool: u16) -> Routes {
+        debug_assert!(local.is_sorted() && workers < ELSEWHERE, "targets ascend, and each worker has a number");
+        debug_assert!(local.len() <= usize::from(pool), "a cluster has the targets of its servers");
         let mut owners = vec![ELSEWHERE; local.last().map_or(0, |t| usize::from(t.0) + 1)];
         for (at, target) in local.iter().enumerate() {
             owners[usize::from(target.0)] = (at % usize::from(workers.max(1))) as u16;

@@ -62,7 +62,9 @@ impl Carried {
 
     /// Notes a decision that is logged with its changes.
     pub(in crate::tx) fn decide(&mut self, tx: TxId, participants: Vec<TargetId>) {
-        self.known.insert(tx, participants);
+        debug_assert!(!participants.is_empty(), "an operation of one target needs no decision");
+        let before = self.known.insert(tx, participants);
+        debug_assert!(before.is_none(), "an operation is decided once");
     }
 
     /// Whether the operation was decided and is not forgotten yet.
@@ -90,6 +92,7 @@ pub(in crate::tx) fn carry_out<E: Env>(
     lsn: Lsn,
     participants: Vec<TargetId>,
 ) {
+    debug_assert!(participants.iter().all(|t| worker.routes.is_local(*t)), "promises in memory are of this server");
     let (worker, target) = (worker.clone(), target.clone());
     worker.env.clone().spawn(async move {
         if target.zone.stable(lsn).await.is_err() {
