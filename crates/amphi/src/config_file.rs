@@ -100,7 +100,7 @@ workers = 1
 worker_spin_us = 200
 
 # What tunables of this server begin with, by the names that `amphi get 'server.*'` shows, without "server.".
-# tunables = { sync_interval_ms = 1000, checkpoint_bytes = "16M", lock_growth = true }
+# tunables = { sync_interval_ms = 1000, checkpoint_bytes = "16M", checksums = true }
 
 # Whether the zones lie on rotating disks: true, false, or "auto" to look at their devices. Mounts then send only larger
 # requests past their caches.
@@ -201,10 +201,7 @@ mod tests {
         let all = all.join("\n");
         let full = ConfigFile::parse(&all).expect("with all fields");
         let tunables: Vec<_> = full.tunables.iter().map(|(name, value)| format!("{name}={value}")).collect();
-        assert_eq!(
-            tunables,
-            ["server.checkpoint_bytes=16M", "server.lock_growth=true", "server.sync_interval_ms=1000"]
-        );
+        assert_eq!(tunables, ["server.checkpoint_bytes=16M", "server.checksums=true", "server.sync_interval_ms=1000"]);
         assert_eq!((full.zone_size, full.join.len(), full.advertise.len()), (Some(1 << 40), 1, 1));
         let (_, error) = ConfigFile::parse("no_such = 1").expect_err("unknown");
         let fields: Vec<&str> = error.split('`').skip(3).step_by(2).collect();

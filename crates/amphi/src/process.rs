@@ -70,7 +70,7 @@ pub fn client_config(cache: Option<u64>, tunables: &[String]) -> Outcome<ClientC
             continue;
         }
         Client::check_tunable(name, value).map_err(|e| {
-            let advice = did_you_mean(name, Client::tunable_names());
+            let advice = did_you_mean(name, Client::tunables().iter().map(|row| row.name));
             let hint = if e.starts_with("no tunable") { advice } else { String::new() };
             Failure::refused(format!("--set {t}: {e}{hint}"))
         })?;

@@ -1,12 +1,7 @@
 //! Whether a file lies on a rotating disk.
 //!
-//! Owns: following a file to the devices below it, in `/sys`. Does not own: what follows from that (`hybrid.rotating`
-//! of a mount).
-//!
-//! Partitions count as their disk, volumes and loop devices as what lies below them, one rotating part of several as
-//! the whole. A virtual disk is not believed: whatever its driver does not say is 1, and what lies behind it is unknown
-//! (a flash disk behind virtio says that it rotates). Unknown is "no": the thresholds of rotating disks are the
-//! exception.
+//! Owns: following a file to the devices below it, in `/sys`. Does not own: what follows from that (a mount's large
+//! thresholds for rotating storage).
 
 use clap::ValueEnum;
 use serde::Deserialize;

@@ -23,6 +23,7 @@ use crate::writeback::write_behind;
 use crate::writeback::writeback_errors;
 use amphi_dlm::Mode;
 use amphi_env::Buf;
+use amphi_types::tunable::Row;
 use amphi_types::{Attr, ByteRange, Cred, Errno, Ino, Kind, Result, SetAttr};
 use amphi_wire::{RenameMode, XattrMode};
 use std::future::Future;
@@ -53,9 +54,9 @@ impl Client {
         Tunables::new().set(pattern, value).map(|_| ())
     }
 
-    /// Names of the tunables of mounts; those of servers are the servers' to tell.
-    pub fn tunable_names() -> impl Iterator<Item = &'static str> {
-        TABLE.iter().map(|row| row.name)
+    /// The tunables of mounts; those of servers are in that crate.
+    pub fn tunables() -> &'static [Row] {
+        TABLE
     }
 
     /// How many bytes of memory should wait for the cache at the moment, touched ahead of their use
@@ -99,12 +100,6 @@ impl Client {
     /// meanwhile.
     pub fn lends_directories(&self, rule: Rule) -> bool {
         sharing::knows_directories(&self.mount, rule)
-    }
-
-    /// Whether it matters what [`Ctx::io_mode`] or [`Ctx::job`] says.
-    pub fn heeds_environment(&self) -> bool {
-        let jobs = self.mount.tunables.on(Knob::Jobs) && !self.mount.jobs.variables.is_empty();
-        self.mount.tunables.on(Knob::ProcessMode) || jobs
     }
 
     /// Variables of an environment that name a job ([`JobName::find`](crate::JobName::find)).
@@ -374,7 +369,7 @@ impl Client {
         data: &mut Buf,
         hints: Hints,
     ) -> Option<usize> {
-        let source = ops::write::source(&self.mount, offset, data);
+        let source = ops::write::source(offset, data);
         ops::write::try_write(&self.mount, ctx, file, offset, source, hints)
     }
 
@@ -382,11 +377,6 @@ impl Client {
     /// out for the next ones, without waiting, once a second at most.
     pub fn learn_end(&self, file: &OpenFile) {
         ops::attr::learn_end(&self.mount, &file.file);
-    }
-
-    /// Whether `try_write_buf` may keep memory.
-    pub fn keeps_units(&self) -> bool {
-        self.mount.tunables.on(Knob::Adopt)
     }
 
     /// Writes all of `data`, whose memory the cache may keep. The offset is ignored for files opened to append. `data`

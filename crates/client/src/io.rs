@@ -377,15 +377,17 @@ async fn tick<E: Env>(env: E, mount: Arc<Mount>, links: Rc<Links<E>>) {
 /// Measures the memory groups of this process and of callers.
 pub(crate) fn look_at_memory(mount: &Mount) {
     let Some(read) = &mount.host.read_text else { return };
-    let percent = mount.tunables.get(Knob::MemoryPercent);
     let trees = mount.policy.memory_trees.get_or_init(|| memory_groups::Trees::find(&**read));
-    let is_short = || memory_groups::own_groups(&**read).is_some_and(|text| trees.is_short(&**read, &text, percent));
+    let is_short = || {
+        memory_groups::own_groups(&**read)
+            .is_some_and(|text| trees.is_short(&**read, &text, memory_groups::SHORT_PERCENT))
+    };
     let short = is_short();
     amphi_env::buf::decay(short);
     // What only waits for its next use is given back before anybody is sent another way for it.
     mount.policy.group_short.store(short && is_short(), Ordering::Relaxed);
     if mount.tunables.on(Knob::Memory) && mount.tunables.on(Knob::CallerMemory) {
-        let looks = mount.policy.callers.look(&**read, trees, percent, mount.clock.now_ns());
+        let looks = mount.policy.callers.look(&**read, trees, memory_groups::SHORT_PERCENT, mount.clock.now_ns());
         if looks > 0 {
             mount.stats.bytes(Count::CallerLook, looks as u64);
         }

@@ -111,9 +111,6 @@ impl ClientFs {
 
     /// With what the environment of the process says as well, for opens.
     fn opener(&self, caller: &Caller<'_>) -> Ctx {
-        if !self.client.heeds_environment() {
-            return self.ctx(caller);
-        }
         let Said { mode, job } = self.environments.said(caller.tid, self.client.job_variables());
         Ctx { io_mode: mode, job, ..self.ctx(caller) }
     }
@@ -638,7 +635,7 @@ impl FileSystem for ClientFs {
     }
 
     fn keeps_units(&self) -> bool {
-        self.client.keeps_units()
+        true
     }
 
     fn keeps_locks(&self) -> bool {

@@ -42,3 +42,4 @@ pub use folder::OWN_KEY;
 pub use fsck::{CheckData, Finding, Report, fsck, fsck_folders};
 pub use server::{Seeds, Server, WorkerSeed, run_worker};
 pub use threads::run_threads;
+pub use tunables::TABLE as TUNABLES;

@@ -47,6 +47,10 @@ use amphi_wire::{Answer, Call, Reply, Request, RequestId, Tokens};
 use std::cell::Cell;
 use std::rc::Rc;
 
+/// How often an operation over several targets is planned again when what it was planned for has changed meanwhile.
+/// Each time another operation got on; 64 in a row were never seen.
+const PLAN_TRIES: usize = 64;
+
 /// Whether a request changes nothing that is remembered, so that it may simply be executed again.
 fn is_repeatable(op: &Request) -> bool {
     matches!(

@@ -18,7 +18,7 @@ use crate::ops::scrub::scrub_agent;
 use crate::session::manager::{Door, Front, end_everywhere};
 use crate::target::Target;
 use crate::target::records::HomeRecord;
-use crate::tunables::{SharedTunables, Tunables};
+use crate::tunables::{Knob, SharedTunables, Tunables};
 use crate::worker::message::{Hail, Message, Question, Told};
 use crate::worker::routes::{Routes, SharedRoutes};
 use crate::worker::{RING_MESSAGES, Worker};
@@ -129,7 +129,7 @@ async fn open_worker<E: Env>(env: E, seed: WorkerSeed) -> (Rc<Worker<E>>, MeshRx
         match folder::open_target(
             &env,
             &config,
-            tunables.log_memory.is_on(),
+            tunables.on(Knob::LogMemory),
             id.0,
             routes.pool(),
             &counters,

@@ -126,9 +126,7 @@ impl Shape {
         let together = [
             ("writeback.batch", one(&["on", "on", "on", "off"])),
             ("writeback.small_bytes", one(&["4K", "64K", "1M"])),
-            ("client.close_batch", one(&["on", "on", "on", "off"])),
             ("writeback.pipeline_bytes", one(&["64K", "1M", "16M", "0"])),
-            ("writeback.lend", one(&["on", "on", "on", "off"])),
         ];
         let tunables = tunables.into_iter().chain(together).map(|(n, v)| (n.to_string(), v)).collect();
         let mut accepting = Dice::new(seed, 19);

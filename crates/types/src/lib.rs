@@ -3,7 +3,8 @@
 //! Owns: the vocabulary every other crate speaks, and the pure arithmetic of placement (`layout`) and
 //! routing (`ids`). Does not own: messages (`wire`), disk layout of zones (`zone`), or any I/O.
 //!
-//! Invariants: no I/O, no clock, no randomness, no global state; every function is pure.
+//! Invariants: no I/O, no clock, no randomness, no global state; every function is pure but those of
+//! `tunable::Values`, which keeps what was set.
 #![forbid(unsafe_code)]
 
 pub mod attr;
@@ -15,6 +16,7 @@ pub mod limits;
 pub mod name;
 pub mod range;
 pub mod setting;
+pub mod tunable;
 
 pub use attr::{Attr, Caps, Cred, Kind, SetAttr, TimeSet, Timespec};
 pub use errno::{Errno, Result};

@@ -1,7 +1,6 @@
 //! How values of tunables are written, and patterns of their names: the same for those of mounts and of servers.
 //!
-//! Owns: sizes, switches, patterns. Does not own: tables of tunables (`client::telemetry::tunables`,
-//! `server::tunables`).
+//! Owns: sizes, switches, patterns. Does not own: tables of tunables and their values (`tunable`).
 
 /// Reads a number of bytes with an optional suffix `K`, `M`, `G`, `T` (also `KiB`, `KB`: all powers of 1024), such as
 /// `4096`, `64K` or `1.5 GiB`.

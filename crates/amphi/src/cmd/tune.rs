@@ -108,3 +108,28 @@ fn set(mount: &Path, assignment: &str) -> Outcome {
     shown.notes.iter().for_each(|note| process::say(note));
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use amphi_types::tunable::Row;
+
+    /// Goal: docs/TUNABLES.md has every tunable with its default, values and meaning, and nothing else; at most 50 of
+    /// them are for people. Method: the rows of both tables, in their order, beside those of the document.
+    #[test]
+    fn the_document_has_all_of_them() {
+        let rows = || amphi_client::Client::tunables().iter().chain(amphi_server::TUNABLES);
+        let line =
+            |row: &Row| format!("| `{}` | {} | {} | {} | ", row.name, row.default_text(), row.range_text(), row.help);
+        let document = include_str!("../../../../docs/TUNABLES.md");
+        let (people, tests) = document.split_once("\n## For tests").expect("two parts");
+        for (part, for_tests) in [(people, false), (tests, true)] {
+            let shown: Vec<_> = part.lines().filter(|l| l.starts_with("| `")).collect();
+            let wanted: Vec<_> = rows().filter(|row| row.for_tests == for_tests).map(line).collect();
+            for (shown, wanted) in shown.iter().zip(&wanted) {
+                assert!(shown.starts_with(wanted.as_str()), "it says\n{shown}\nand should say\n{wanted}WHERE FROM |");
+            }
+            assert_eq!(shown.len(), wanted.len(), "rows for tests: {for_tests}");
+        }
+        assert!(rows().filter(|row| !row.for_tests).count() <= 50);
+    }
+}

@@ -449,8 +449,6 @@ fn processes_choose_by_their_environment() {
         assert!(sh.status().expect("sh runs").success());
         assert_eq!(one.reasons("write"), ["direct_user"]);
     }
-    one.set("hybrid.process_mode=off");
-    assert_eq!(dd(Some("direct")), ["buffered_small"], "switched off");
     one.end(&bytes);
 }
 

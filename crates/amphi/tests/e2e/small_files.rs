@@ -37,8 +37,8 @@ fn three_thousand_small_files() {
     for (switch, mounts) in [("off", 1), ("on", 1), ("off", 2), ("on", 2)] {
         let place = Place::new();
         let server = place.server(&[]);
-        let batch = [format!("writeback.batch={switch}"), format!("client.close_batch={switch}")];
-        let set = ["--set", &batch[0], "--set", &batch[1]];
+        let batch = format!("writeback.batch={switch}");
+        let set = ["--set", &batch];
         let names = ["mount", "other"];
         let daemons: Vec<_> = names[..mounts].iter().map(|name| place.mount_at(name, &set)).collect();
         let dirs: Vec<_> = names[..mounts].iter().map(|name| place.path(name)).collect();

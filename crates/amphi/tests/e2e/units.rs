@@ -1,7 +1,7 @@
 //! Writes of whole units of the cache, whose memory the cache keeps, among writes that are copied; all bytes compared.
 
 use crate::harness::{Place, Random, counter, eventually, pattern, run};
-use rustix::fs::{OFlags, XattrFlags, setxattr};
+use rustix::fs::OFlags;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
@@ -46,8 +46,6 @@ fn a_lone_stream_finds_its_next_bytes_warm() {
     // Beside other programs the mount may have more than one reader for a while.
     eventually("a lone stream", || pass(1) > 32);
     assert_eq!(pass(5), 0);
-    setxattr(&mount, "user.amphi.set", b"cache.warm_bytes=0", XattrFlags::empty()).expect("switch");
-    assert_eq!(pass(1), 0);
     drop(file);
     daemon.stop();
     place.fsck();
@@ -117,10 +115,6 @@ fn kept_memory_holds_what_was_written() {
         running.into_iter().map(|r| r.join().expect("a thread's work")).collect()
     });
     models.iter().for_each(|m| expected.extend(m));
-    setxattr(&mount, "user.amphi.set", b"cache.adopt=off", XattrFlags::empty()).expect("switch");
-    let before = adopted(&mount);
-    expected[..REGION].copy_from_slice(&work(&path, 0, 60));
-    assert_eq!(adopted(&mount), before, "switched off");
     assert!(fs::read(&path).expect("read") == expected, "as programs see it");
     open(&path, OFlags::empty()).sync_all().expect("fsync");
     let mut past = vec![0; expected.len()];

@@ -120,10 +120,10 @@ impl PageCache {
     /// Takes dirty bytes at the start of `range` out for write-back, dirty without a gap and not in flight. Returns
     /// them in a buffer whose first byte lies as the file offset does. They stay readable.
     ///
-    /// Whole units that lie in one piece of memory (`slab`) are lent if `lend`, as many of a chunk as there are;
-    /// otherwise all that there is is copied.
-    pub(crate) fn take_dirty(&self, file: &File, range: ByteRange, lend: bool) -> Option<(ByteRange, Buf)> {
-        if lend && let Some(lent) = self.lend_dirty(file, range) {
+    /// Whole units that lie in one piece of memory (`slab`) are lent, as many of a chunk as there are; otherwise all
+    /// that there is is copied.
+    pub(crate) fn take_dirty(&self, file: &File, range: ByteRange) -> Option<(ByteRange, Buf)> {
+        if let Some(lent) = self.lend_dirty(file, range) {
             return Some(lent);
         }
         let mut buf = crate::data::scratch_for(range);

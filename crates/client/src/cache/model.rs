@@ -62,7 +62,7 @@ fn matches_bytes(size: u64, seeds: Range<u64>, steps: u64) -> (u64, u64) {
                 runs.iter().for_each(|run| {
                     let mut rest = *run;
                     while !rest.is_empty() {
-                        let (taken, buf) = cache.take_dirty(&file, rest, true).expect("a dirty run has dirty bytes");
+                        let (taken, buf) = cache.take_dirty(&file, rest).expect("a dirty run has dirty bytes");
                         *(if buf.is_whole() { &mut copied_bytes } else { &mut lent_bytes }) += taken.len();
                         let then = truth[taken.start as usize..taken.end as usize].to_vec();
                         flights.push((taken, buf, then));
@@ -100,10 +100,8 @@ fn matches_bytes(size: u64, seeds: Range<u64>, steps: u64) -> (u64, u64) {
                 }
                 4 => {
                     for run in cache.dirty_runs(&file, range) {
-                        let lend = w.rand(8) > 0;
-                        let (taken, buf) = cache.take_dirty(&file, run, lend).expect("a dirty run has dirty bytes");
+                        let (taken, buf) = cache.take_dirty(&file, run).expect("a dirty run has dirty bytes");
                         assert_eq!((taken.start, taken.len()), (run.start, buf.len() as u64));
-                        assert!(lend || buf.is_whole());
                         *(if buf.is_whole() { &mut copied_bytes } else { &mut lent_bytes }) += taken.len();
                         let then = truth[taken.start as usize..taken.end as usize].to_vec();
                         flights.push((taken, buf, then));
@@ -220,7 +218,7 @@ fn looking_in_vain_is_no_use() {
         }
         cache.evict(0);
         assert_eq!(cache.used_bytes(), 0);
-        let rule = Rule { window_pages: 2 * UNIT / PAGE, fraction: 16, probe: 8, inherit: false, cache_pages: 1 << 20 };
+        let rule = Rule { window_pages: 2 * UNIT / PAGE, probe: 8, cache_pages: 1 << 20 };
         assert_eq!(file.locality.speaks_for_direct(rule, || 0), !again);
     }
 }

@@ -18,7 +18,6 @@
 //! about 200 bytes each.
 
 use crate::mount::Mount;
-use crate::telemetry::tunables::Knob;
 use amphi_dlm::TokenKey;
 use amphi_types::{Attr, Ino};
 use amphi_wire::{DirectoryAfter, Request};
@@ -276,7 +275,7 @@ pub(crate) fn asking(mount: &Mount) -> Asked {
 /// The answer to a question shows a directory.
 pub(crate) fn shown(mount: &Mount, asked: Asked, attr: Attr) {
     let Asked { rule, events } = asked;
-    if rule & 1 == 1 && mount.coherence.company.rule() == rule && mount.tunables.on(Knob::KeepDirectories) {
+    if rule & 1 == 1 && mount.coherence.company.rule() == rule {
         mount.coherence.directories.change().shown(attr.ino, rule, events, attr);
     }
 }

@@ -35,14 +35,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 /// the file notes of them, so only what nobody uses goes. The bound of `locks.max` keeps what is presented to a
 /// restarted server, 30 bytes a lock, below one message.
 fn limits_of(tunables: &Tunables) -> CacheLimits {
-    let together = tunables.on(Knob::BatchCancels);
-    let limits = CacheLimits::default();
     CacheLimits {
         max_age_ns: tunables.get(Knob::LocksMaxAgeS) * 1_000_000_000,
         max_locks: tunables.get(Knob::LocksMax) as usize,
-        cancel_linger_ns: if together { limits.cancel_linger_ns } else { 0 },
-        cancel_batch: if together { limits.cancel_batch } else { 1 },
-        ..limits
+        ..CacheLimits::default()
     }
 }
 

@@ -195,8 +195,6 @@ impl OpenFile {
 
     /// Notes a piece for the next one.
     pub(crate) fn note_piece(&self, way: Way, stream: u32, range: ByteRange, may_continue: bool) {
-        // The core is asked only where the answer counts: small requests pass by.
-        let may_continue = may_continue && self.mount.upgrade().is_some_and(|c| c.tunables.on(Knob::Pieces));
         if !may_continue && self.pieces_open.load(Relaxed) == 0 {
             return;
         }

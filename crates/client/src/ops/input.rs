@@ -17,6 +17,7 @@ use crate::ops::read;
 use crate::policy::decision::{self, Input, Mode, Reason};
 use crate::policy::kernel_reads::{self, Server};
 use crate::policy::locality::Rule;
+use crate::policy::memory_groups::SHORT_PERCENT;
 use crate::telemetry::stats::{Copied, Count, Way};
 use crate::telemetry::tunables::Knob;
 use amphi_types::{ByteRange, Errno, IoMode, Result, limits};
@@ -49,7 +50,7 @@ impl Mount {
             o_direct: open.flags.direct,
             open_mode: open.io_mode(),
             file_mode: file.io_mode(),
-            process_mode: open.process_mode.filter(|_| t.on(Knob::ProcessMode)),
+            process_mode: open.process_mode,
             mount_mode: t.mode(),
             large_bytes,
             small_bytes,
@@ -77,9 +78,8 @@ impl Mount {
     pub(crate) fn passes_cache_by(&self, open: &OpenFile, way: Way, bytes: u64) -> bool {
         let t = &self.tunables;
         let file = &open.file;
-        let process_mode = open.process_mode.filter(|_| t.on(Knob::ProcessMode));
         bytes >= t.get(Knob::Small)
-            && decision::asked([open.io_mode(), file.io_mode()], process_mode, t.mode()) == IoMode::Auto
+            && decision::asked([open.io_mode(), file.io_mode()], open.process_mode, t.mode()) == IoMode::Auto
             && self.lacks_locality(file, way, bytes, false)
             && !(t.on(Knob::Learn) && self.policy.learned.cache_is_faster(way, bytes))
     }
@@ -100,7 +100,7 @@ impl Mount {
     }
 
     fn share(&self, limit: u64) -> u64 {
-        limit / 100 * self.tunables.get(Knob::MemoryPercent)
+        limit / 100 * SHORT_PERCENT
     }
 
     /// The large threshold: higher where the file lies on rotating storage (FEATURES H12).
@@ -112,7 +112,7 @@ impl Mount {
         };
         let (plain, rotating) = (t.get(plain), t.get(rotating));
         let known = &self.policy.rotating;
-        let matters = bytes >= plain && bytes < rotating && t.on(Knob::Rotating) && known.are_there();
+        let matters = bytes >= plain && bytes < rotating && known.are_there();
         let held = || known.hold(file.ino, &file.layout(), file.size().saturating_add(bytes));
         if matters && held() { rotating } else { plain }
     }
@@ -155,9 +155,7 @@ impl Mount {
         }
         let rule = Rule {
             window_pages: t.get(Knob::LocalityPages),
-            fraction: t.get(Knob::LocalityFraction),
             probe: t.get(Knob::LocalityProbe),
-            inherit: t.on(Knob::LocalityInherit),
             cache_pages: t.get(Knob::CacheBytes) / PAGE,
         };
         let least = || if t.on(Knob::Learn) { self.policy.learned.least_share(way, bytes) } else { 0 };
@@ -184,13 +182,12 @@ pub(crate) fn front_cache(mount: &Mount, open: &OpenFile) -> FrontCache {
         (attr.perm & 0o111 != 0, attr.size)
     };
     let only_reads = open.flags.read && !open.flags.write && !open.flags.direct && !open.flags.truncate;
-    let process_mode = open.process_mode.filter(|_| t.on(Knob::ProcessMode));
     // In company who holds the attributes' token knows that nobody else has the file open for writing.
     let written = || file.has_writers() || !(alone || tokens::holds_attributes(mount, file.ino));
     let server = kernel_reads::decide(&kernel_reads::Input {
         on: t.on(Knob::KernelReads),
         only_reads,
-        asked: decision::asked([open.io_mode(), file.io_mode()], process_mode, t.mode()),
+        asked: decision::asked([open.io_mode(), file.io_mode()], open.process_mode, t.mode()),
         contended: t.on(Knob::Contention) && mount.is_contended(file),
         written: only_reads && written(),
         executable,

@@ -40,6 +40,14 @@ use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// How often bytes are fetched into the cache before a read goes by it: they may be evicted or spoiled meanwhile.
 const TRIES: usize = 4;
+/// Largest request that fills the cache, bytes: what a server reads in one piece, and no more is fetched for nothing
+/// when a stream turns away.
+const FILL_BYTES: u64 = 1 << 20;
+/// Requests of the present size that a stream is read ahead of (docs/EXPERIMENTS.md).
+const AHEAD_REQUESTS: u64 = 10;
+/// Largest read behind which the next one's bytes are brought near (`warm_next`), bytes: beyond, they would push each
+/// other out of a core's cache again.
+const WARM_BYTES: u64 = 256 << 10;
 /// Fills start and end at multiples of this, bytes: the page of the servers' storage.
 const PAGE: u64 = 4096;
 /// Bytes that the processor fetches at once.
@@ -185,7 +193,7 @@ pub(crate) fn try_lend(
 
 /// See `Client::warm_next`.
 pub(crate) fn warm_next(mount: &Mount, open: &OpenFile, offset: u64, len: u64) {
-    if len > mount.tunables.get(Knob::WarmBytes) || open.flags.direct {
+    if len > WARM_BYTES || open.flags.direct {
         return;
     }
     let end = offset.saturating_add(len);
@@ -334,7 +342,8 @@ pub(crate) async fn direct(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRang
 
 async fn direct_under(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange, under: Under) -> Result<Segments> {
     let pieces = direct_pieces(file, range).into_iter();
-    let parts = in_flight(mount, pieces.map(|(object, part)| damaged::prefix(mount, file, object, part, under))).await;
+    // All at once (FEATURES H7).
+    let parts = join_all(pieces.map(|(object, part)| damaged::prefix(mount, file, object, part, under))).await;
     let mut data = Segments::new();
     let mut error = None;
     for (bytes, end) in parts {
@@ -348,18 +357,6 @@ async fn direct_under(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange, un
         Some(e) if data.is_empty() => Err(e),
         _ => Ok(data),
     }
-}
-
-/// What all pieces of a direct request bring: at once (FEATURES H7), or one after the other where that is switched off.
-pub(crate) async fn in_flight<T>(mount: &Mount, pieces: impl Iterator<Item = impl Future<Output = T>>) -> Vec<T> {
-    if mount.tunables.on(Knob::Parallel) {
-        return join_all(pieces).await;
-    }
-    let mut all = Vec::new();
-    for piece in pieces {
-        all.push(piece.await);
-    }
-    all
 }
 
 /// `range` in the largest requests there are.
@@ -386,7 +383,7 @@ async fn direct_gaps(
     under: Under,
 ) -> Result<Segments> {
     mount.cache.used(file, range);
-    let parts = in_flight(mount, gaps.iter().map(|gap| direct_under(mount, file, *gap, under))).await;
+    let parts = join_all(gaps.iter().map(|gap| direct_under(mount, file, *gap, under))).await;
     for (gap, part) in gaps.iter().zip(parts) {
         let at = (gap.start - range.start) as usize;
         let got = match part {
@@ -485,7 +482,7 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u
         }
         let mut fetches = Vec::new();
         for part in wanted.iter().flat_map(|w| file.not_being_filled(*w)) {
-            for (object, piece) in pieces(mount, file, part) {
+            for (object, piece) in pieces(file, part) {
                 fetches.push(fetch(mount.clone(), file.clone(), object, piece, false, open.extent()));
             }
         }
@@ -513,8 +510,8 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u
 }
 
 /// `range` in requests of the size that fills have.
-fn pieces(mount: &Mount, file: &File, range: ByteRange) -> Vec<(ObjectId, ByteRange)> {
-    let step = mount.tunables.get(Knob::FillBytes);
+fn pieces(file: &File, range: ByteRange) -> Vec<(ObjectId, ByteRange)> {
+    let step = FILL_BYTES;
     let mut list = Vec::new();
     for (object, piece) in file.layout().pieces(file.ino, range) {
         let mut at = piece.start;
@@ -617,7 +614,7 @@ fn limits_of(mount: &Mount, open: &OpenFile, range: ByteRange) -> Limits {
     if mount.passes_cache_by(open, Way::Read, range.len()) {
         return Limits { window_max: 0, requests: 0 };
     }
-    Limits { window_max: mount.window_max(), requests: mount.tunables.get(Knob::ReadAheadRequests) }
+    Limits { window_max: mount.window_max(), requests: AHEAD_REQUESTS }
 }
 
 fn plan(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u64) -> Plan {
@@ -668,7 +665,7 @@ fn fetch_ahead(mount: &Arc<Mount>, open: &OpenFile, plan: Plan) {
         for gap in mount.cache.gaps(file, range) {
             for part in file.not_being_filled(gap) {
                 mount.stats.bytes(Count::ReadAheadIssued, part.len());
-                for (object, piece) in pieces(mount, file, part) {
+                for (object, piece) in pieces(file, part) {
                     let run = fetch(mount.clone(), file.clone(), object, piece, true, open.extent()).run();
                     mount.spawn(async move {
                         if let Err(e) = run.await {

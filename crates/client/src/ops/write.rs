@@ -19,16 +19,20 @@ use crate::ops::{attr, read, sync, xattr};
 use crate::policy::decision::{Decision, Input, Mode, Reason, decide};
 use crate::policy::throughput::{CALM_FLIGHT_BYTES, Course};
 use crate::telemetry::stats::{Copied, Count, Way};
-use crate::telemetry::tunables::Knob;
 use crate::writeback::flush::{self, WriteKind, write_piece};
 use crate::writeback::write_behind::{self, Kept};
 use crate::writeback::writeback_errors;
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, SetAttr, limits};
+use futures_util::future::join_all;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::Ordering::SeqCst;
+
+/// A unit that was not written while so many bytes of others were lies in no cache of the processor: it is written past
+/// them, without fetching it. 16 MiB: up to there the exchanged memory is found warm (docs/EXPERIMENTS.md).
+const COLD_AFTER: u64 = 16 << 20;
 
 pub(crate) fn try_write(
     mount: &Arc<Mount>,
@@ -167,15 +171,14 @@ fn meets_pages(file: &File, range: ByteRange, hints: Hints) -> bool {
 }
 
 /// `bytes` for `offset` as the cache shall take them: their memory with them, if they are whole units.
-pub(crate) fn source<'a>(mount: &Mount, offset: u64, bytes: &'a mut Buf) -> Source<'a> {
-    if mount.tunables.on(Knob::Adopt) { Source::whole_units(offset, bytes) } else { Source::Copied(bytes) }
+pub(crate) fn source<'a>(offset: u64, bytes: &'a mut Buf) -> Source<'a> {
+    Source::whole_units(offset, bytes)
 }
 
 /// Puts `source` into the cache, and counts it if its memory was kept.
 fn put(mount: &Mount, file: &Arc<File>, offset: u64, source: Source<'_>, hooks: (impl Fn() -> bool, impl Fn())) -> Put {
-    let cold_after = mount.tunables.get(Knob::ColdAfter);
     let is_copied = matches!(source, Source::Copied(_));
-    let put = mount.cache.write(file, offset, source, cold_after, || mount.clock.now_ns(), hooks);
+    let put = mount.cache.write(file, offset, source, COLD_AFTER, || mount.clock.now_ns(), hooks);
     if let Put::Refused(end) = put
         && is_copied
     {
@@ -314,7 +317,7 @@ async fn lock(
     if early {
         locks::ahead::follow(mount, open, range);
     }
-    let by_target = pieces.len() == 1 && mount.tunables.on(Knob::LocksByTarget);
+    let by_target = pieces.len() == 1;
     if decision.mode == Mode::Direct && by_target && !early {
         return Ok(kept);
     }
@@ -432,7 +435,7 @@ async fn buffered(
         flush::throttle(mount, open, part.len(), room_for(part)).await;
         let now = mount.wall();
         let span = (part.start - range.start) as usize..(part.end - range.start) as usize;
-        let source = if part == range { source(mount, range.start, data) } else { Source::Copied(&data[span]) };
+        let source = if part == range { source(range.start, data) } else { Source::Copied(&data[span]) };
         let put = put(mount, file, part.start, source, (|| true, || file.touch(now)));
         // Others may ask for the size between two steps.
         file.extend_own(if pinned { range.end } else { part.end });
@@ -512,7 +515,7 @@ pub(crate) async fn send_all(
     };
     let mut results = Vec::with_capacity(pieces.len());
     if !matches!(last, Some(Err(_))) {
-        results.extend(read::in_flight(mount, cut.into_iter().enumerate().map(|(at, buf)| send(at, buf))).await);
+        results.extend(join_all(cut.into_iter().enumerate().map(|(at, buf)| send(at, buf))).await);
     }
     results.extend(last);
     // What failed may be on the target or not: nobody may think to know.

@@ -22,6 +22,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 /// Fewest pages of probes that show anything.
 const SAMPLE_MIN_PAGES: u64 = 16;
 
+/// Reuse of less than one page in so many is none.
+const REUSE_FRACTION: u64 = 16;
+
 /// Of the pages of probes one in so many must be used again.
 const COMES_BACK: u64 = 4;
 
@@ -33,12 +36,8 @@ const MOUNT_WINDOWS: u64 = 4;
 pub(crate) struct Rule {
     /// Pages over which reuse is measured.
     pub(crate) window_pages: u64,
-    /// Reuse of less than one page in so many is none.
-    pub(crate) fraction: u64,
     /// One request in so many is a probe.
     pub(crate) probe: u64,
-    /// A file begins with the verdict on the mount.
-    pub(crate) inherit: bool,
     /// Pages that the cache holds.
     pub(crate) cache_pages: u64,
 }
@@ -144,7 +143,7 @@ impl Locality {
             mount.cache_pages.store(rule.cache_pages, Relaxed);
             mount.judge(Rule { window_pages: rule.window_pages.saturating_mul(MOUNT_WINDOWS), ..rule }, &least);
             let first = !self.asked.load(Relaxed) && !self.asked.swap(true, Relaxed);
-            if first && rule.inherit && mount.is_lacking() {
+            if first && mount.is_lacking() {
                 self.decide(true);
             }
         }
@@ -177,13 +176,13 @@ impl Locality {
             let reused = self.reused.swap(0, Relaxed);
             self.left.store(0, Relaxed);
             // Without locality what leaves came before, or with probes.
-            self.decide(self.is_lacking() || !pays(rule.fraction, reused, left));
+            self.decide(self.is_lacking() || !pays(REUSE_FRACTION, reused, left));
         }
         let sample = (rule.window_pages / rule.probe.max(1)).max(SAMPLE_MIN_PAGES);
         let brought = self.brought.load(Relaxed);
         if self.is_lacking() && brought >= sample {
             let again = self.again.load(Relaxed);
-            if pays(rule.fraction.min(COMES_BACK), again, brought) {
+            if pays(REUSE_FRACTION.min(COMES_BACK), again, brought) {
                 self.decide(false);
             } else if brought >= rule.window_pages.max(2 * sample) {
                 // The older half is forgotten: reuse takes its time to show.
@@ -210,7 +209,7 @@ impl Locality {
 mod tests {
     use super::*;
 
-    const RULE: Rule = Rule { window_pages: 1024, fraction: 16, probe: 8, inherit: true, cache_pages: 1000 };
+    const RULE: Rule = Rule { window_pages: 1024, probe: 8, cache_pages: 1000 };
 
     /// The ways carry the same.
     fn none() -> u64 {
@@ -244,8 +243,6 @@ mod tests {
             first.leave(1024, false);
             assert!(first.speaks_for_direct(RULE, none), "a window of its own");
         }
-        let second = Locality::of_file(&mount);
-        assert!(!second.speaks_for_direct(Rule { inherit: false, ..RULE }, none), "switched off");
         let third = Locality::of_file(&mount);
         assert!(third.speaks_for_direct(RULE, none), "nothing is known of it but what left before");
         third.bring(256);

@@ -7,6 +7,8 @@
 //! A group counts what its processes have in the kernel's page cache as used, and the kernel fills every group with
 //! that up to its limit. So inactive pages of files do not count here: they make room by themselves.
 
+/// Share of a limit, in percent, that counts as short: what is left is less than what may come at once.
+pub(crate) const SHORT_PERCENT: u64 = 95;
 /// Limits beyond this are none, bytes.
 const NO_LIMIT: u64 = 1 << 60;
 /// Levels of groups that are walked up.

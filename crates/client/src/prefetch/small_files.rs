@@ -47,6 +47,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 /// Files opened ahead.
 const READY_MAX: usize = 1024;
+/// Files to be ahead of a reader at most.
+const FILES_AHEAD_MAX: u64 = 256;
 /// Questions under way.
 const UNDER_WAY_MAX: usize = 4;
 /// How long a file stays open ahead: less than a token lives.
@@ -188,7 +190,7 @@ impl State {
             return 0;
         }
         let fit = BATCH_BYTES_MAX as u64 / mean_bytes.max(1);
-        mount.tunables.get(Knob::SmallAheadFiles).min(fit.max(1)) as usize
+        FILES_AHEAD_MAX.min(fit.max(1)) as usize
     }
 
     /// Whether what a question under way says of a file counts no more.

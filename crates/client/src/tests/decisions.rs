@@ -391,13 +391,9 @@ fn rotating_storage_raises_the_threshold() {
     };
     read_some(&mut w);
     assert_eq!((reads(&w, Reason::DirectLarge), reads(&w, Reason::BufferedDefault)), (0, 1));
-    set(&w, "hybrid.rotating", "off");
-    four(&mut w, &wide);
-    assert_eq!(writes(&w, Reason::DirectLarge), 3);
-    set(&w, "hybrid.rotating", "on");
     mount.policy.rotating.learn(&[elsewhere], &[]);
     four(&mut w, &wide);
-    assert_eq!((writes(&w, Reason::DirectLarge), mount.policy.rotating.len()), (4, 0));
+    assert_eq!((writes(&w, Reason::DirectLarge), mount.policy.rotating.len()), (3, 0));
     drop((whole, wide));
     w.check_clean();
 }
@@ -431,12 +427,6 @@ fn processes_ask_for_a_mode() {
     let op = w.client.setxattr(&Ctx::root(), plain.ino(), b"user.amphi.mode", b"auto", XattrMode::Set);
     w.run(op).unwrap();
     assert_eq!(all(&mut w), [DirectUser, DirectUser, BufferedSmall]);
-    set(&w, "hybrid.process_mode", "off");
-    set(&w, "hybrid.mode", "auto");
-    assert_eq!(all(&mut w), [BufferedSmall; 3]);
-    assert!(w.client.heeds_environment(), "for the job");
-    set(&w, "client.jobs", "off");
-    assert!(!w.client.heeds_environment());
     drop((plain, direct, auto));
     w.check_clean();
 }
@@ -505,37 +495,34 @@ fn direct_requests_leave_nothing_cached() {
     w.check_clean();
 }
 
-/// Goal: all pieces of a direct request are on their way at once, in either direction, or one after the other where
-/// that is switched off (FEATURES H7; sanity 398g). Method: a request over four objects; messages that were sent before
-/// the first answer.
+/// Goal: all pieces of a direct request are on their way at once, in either direction (FEATURES H7; sanity 398g).
+/// Method: a request over four objects; messages that were sent before the first answer.
 #[test]
 fn direct_pieces_are_sent_at_once() {
     use std::future::Future;
     use std::pin::Pin;
     use std::task::{Context, Waker};
-    for (switch, pieces) in [("on", 4), ("off", 1)] {
-        let mut w = World::new(1, &[("writeback.pipeline_bytes", "0"), ("hybrid.parallel", switch)]);
-        let ino = w.server.plant("f", &vec![7; 8 << 20], Pattern::Striped);
-        let file = open(&mut w, ino);
-        // The owner is told once that the file has bytes elsewhere.
-        write(&mut w, &file, 1, 0, 4 << 20, false);
-        w.settle();
-        let idle = w.waiting_calls();
-        let mut cx = Context::from_waker(Waker::noop());
-        let mut op = w.client.write(&Ctx::root(), &file, 0, Buf::zeroed(4 << 20), Hints::default());
-        assert!(Pin::new(&mut op).poll(&mut cx).is_pending());
-        assert_eq!(w.waiting_calls() - idle, pieces, "{switch}");
-        assert_eq!(w.run(op), Ok(4 << 20));
-        w.settle();
-        let idle = w.waiting_calls();
-        let hints = Hints { direct: true, ..Hints::default() };
-        let mut op = w.client.read(&Ctx::root(), &file, 0, 4 << 20, hints);
-        assert!(Pin::new(&mut op).poll(&mut cx).is_pending());
-        assert_eq!(w.waiting_calls() - idle, pieces, "{switch}");
-        assert_eq!(w.run(op).map(|d| d.len()), Ok(4 << 20));
-        drop(file);
-        w.check_clean();
-    }
+    let mut w = World::new(1, &[("writeback.pipeline_bytes", "0")]);
+    let ino = w.server.plant("f", &vec![7; 8 << 20], Pattern::Striped);
+    let file = open(&mut w, ino);
+    // The owner is told once that the file has bytes elsewhere.
+    write(&mut w, &file, 1, 0, 4 << 20, false);
+    w.settle();
+    let idle = w.waiting_calls();
+    let mut cx = Context::from_waker(Waker::noop());
+    let mut op = w.client.write(&Ctx::root(), &file, 0, Buf::zeroed(4 << 20), Hints::default());
+    assert!(Pin::new(&mut op).poll(&mut cx).is_pending());
+    assert_eq!(w.waiting_calls() - idle, 4);
+    assert_eq!(w.run(op), Ok(4 << 20));
+    w.settle();
+    let idle = w.waiting_calls();
+    let hints = Hints { direct: true, ..Hints::default() };
+    let mut op = w.client.read(&Ctx::root(), &file, 0, 4 << 20, hints);
+    assert!(Pin::new(&mut op).poll(&mut cx).is_pending());
+    assert_eq!(w.waiting_calls() - idle, 4);
+    assert_eq!(w.run(op).map(|d| d.len()), Ok(4 << 20));
+    drop(file);
+    w.check_clean();
 }
 
 /// Reads are carried so by this way.
@@ -602,14 +589,12 @@ fn what_was_measured_decides_without_locality() {
     tell(&w, Course::Direct(KIB64 as u64), 2000);
     assert_eq!(part(&mut w).1, 0, "direct is faster now");
     drop(file);
-    for (switch, way) in [("on", Reason::DirectLocality), ("off", Reason::BufferedDefault)] {
-        set(&w, "hybrid.locality_inherit", switch);
-        let ino = w.server.plant(switch, &vec![7; 1 << 20], Pattern::Whole);
-        let before = reads(&w, way);
-        let new = open(&mut w, ino);
-        scan(&mut w, &new, 0..KIB64 as u64);
-        assert_eq!(reads(&w, way) - before, 1, "{switch}");
-    }
+    let ino = w.server.plant("new", &vec![7; 1 << 20], Pattern::Whole);
+    let before = reads(&w, Reason::DirectLocality);
+    let new = open(&mut w, ino);
+    scan(&mut w, &new, 0..KIB64 as u64);
+    assert_eq!(reads(&w, Reason::DirectLocality) - before, 1, "a new file begins with the verdict on the mount");
+    drop(new);
     w.check_clean();
 }
 

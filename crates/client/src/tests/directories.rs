@@ -26,10 +26,6 @@ async fn make(client: &Client, dir: Ino, name: &str) {
     client.create(&root(), dir, name.as_bytes(), 0o644, OpenFlags::WRITE).await.expect("create");
 }
 
-async fn set(client: &Client, set: &str) {
-    client.setxattr(&root(), Ino::ROOT, b"user.amphi.set", set.as_bytes(), XattrMode::Set).await.expect("set");
-}
-
 /// Stat of `d`: how many messages it costs; what it shows is what the server says.
 async fn cost(client: &Client, dir: Ino) -> u64 {
     let before = calls(client);
@@ -78,17 +74,13 @@ fn alone_a_change_brings_its_directory() {
             a.rename(&root(), (Ino::ROOT, b"d"), (Ino::ROOT, b"e"), RenameMode::NoReplace).await.expect("rename");
             a.rename(&root(), (Ino::ROOT, b"e"), (Ino::ROOT, b"d"), RenameMode::NoReplace).await.expect("rename");
             assert_eq!(cost(&a, d).await, 1, "it was moved");
-
-            set(&a, "server.directory_attributes=off").await;
-            make(&a, d, "l").await;
-            assert_eq!(cost(&a, d).await, 1, "what changes bring is switched off");
         });
     }
 }
 
 /// Goal: alone, what a look-up, a listing or a stat has shown of a directory is known until something may have changed
-/// it, also what was asked for while that happened; of a removed directory nothing is known; the switch turns it off.
-/// Method: each way of seeing it and each change, then stat, counting messages.
+/// it, also what was asked for while that happened; of a removed directory nothing is known. Method: each way of seeing
+/// it and each change, then stat, counting messages.
 #[test]
 fn alone_what_was_seen_of_a_directory_is_kept() {
     in_cluster(21, 2, async |c| {
@@ -133,10 +125,6 @@ fn alone_what_was_seen_of_a_directory_is_kept() {
         assert_eq!(asked(d).await, (0, Ok(3)), "the removal has shown its parent");
         let (cost, gone) = asked(inner).await;
         assert_eq!((cost, gone), (1, Ok(0)), "it has no links left");
-
-        set(&a, "client.keep_directories=off").await;
-        a.setxattr(&root(), d, b"user.k", b"w", XattrMode::Set).await.expect("setxattr");
-        assert_eq!((asked(d).await.0, asked(d).await.0), (1, 1), "switched off");
     });
 }
 

@@ -166,7 +166,7 @@ fn who_waits_for_dirty_bytes_is_told() {
     let op = w.client.write(&Ctx::root(), &file, 0, filled(100_000, b'x'), Hints::default());
     w.run(op).unwrap();
     let (cache, range) = (&w.client.mount.cache, amphi_types::ByteRange::new(0, 100_000));
-    let (taken, _) = cache.take_dirty(&file.file, range, false).expect("dirty bytes");
+    let (taken, _) = cache.take_dirty(&file.file, range).expect("dirty bytes");
     assert_eq!(taken, range);
     let mut told = None;
     cache.landed(&file.file, range, Landing::Failed, 0, || {

@@ -28,8 +28,6 @@ impl Story {
             ("hybrid.large_read_bytes", "128K"),
             ("hybrid.small_bytes", "8K"),
             ("cache.max_bytes", "4M"),
-            ("readahead.fill_bytes", "64K"),
-            ("writeback.max_bytes", "64K"),
         ];
         let mut w = World::new(seed, &tunables);
         w.callbacks = 200;

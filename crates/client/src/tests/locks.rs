@@ -211,36 +211,33 @@ async fn drop_locks(c: &Cluster, clients: [&Client; 2]) {
 }
 
 /// Goal: locks of unused files go back after their age, with what is cached; those of files that are read from the
-/// cache, which pins nothing, stay; cancels go together, or one by one where that is switched off. Method: three files,
-/// one of which is read every second; counters.
+/// cache, which pins nothing, stay; cancels go together. Method: three files, one of which is read every second;
+/// counters.
 #[test]
 fn locks_age_unless_they_are_used() {
-    for together in [true, false] {
-        in_cluster(230, async |c| {
-            let [a, b] = c.two().await;
-            a.mount.tunables.set("locks.max_age_s", "20").unwrap();
-            a.mount.tunables.set("locks.batch_cancels", if together { "on" } else { "off" }).unwrap();
-            let mut files = Vec::new();
-            for name in ["x", "y", "z"] {
-                drop(create(&b, name).await);
-                let file = open(&a, name, OpenFlags::READ_WRITE).await;
-                write(&a, &file, 0, &[5; 8192]).await;
-                assert_eq!(read(&a, &file, 0, 10).await, [5; 10]);
-                files.push(file);
-            }
-            assert_eq!(a.mount.coherence.locks.held(), 3);
-            let asked = locked(&a, Count::LockEnqueue);
-            for _ in 0..30 {
-                sleep(c, 1).await;
-                assert_eq!(read(&a, &files[0], 0, 10).await, [5; 10]);
-            }
-            assert_eq!((a.mount.coherence.locks.held(), locked(&a, Count::LockAged)), (1, 2));
-            assert_eq!(locked(&a, Count::LockEnqueue), asked, "the one in use was not asked for again");
-            let (messages, locks) = a.mount.stats.of(Count::LockCancel);
-            assert_eq!((locks, messages), (locks, locked(&a, Count::LockCancelMessages)));
-            // What was given back when the mounts met is counted as well.
-            assert!(if together { messages < locks } else { messages == locks }, "{messages} messages, {locks} locks");
-            assert_eq!(read(&b, &open(&b, "y", OpenFlags::READ).await, 0, 10).await, [5; 10], "it was written back");
-        });
-    }
+    in_cluster(230, async |c| {
+        let [a, b] = c.two().await;
+        a.mount.tunables.set("locks.max_age_s", "20").unwrap();
+        let mut files = Vec::new();
+        for name in ["x", "y", "z"] {
+            drop(create(&b, name).await);
+            let file = open(&a, name, OpenFlags::READ_WRITE).await;
+            write(&a, &file, 0, &[5; 8192]).await;
+            assert_eq!(read(&a, &file, 0, 10).await, [5; 10]);
+            files.push(file);
+        }
+        assert_eq!(a.mount.coherence.locks.held(), 3);
+        let asked = locked(&a, Count::LockEnqueue);
+        for _ in 0..30 {
+            sleep(c, 1).await;
+            assert_eq!(read(&a, &files[0], 0, 10).await, [5; 10]);
+        }
+        assert_eq!((a.mount.coherence.locks.held(), locked(&a, Count::LockAged)), (1, 2));
+        assert_eq!(locked(&a, Count::LockEnqueue), asked, "the one in use was not asked for again");
+        let (messages, locks) = a.mount.stats.of(Count::LockCancel);
+        assert_eq!((locks, messages), (locks, locked(&a, Count::LockCancelMessages)));
+        // What was given back when the mounts met is counted as well.
+        assert!(messages < locks, "{messages} messages, {locks} locks");
+        assert_eq!(read(&b, &open(&b, "y", OpenFlags::READ).await, 0, 10).await, [5; 10], "it was written back");
+    });
 }

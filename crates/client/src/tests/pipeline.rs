@@ -352,12 +352,12 @@ fn company_waits_for_what_is_on_its_way() {
 }
 
 /// Goal: on a contended file a write that has returned is seen by the other mounts (Promise S1), its lock came before
-/// it and goes back with others, before anybody asks for it; each part has its switch. Method: two mounts write every
+/// it and goes back with others, before anybody asks for it. Method: two mounts write every
 /// second record of a file in turn, and read what the other one wrote; the records share blocks and lie on several
 /// objects.
 #[test]
 fn records_of_a_contended_file() {
-    for (seed, early, ahead) in [(0, "on", "8"), (1, "on", "8"), (2, "on", "0"), (3, "off", "8")] {
+    for (seed, ahead) in [(0, "8"), (1, "8"), (2, "0")] {
         in_cluster(seed, async |c| {
             const LEN: u64 = 47_008;
             let [a, b] = c.two().await;
@@ -367,7 +367,6 @@ fn records_of_a_contended_file() {
             set(&a, "server.contended_conflicts=1").await;
             for client in [&a, &b] {
                 set(client, &format!("locks.ahead={ahead}")).await;
-                set(client, &format!("writeback.pipeline_contended={early}")).await;
             }
             let mut model = Vec::new();
             for i in 0..80u64 {
@@ -386,8 +385,8 @@ fn records_of_a_contended_file() {
             let counted = |count| b.mount.stats.of(count).0;
             let went = b.mount.stats.io_of(Way::Write, Reason::DirectContention).0;
             assert!(went > 20, "seed {seed}: {went} records went direct");
-            assert_eq!(counted(Count::Pipelined) > 0, early == "on", "seed {seed}");
-            assert_eq!(counted(Count::LockAheadGranted) > 0, early == "on" && ahead != "0", "seed {seed}");
+            assert!(counted(Count::Pipelined) > 0, "seed {seed}");
+            assert_eq!(counted(Count::LockAheadGranted) > 0, ahead != "0", "seed {seed}");
             // A second later what is given back has left; ahead are at most 8 records, a few of them on two objects.
             c.env.sleep(Duration::from_secs(3)).await;
             let held = b.mount.coherence.locks.held();

@@ -91,8 +91,6 @@ fn whole_units_keep_their_memory() {
     let part = larger.split_to(UNIT_BYTES);
     refused(&mut w, at, larger);
     drop(part);
-    w.client.mount.tunables.set("cache.adopt", "off").unwrap();
-    refused(&mut w, at, unit_of(3));
     let op = w.client.fsync(&ctx, &file, false);
     w.run(op).unwrap();
     let size = at as usize + UNIT_BYTES + 4096;
@@ -103,10 +101,10 @@ fn whole_units_keep_their_memory() {
 }
 
 /// Goal: a unit that was not written for long keeps its memory and is written in place, and is exchanged again once it
-/// is near. Method: three units in turn with a small `cache.cold_bytes`; then one of them twice.
+/// is near. Method: three units in turn; 16 MiB of others; then one of them twice.
 #[test]
 fn cold_units_are_written_in_place() {
-    let mut w = World::new(1, &[("cache.cold_bytes", "64K")]);
+    let mut w = World::new(1, &[("hybrid.mode", "buffered"), ("writeback.run_bytes", "64M")]);
     let (ctx, hints) = (Ctx::root(), Hints::default());
     let file = w.create("f", OpenFlags::READ_WRITE);
     let op = w.client.write(&ctx, &file, 0, Buf::zeroed(4 * UNIT_BYTES), hints);
@@ -118,8 +116,11 @@ fn cold_units_are_written_in_place() {
         assert_eq!(w.client.try_write_buf(&ctx, &file, at, &mut unit, hints), Some(UNIT_BYTES));
         unit.as_ptr() != memory
     };
-    assert!((0..3).all(|i| !kept(&w, i, 1)), "all of them were written in one go, and none since");
-    assert!(!kept(&w, 0, 2), "two others were written meanwhile");
+    assert!((0..3).all(|i| kept(&w, i, 1)), "all of them were just written");
+    let others = w.create("others", OpenFlags::READ_WRITE);
+    let op = w.client.write(&ctx, &others, 0, Buf::zeroed(17 << 20), hints);
+    assert_eq!(w.run(op), Ok(17 << 20));
+    assert!(!kept(&w, 0, 2), "16 MiB of others were written meanwhile");
     assert!(kept(&w, 0, 3), "just written");
     assert!(kept(&w, 0, 4));
     let loans = w.client.try_lend(&ctx, &file, 0, 4 * UNIT_BYTES, hints).expect("cached");
@@ -132,45 +133,43 @@ fn cold_units_are_written_in_place() {
 
 /// Goal: chunks that were written in one call, or in the course of a long stream, leave as they lie, and so do units
 /// that were given away; what arrives is what was written. Method: a chunk at once, a stream of quarters behind it, a
-/// chunk that is given away, and the same with the switch off; counters, and what the server has.
+/// chunk that is given away; counters, and what the server has.
 #[test]
 fn whole_chunks_leave_without_a_copy() {
     const QUARTER: usize = 256 << 10;
-    for lend in ["on", "off"] {
-        let mut w = World::new(1, &[("writeback.lend", lend)]);
-        let (ctx, hints) = (Ctx::root(), Hints::default());
-        let file = w.create("f", OpenFlags::READ_WRITE);
-        let byte = |at: usize| (at / QUARTER) as u8 + 1;
-        let put = |w: &mut World, at: usize, len: usize| {
-            // In more memory than that: it is not kept.
-            let mut bytes = Buf::scratch(len + 4096);
-            bytes.narrow(0..len);
-            bytes.chunks_mut(QUARTER).zip((at..).step_by(QUARTER)).for_each(|(part, at)| part.fill(byte(at)));
-            if w.client.try_write(&ctx, &file, at as u64, &bytes, hints).is_none() {
-                let op = w.client.write(&ctx, &file, at as u64, bytes, hints);
-                assert_eq!(w.run(op), Ok(len));
-            }
-        };
-        put(&mut w, 0, QUARTER);
-        put(&mut w, 1 << 20, 1 << 20);
-        (2 << 20..7 << 20).step_by(QUARTER).for_each(|at| put(&mut w, at, QUARTER));
-        let mut given = Buf::scratch(1 << 20);
-        given.chunks_mut(QUARTER).zip((7 << 20..).step_by(QUARTER)).for_each(|(part, at)| part.fill(byte(at)));
-        let op = w.client.write(&ctx, &file, 7 << 20, given, hints);
-        assert_eq!(w.run(op), Ok(1 << 20));
-        assert_eq!(w.client.mount.stats.of(Count::Adopted).1, 1 << 20);
-        let op = w.client.fsync(&ctx, &file, false);
-        w.run(op).unwrap();
-        let of = |count: Count| w.client.mount.stats.of(count).1;
-        // Of the stream what comes behind 4 MiB of the file.
-        let lent = if lend == "on" { (1 + 3 + 1) << 20 } else { 0 };
-        assert_eq!((of(Count::WriteBack), of(Count::WriteBackLent)), ((7 << 20) + QUARTER as u64, lent));
-        let op = w.client.read(&ctx, &file, 0, 8 << 20, Hints { direct: true, ..hints });
-        let past = w.run(op).unwrap().to_vec();
-        let is_right = |at: usize| past[at] == if (QUARTER..1 << 20).contains(&at) { 0 } else { byte(at) };
-        assert!(past.len() == 8 << 20 && (0..8 << 20).all(is_right), "on the server");
-        w.client.mount.cache.check();
-    }
+    let mut w = World::new(1, &[]);
+    let (ctx, hints) = (Ctx::root(), Hints::default());
+    let file = w.create("f", OpenFlags::READ_WRITE);
+    let byte = |at: usize| (at / QUARTER) as u8 + 1;
+    let put = |w: &mut World, at: usize, len: usize| {
+        // In more memory than that: it is not kept.
+        let mut bytes = Buf::scratch(len + 4096);
+        bytes.narrow(0..len);
+        bytes.chunks_mut(QUARTER).zip((at..).step_by(QUARTER)).for_each(|(part, at)| part.fill(byte(at)));
+        if w.client.try_write(&ctx, &file, at as u64, &bytes, hints).is_none() {
+            let op = w.client.write(&ctx, &file, at as u64, bytes, hints);
+            assert_eq!(w.run(op), Ok(len));
+        }
+    };
+    put(&mut w, 0, QUARTER);
+    put(&mut w, 1 << 20, 1 << 20);
+    (2 << 20..7 << 20).step_by(QUARTER).for_each(|at| put(&mut w, at, QUARTER));
+    let mut given = Buf::scratch(1 << 20);
+    given.chunks_mut(QUARTER).zip((7 << 20..).step_by(QUARTER)).for_each(|(part, at)| part.fill(byte(at)));
+    let op = w.client.write(&ctx, &file, 7 << 20, given, hints);
+    assert_eq!(w.run(op), Ok(1 << 20));
+    assert_eq!(w.client.mount.stats.of(Count::Adopted).1, 1 << 20);
+    let op = w.client.fsync(&ctx, &file, false);
+    w.run(op).unwrap();
+    let of = |count: Count| w.client.mount.stats.of(count).1;
+    // Of the stream what comes behind 4 MiB of the file.
+    let lent = (1 + 3 + 1) << 20;
+    assert_eq!((of(Count::WriteBack), of(Count::WriteBackLent)), ((7 << 20) + QUARTER as u64, lent));
+    let op = w.client.read(&ctx, &file, 0, 8 << 20, Hints { direct: true, ..hints });
+    let past = w.run(op).unwrap().to_vec();
+    let is_right = |at: usize| past[at] == if (QUARTER..1 << 20).contains(&at) { 0 } else { byte(at) };
+    assert!(past.len() == 8 << 20 && (0..8 << 20).all(is_right), "on the server");
+    w.client.mount.cache.check();
 }
 
 /// Goal: each request is counted under its reason, with its bytes, on the mount and on the file. Method: one request
@@ -230,22 +229,16 @@ fn pieces_count_together() {
     assert_eq!(io(&w, Way::Write, Reason::BufferedDefault).0, 3, "the request of stream 2 had ended");
     write(&mut w, &file, 1, 7 * mib, mib as usize, false);
     assert_eq!(io(&w, Way::Write, Reason::BufferedDefault).0, 4, "not consecutive");
-    write(&mut w, &file, 3, 8 * mib, mib as usize, true);
-    let op = w.client.setxattr(&Ctx::root(), file.ino(), b"user.amphi.set", b"hybrid.pieces=off", XattrMode::Set);
-    w.run(op).unwrap();
-    write(&mut w, &file, 4, 20 * mib, mib as usize, true);
-    write(&mut w, &file, 4, 21 * mib, mib as usize, true);
-    assert_eq!(io(&w, Way::Write, Reason::DirectLarge).0, 6, "switched off");
     drop(file);
     w.check_clean();
 }
 
 /// Goal: a small file costs one request, make, which brings the lock, and its share of a batch of writes and of one of
-/// closes; without batches one of each. Method: many, then count; reads of what is in the cache cost none.
+/// closes; without batches of writes one. Method: many, then count; reads of what is in the cache cost none.
 #[test]
 fn requests_of_small_files() {
     for (batch, alone, together) in [("on", 0, 1), ("off", 20, 0)] {
-        let mut w = World::new(1, &[("writeback.batch", batch), ("client.close_batch", batch)]);
+        let mut w = World::new(1, &[("writeback.batch", batch)]);
         for i in 0..20 {
             let file = w.create(&format!("f{i}"), OpenFlags::READ_WRITE);
             write(&mut w, &file, 1, 0, 3000, false);
@@ -253,9 +246,8 @@ fn requests_of_small_files() {
             read(&mut w, &file, 0, 6000);
         }
         w.check_clean();
-        let singles =
-            [("Make", 20), ("LockEnqueue", 0), ("Write", alone), ("Close", alone), ("Read", 0), ("GetAttr", 0)];
-        for (name, n) in singles.into_iter().chain([("WriteBatch", together), ("CloseBatch", together)]) {
+        let singles = [("Make", 20), ("LockEnqueue", 0), ("Write", alone), ("Close", 0), ("Read", 0), ("GetAttr", 0)];
+        for (name, n) in singles.into_iter().chain([("WriteBatch", together), ("CloseBatch", 1)]) {
             assert_eq!(sent(&w, name), n, "{name} with batches {batch}");
         }
     }

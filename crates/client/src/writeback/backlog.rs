@@ -10,7 +10,6 @@
 
 use crate::inode::File;
 use crate::mount::Mount;
-use crate::telemetry::tunables::Knob;
 use crate::writeback::flush;
 use amphi_types::ByteRange;
 use parking_lot::Mutex;
@@ -68,7 +67,7 @@ pub(crate) fn leave(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) {
 /// Waits until all bytes of `range` that are dirty now have set out, before what nobody waits for. Returns whether some
 /// were held up (`flush::Left::held_up`).
 pub(crate) async fn wait_for(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) -> bool {
-    let step = mount.tunables.get(Knob::WriteMax);
+    let step = flush::WRITE_MAX;
     let ticket = Arc::<Ticket>::default();
     let (mut due, mut bytes) = (Vec::<Left>::new(), 0);
     for run in mount.cache.dirty_runs(file, range) {

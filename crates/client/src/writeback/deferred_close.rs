@@ -13,7 +13,6 @@
 use crate::inode::File;
 use crate::mount::Mount;
 use crate::telemetry::stats::Count;
-use crate::telemetry::tunables::Knob;
 use amphi_types::{TargetId, Timespec};
 use amphi_wire::{Access, BATCH_PARTS_MAX, Lane, Request};
 use parking_lot::Mutex;
@@ -78,10 +77,6 @@ pub(crate) fn due_closes(file: &Arc<File>) -> Vec<Due> {
 
 /// Sends closes without waiting for the answers.
 pub(crate) fn send(mount: &Arc<Mount>, due: Vec<Due>) {
-    if !mount.tunables.on(Knob::CloseBatch) {
-        due.into_iter().for_each(|one| leave(mount, one.file.ino.target(), vec![one], false));
-        return;
-    }
     let mut starting = Vec::new();
     {
         let mut queues = mount.writeback.closes.queues.lock();
@@ -101,7 +96,7 @@ pub(crate) fn send(mount: &Arc<Mount>, due: Vec<Due>) {
 /// Sends closes that may wait for others.
 pub(crate) fn linger(mount: &Arc<Mount>, due: Vec<Due>) {
     let mut full = Vec::new();
-    if mount.tunables.on(Knob::CloseBatch) {
+    {
         let mut queues = mount.writeback.closes.queues.lock();
         for one in due {
             let target = one.file.ino.target();
@@ -112,8 +107,6 @@ pub(crate) fn linger(mount: &Arc<Mount>, due: Vec<Due>) {
             }
         }
         mount.writeback.closes.lingers.store(!queues.lingering.is_empty(), SeqCst);
-    } else {
-        full = due;
     }
     send(mount, full);
 }

@@ -34,6 +34,8 @@ use std::sync::atomic::Ordering::SeqCst;
 
 /// Runs under way, for all files, in requests of their own or in batches.
 pub(crate) const FLIGHT_PARTS_MAX: usize = 4096;
+/// Largest write-back request, bytes.
+pub(crate) const WRITE_MAX: u64 = 4 << 20;
 
 /// Why dirty bytes have not set out, but for those that are being written back and were written again.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,7 +67,6 @@ pub(crate) fn start_with(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange,
 
 fn send_off_with(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange, scattered: &mut Scattered) -> Left {
     let mut left = Left::default();
-    let write_max = mount.tunables.get(Knob::WriteMax);
     // To look for what is dirty takes its time, and writers who wait for room look again and again.
     if mount.flight_is_full() {
         return Left { by_bound: true, ..left };
@@ -75,7 +76,7 @@ fn send_off_with(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange, scatter
         for (object, piece) in layout.pieces(file.ino, run) {
             let mut rest = piece;
             while !rest.is_empty() {
-                let part = ByteRange::at(rest.start, write_max).intersect(&rest);
+                let part = ByteRange::at(rest.start, WRITE_MAX).intersect(&rest);
                 if mount.flight_is_full() {
                     return Left { by_bound: true, ..left };
                 }
@@ -128,7 +129,7 @@ pub(crate) fn take_off(
         (flights.begin(part), part)
     };
     let start_ns = mount.clock.now_ns();
-    let Some((range, buf)) = mount.cache.take_dirty(file, part, mount.tunables.on(Knob::Lend)) else {
+    let Some((range, buf)) = mount.cache.take_dirty(file, part) else {
         end_flight(file, id);
         return None;
     };

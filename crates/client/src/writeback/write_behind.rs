@@ -54,7 +54,6 @@ pub(crate) fn admits(mount: &Mount, open: &OpenFile, range: ByteRange, reason: R
     mount.tunables.get(Knob::PipelineBytes) > 0
         && !strict
         && reason != Reason::DirectMemory
-        && (reason != Reason::DirectContention || mount.tunables.on(Knob::PipelineContended))
         && !open.has_error()
         && !mount.life.stopping.load(SeqCst)
         && mount.writeback.room.is_ample(&open.file, range)

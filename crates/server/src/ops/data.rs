@@ -20,6 +20,7 @@ use crate::target::EXTENTS_A_RECORD;
 use crate::target::gate::Hold;
 use crate::target::shared_blocks::{Edge, Image};
 use crate::target::span_gate::SpanGuard;
+use crate::tunables::Knob;
 use crate::worker::request::Cx;
 use amphi_data::{Checksum, DataStore, Extent, Fresh, Preallocate, TrimPlan, WritePlan};
 use amphi_dlm::Mode;
@@ -265,7 +266,7 @@ impl<E: Env> Cx<E> {
     /// Whether there is room enough that mounts may let writes return before they have landed.
     pub(super) fn is_roomy(&self) -> bool {
         let mounts = self.target.sessions.borrow().len() as u64;
-        let wanted = self.worker.tunables.roomy_bytes.get().saturating_mul(mounts + 1);
+        let wanted = self.worker.tunables.get(Knob::RoomyBytes).saturating_mul(mounts + 1);
         self.target.free_blocks(false) * BLOCK >= wanted
     }
 

@@ -1,5 +1,6 @@
 //! Link: a further name for an inode, perhaps of another target.
 
+use super::PLAN_TRIES;
 use crate::tx::run::Ran;
 use crate::worker::message::{Question, Told};
 use crate::worker::request::Cx;
@@ -25,7 +26,7 @@ impl<E: Env> Cx<E> {
         // What others have not written back is asked for before anything is held.
         let known = if self.target.tokens.on() { self.view_anywhere(ino, true).await.ok() } else { None };
         self.granted_attributes(None);
-        for _ in 0..self.worker.tunables.plan_tries.get() {
+        for _ in 0..PLAN_TRIES {
             let place = crate::worker::target_requests::place(&self.target, dir, &name).await?;
             let file = match self.facts_anywhere(ino).await {
                 Err(Errno::Stale) => return Err(Errno::NoEnt),

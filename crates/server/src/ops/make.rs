@@ -1,5 +1,7 @@
 //! Making inodes: files, directories, links, nodes, files without a name.
 
+use super::PLAN_TRIES;
+use crate::tunables::Knob;
 use crate::tx::run::Ran;
 use crate::worker::message::{Question, Told};
 use crate::worker::request::Cx;
@@ -32,7 +34,7 @@ impl<E: Env> Cx<E> {
         self.target.meta.borrow_mut().set_pool(self.worker.pool());
         // A number taken for a plan that failed is not used again; the next plan may use it.
         let mut foreign = None;
-        for _ in 0..self.worker.tunables.plan_tries.get() {
+        for _ in 0..PLAN_TRIES {
             let place = crate::worker::target_requests::place(&self.target, dir, &name).await?;
             if let (Some((child, kind)), false) = (place.child, exclusive) {
                 perm::search(&self.cred, &place.dir)?;
@@ -80,7 +82,7 @@ impl<E: Env> Cx<E> {
     /// restarted server knows no locks but those that clients present.
     fn lock_new(&self, ino: Ino) -> Option<u64> {
         // A session that has ended meanwhile would keep it for ever.
-        let grows = self.worker.tunables.lock_growth.is_on();
+        let grows = self.worker.tunables.on(Knob::LockGrowth);
         if !grows || !self.target.absent.borrow().is_empty() || !self.target.has_session(self.session) {
             return None;
         }

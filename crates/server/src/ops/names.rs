@@ -89,7 +89,7 @@ impl<E: Env> Cx<E> {
         two_phase::settle_names(&self.target, dir).await;
         let (parent, mut entries, end) = self.list(dir, cookie, max, plus)?;
         self.worker.send_revocations(&self.target);
-        if plus && !self.target.tokens.on() && self.worker.tunables.whole_listings.is_on() {
+        if plus && !self.target.tokens.on() {
             self.add_directories(&mut entries).await;
         }
         Ok(Reply::Entries { parent, entries, end })

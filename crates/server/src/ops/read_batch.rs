@@ -17,6 +17,7 @@ use crate::planted::{self, Mistake};
 use crate::target::NameKey;
 use crate::target::gate::Hold;
 use crate::target::span_gate::SpanGuard;
+use crate::tunables::Knob;
 use crate::worker::request::Cx;
 use amphi_data::ReadPlan;
 use amphi_dlm::{Growth, Mode};
@@ -172,7 +173,7 @@ impl<E: Env> Cx<E> {
 
     /// What is locked of a file: all of the object, or as much as the file has if locks do not grow.
     fn range_ahead(&self, size: u64) -> ByteRange {
-        if self.worker.tunables.lock_growth.is_on() { ByteRange::ALL } else { ByteRange::new(0, size.max(1)) }
+        if self.worker.tunables.on(Knob::LockGrowth) { ByteRange::ALL } else { ByteRange::new(0, size.max(1)) }
     }
 
     /// Opens one file, and plans to read it if its bytes are wanted. In one step.

@@ -1,5 +1,6 @@
 //! Unlink and rmdir.
 
+use super::PLAN_TRIES;
 use crate::tx::run::Ran;
 use crate::worker::request::Cx;
 use amphi_env::Env;
@@ -21,7 +22,7 @@ impl<E: Env> Cx<E> {
     }
 
     async fn remove(&self, dir: Ino, name: Name, planner: Planner) -> Result<Reply> {
-        for _ in 0..self.worker.tunables.plan_tries.get() {
+        for _ in 0..PLAN_TRIES {
             let place = crate::worker::target_requests::place(&self.target, dir, &name).await?;
             perm::search(&self.cred, &place.dir)?;
             let (child, _) = place.child.ok_or(Errno::NoEnt)?;

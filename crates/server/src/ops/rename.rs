@@ -4,6 +4,7 @@
 //! moves happen one at a time in the whole cluster, under a lock of target 0, and while it is held the walk from the
 //! new parent up to the root is certain.
 
+use super::PLAN_TRIES;
 use crate::tx::run::Ran;
 use crate::worker::message::{Place, Question, Told};
 use crate::worker::request::Cx;
@@ -55,7 +56,7 @@ impl<E: Env> Cx<E> {
         mode: RenameMode,
         lock: &mut Option<u64>,
     ) -> Result<Reply> {
-        for _ in 0..self.worker.tunables.plan_tries.get() {
+        for _ in 0..PLAN_TRIES {
             let found = match self.gather_rename(from, to).await {
                 Err(Errno::Stale) if self.facts_anywhere(from.0).await.is_ok() => match self.place(to.0, &to.1).await {
                     // One of the named inodes has just gone: look again.

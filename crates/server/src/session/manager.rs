@@ -21,6 +21,7 @@ mod whole;
 use crate::cluster::peers::{Cluster, PEER_CREDITS, STOPPING};
 use crate::coherence::glimpse;
 use crate::target::records::SessionRecord;
+use crate::tunables::Knob;
 use crate::worker::Worker;
 use crate::worker::message::Question;
 use amphi_env::Env;
@@ -168,7 +169,7 @@ impl<E: Env> Front<E> {
             worker,
         });
         // What an earlier run allowed is not known; the tunable says what it mostly was.
-        front.rule.lend(front.worker.tunables.token_ms.get());
+        front.rule.lend(front.worker.tunables.get(Knob::TokenMs));
         for id in ids {
             front.keep_for_grace(id, 0);
         }
@@ -283,7 +284,7 @@ impl<E: Env> Front<E> {
 
     /// How long a session that has gone is kept.
     pub fn grace(&self) -> Duration {
-        Duration::from_millis(self.worker.tunables.session_grace_ms.get())
+        Duration::from_millis(self.worker.tunables.get(Knob::SessionGraceMs))
     }
 
     /// Lets a client in. Says whether its session was known.
@@ -446,7 +447,7 @@ impl<E: Env> Front<E> {
                 entry.owner = Owner::of(peer);
             }
         }
-        let token_ms = self.worker.tunables.token_ms.get();
+        let token_ms = self.worker.tunables.get(Knob::TokenMs);
         if hello.role == Role::Mount {
             // Said and noted in one step: later switches are told to the connection.
             self.rule.lend(token_ms);

@@ -66,8 +66,7 @@ impl<E: Env> Cx<E> {
         }
         let several = by_target.keys().any(|t| *t != own);
         let carried = several && by_target.keys().all(|t| self.worker.routes.is_local(*t));
-        let carried = carried && self.worker.tunables.carried_decisions.is_on();
-        let early = carried && self.worker.tunables.early_removals.is_on() && only_removes_directories(&by_target, own);
+        let early = carried && only_removes_directories(&by_target, own);
         // The decision may have the changes of all.
         let here = by_target.iter().filter(|(t, _)| carried || **t == own);
         let growth = here.map(|(_, p)| growth(p)).sum::<u64>();
@@ -175,6 +174,8 @@ impl<E: Env> Cx<E> {
                 }
             }
         }
+        let own = usize::from(by_target.contains_key(&own));
+        debug_assert!(all.refusal.is_some() || all.promised.len() + own == by_target.len(), "all have promised");
         all
     }
 
@@ -203,6 +204,7 @@ impl<E: Env> Cx<E> {
         reply: &Reply,
         changing: Option<&mut Changing>,
     ) -> Lsn {
+        debug_assert_eq!(decision.is_some(), !promised.is_empty(), "a decision is for those who have promised");
         let mut txn = Txn::default();
         let mut orphans = crate::ops::Orphans::default();
         if let Some(parts) = own_parts {

@@ -126,7 +126,7 @@ impl<E: Env> Cx<E> {
     /// change too: each would revoke it from the others.
     pub fn show_directory(&self, dir: Ino, place: Lsn) {
         let shared = self.target.tokens.on() && self.target.tokens.is_shared(self.worker.now_ns(), dir);
-        if shared || !self.worker.tunables.directory_attributes.is_on() {
+        if shared {
             return;
         }
         let inode = {

@@ -8,8 +8,8 @@
 use super::parts::Parts;
 use super::reasons::{TABLES_3_AND_4, reasons};
 use super::variant::{
-    AUTO, AUTO_AT, BASELINES, NO_CONTENDED_PIPELINE, NO_CONTENTION, NO_LEARNING, NO_LOCALITY, NO_LOCKS_AHEAD,
-    NO_MEMORY, NO_PIPELINE, PAGE_LOCKS, SIZE_ALONE, VANILLA_AT, Variant,
+    AUTO, AUTO_AT, BASELINES, NO_CONTENTION, NO_LEARNING, NO_LOCALITY, NO_LOCKS_AHEAD, NO_MEMORY, NO_PIPELINE,
+    PAGE_LOCKS, SIZE_ALONE, VANILLA_AT, Variant,
 };
 use super::{Found, Sample, cells, clear, counted, draw, in_turn, layouts, medians};
 use crate::bench::Run;
@@ -27,18 +27,8 @@ const TASKS: usize = 4;
 const HEADER_BYTES: u64 = 2104;
 /// Variables of a particle.
 const VARIABLES: u64 = 8;
-const PARTS: [Variant; 10] = [
-    AUTO,
-    NO_CONTENTION,
-    NO_CONTENDED_PIPELINE,
-    NO_LOCKS_AHEAD,
-    NO_PIPELINE,
-    PAGE_LOCKS,
-    NO_MEMORY,
-    NO_LOCALITY,
-    NO_LEARNING,
-    SIZE_ALONE,
-];
+const PARTS: [Variant; 9] =
+    [AUTO, NO_CONTENTION, NO_LOCKS_AHEAD, NO_PIPELINE, PAGE_LOCKS, NO_MEMORY, NO_LOCALITY, NO_LEARNING, SIZE_ALONE];
 
 /// Offset and length of each call of each process.
 type Pieces = Vec<Vec<(u64, u64)>>;

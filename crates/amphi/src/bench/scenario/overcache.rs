@@ -4,8 +4,8 @@
 use super::parts::Parts;
 use super::reasons::{TABLE_2, reasons};
 use super::variant::{
-    AUTO, AUTO_AT, BASELINES, DIRECT_AT, NO_CALLER_MEMORY, NO_INHERITANCE, NO_LEARNING, NO_LOCALITY, NO_MEMORY,
-    NO_OVERCACHE, NO_PIPELINE, SIZE_ALONE, VANILLA_AT, Variant,
+    AUTO, AUTO_AT, BASELINES, DIRECT_AT, NO_CALLER_MEMORY, NO_LEARNING, NO_LOCALITY, NO_MEMORY, NO_OVERCACHE,
+    NO_PIPELINE, SIZE_ALONE, VANILLA_AT, Variant,
 };
 use super::{Found, Sample, add, cells, clear, counted, draw, in_turn, medians};
 use crate::bench::Run;
@@ -33,18 +33,8 @@ const SIZES: [u64; 4] = [256 << 10, 512 << 10, 1 << 20, 2 << 20];
 const PARTS_SIZE: u64 = 512 << 10;
 /// A share of the cache for each of 8 files: the default, 1 GiB of a file, is more than the whole cache of this group.
 const SHARE: Variant = Variant { name: "auto, 24 MiB of a file", set: &["hybrid.overcache_bytes=24M"] };
-const PARTS: [Variant; 10] = [
-    AUTO,
-    NO_MEMORY,
-    NO_CALLER_MEMORY,
-    NO_OVERCACHE,
-    SHARE,
-    NO_LOCALITY,
-    NO_INHERITANCE,
-    NO_LEARNING,
-    NO_PIPELINE,
-    SIZE_ALONE,
-];
+const PARTS: [Variant; 9] =
+    [AUTO, NO_MEMORY, NO_CALLER_MEMORY, NO_OVERCACHE, SHARE, NO_LOCALITY, NO_LEARNING, NO_PIPELINE, SIZE_ALONE];
 
 /// A mount and what runs on it.
 struct Place {

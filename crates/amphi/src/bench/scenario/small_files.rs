@@ -6,9 +6,7 @@
 //! the next one.
 
 use super::parts::Parts;
-use super::variant::{
-    AUTO, BASELINES, NO_ASKING_BACK, NO_BATCHES, NO_CANCEL_BATCHES, NO_CLOSE_BATCHES, NO_FILES_AHEAD, Variant,
-};
+use super::variant::{AUTO, BASELINES, NO_BATCHES, NO_FILES_AHEAD, Variant};
 use super::{Found, Sample, cells, counted, draw, in_turn, medians, times};
 use crate::bench::Run;
 use crate::bench::mounted_cluster::{Mounts, Setup};
@@ -25,7 +23,7 @@ use crate::failure::Outcome;
 const TASKS: usize = 4;
 /// Bytes of a file: the paper's text, and IO500's.
 const SIZES: [u64; 2] = [3091, 3901];
-const PARTS: [Variant; 6] = [AUTO, NO_BATCHES, NO_FILES_AHEAD, NO_ASKING_BACK, NO_CLOSE_BATCHES, NO_CANCEL_BATCHES];
+const PARTS: [Variant; 3] = [AUTO, NO_BATCHES, NO_FILES_AHEAD];
 const PHASES: [&str; 4] = ["make", "stat", "read", "remove"];
 
 /// Measures both sizes on one mount and on several.

@@ -6,8 +6,8 @@
 use super::parts::Parts;
 use super::reasons::{TABLE_2, reasons};
 use super::variant::{
-    AUTO, AUTO_AT, BASELINES, DIRECT_AT, NO_INHERITANCE, NO_LEARNING, NO_LOCALITY, NO_MEMORY, NO_OVERCACHE, NO_PIECES,
-    NO_PIPELINE, NO_READS_AHEAD, SIZE_ALONE, VANILLA_AT, Variant,
+    AUTO, AUTO_AT, BASELINES, DIRECT_AT, NO_LEARNING, NO_LOCALITY, NO_MEMORY, NO_OVERCACHE, NO_PIPELINE,
+    NO_READS_AHEAD, SIZE_ALONE, VANILLA_AT, Variant,
 };
 use super::{Found, Sample, add, cells, clear, counted, draw, in_turn, medians};
 use crate::bench::Run;
@@ -22,10 +22,10 @@ use crate::bench::workload::transfers::Calls;
 use crate::failure::Outcome;
 
 /// What can matter to one stream of large transfers.
-const LARGE_PARTS: [Variant; 4] = [AUTO, NO_PIPELINE, NO_READS_AHEAD, NO_PIECES];
+const LARGE_PARTS: [Variant; 3] = [AUTO, NO_PIPELINE, NO_READS_AHEAD];
 /// What can matter to many streams in the window.
-const WINDOW_PARTS: [Variant; 9] =
-    [AUTO, NO_MEMORY, NO_OVERCACHE, NO_LOCALITY, NO_INHERITANCE, NO_LEARNING, NO_PIPELINE, NO_READS_AHEAD, SIZE_ALONE];
+const WINDOW_PARTS: [Variant; 8] =
+    [AUTO, NO_MEMORY, NO_OVERCACHE, NO_LOCALITY, NO_LEARNING, NO_PIPELINE, NO_READS_AHEAD, SIZE_ALONE];
 /// Bytes of a sample, unless that were more calls than `CALLS_MAX`.
 const SAMPLE_BYTES: u64 = 128 << 20;
 const CALLS_MAX: u64 = 2048;

@@ -7,9 +7,8 @@
 use super::parts::Parts;
 use super::reasons::{TABLES_3_AND_4, reasons};
 use super::variant::{
-    AUTO, AUTO_AT, BASELINES, DIRECT_AT, NO_CONTENDED_PIPELINE, NO_CONTENTION, NO_LEARNING, NO_LOCALITY,
-    NO_LOCKS_AHEAD, NO_MEMORY, NO_OVERCACHE, NO_PIECES, NO_PIPELINE, NO_READS_AHEAD, PAGE_LOCKS, SIZE_ALONE,
-    VANILLA_AT, Variant,
+    AUTO, AUTO_AT, BASELINES, DIRECT_AT, NO_CONTENTION, NO_LEARNING, NO_LOCALITY, NO_LOCKS_AHEAD, NO_MEMORY,
+    NO_OVERCACHE, NO_PIPELINE, NO_READS_AHEAD, PAGE_LOCKS, SIZE_ALONE, VANILLA_AT, Variant,
 };
 use super::{Found, Layout, Sample, cells, clear, counted, draw, in_turn, layouts, medians, times};
 use crate::bench::Run;
@@ -29,20 +28,10 @@ const HARD_BYTES: u64 = 47_008;
 /// Bytes of a transfer of ior-easy in the paper.
 const EASY_BYTES: u64 = 16 << 20;
 /// What can matter to records that several mounts write in turn.
-const HARD_PARTS: [Variant; 10] = [
-    AUTO,
-    NO_CONTENTION,
-    NO_CONTENDED_PIPELINE,
-    NO_LOCKS_AHEAD,
-    PAGE_LOCKS,
-    NO_MEMORY,
-    NO_OVERCACHE,
-    NO_LOCALITY,
-    NO_LEARNING,
-    SIZE_ALONE,
-];
+const HARD_PARTS: [Variant; 9] =
+    [AUTO, NO_CONTENTION, NO_LOCKS_AHEAD, PAGE_LOCKS, NO_MEMORY, NO_OVERCACHE, NO_LOCALITY, NO_LEARNING, SIZE_ALONE];
 /// What can matter to large transfers.
-const EASY_PARTS: [Variant; 4] = [AUTO, NO_PIPELINE, NO_READS_AHEAD, NO_PIECES];
+const EASY_PARTS: [Variant; 3] = [AUTO, NO_PIPELINE, NO_READS_AHEAD];
 /// Numbers of a sample.
 const WAYS: [&str; 2] = ["write", "read"];
 

@@ -48,7 +48,8 @@ pub const FIXED_512K: Variant = Variant::new(
         "hybrid.small_bytes=512K",
         "hybrid.large_write_bytes=512K",
         "hybrid.large_read_bytes=512K",
-        "hybrid.rotating=off",
+        "hybrid.large_write_bytes_rotating=512K",
+        "hybrid.large_read_bytes_rotating=512K",
     ],
 );
 /// What every scenario compares, in the order of the columns of its first table.
@@ -62,9 +63,6 @@ pub const AUTO_AT: usize = 2;
 
 /// Auto without asking whether others want the file.
 pub const NO_CONTENTION: Variant = Variant::new("auto, no contention", &["hybrid.contention=off"]);
-/// Auto that waits for the answer to each direct write of a contended file.
-pub const NO_CONTENDED_PIPELINE: Variant =
-    Variant::new("auto, no contended pipeline", &["writeback.pipeline_contended=off"]);
 /// Auto that waits for the answer to each direct write.
 pub const NO_PIPELINE: Variant = Variant::new("auto, no pipeline", &["writeback.pipeline_bytes=0"]);
 /// Auto that asks for the lock of a record when it writes the record.
@@ -79,14 +77,10 @@ pub const NO_CALLER_MEMORY: Variant = Variant::new("auto, no caller memory", &["
 pub const NO_OVERCACHE: Variant = Variant::new("auto, no overcache", &["hybrid.overcache=off"]);
 /// Auto without asking whether bytes are used again.
 pub const NO_LOCALITY: Variant = Variant::new("auto, no locality", &["hybrid.locality=off"]);
-/// Auto that takes each new file for one that is used again.
-pub const NO_INHERITANCE: Variant = Variant::new("auto, no inheritance", &["hybrid.locality_inherit=off"]);
 /// Auto that does not measure which way carries more.
 pub const NO_LEARNING: Variant = Variant::new("auto, no learning", &["hybrid.learn=off"]);
 /// Auto that asks for each direct read when it is made.
 pub const NO_READS_AHEAD: Variant = Variant::new("auto, no direct reads ahead", &["readahead.direct_bytes=0"]);
-/// Auto that decides about each piece of a large call by itself.
-pub const NO_PIECES: Variant = Variant::new("auto, no pieces", &["hybrid.pieces=off"]);
 /// Auto by size alone: none of the questions that need to know more than the request.
 pub const SIZE_ALONE: Variant = Variant::new(
     "auto, size alone",
@@ -96,12 +90,6 @@ pub const SIZE_ALONE: Variant = Variant::new(
 pub const NO_BATCHES: Variant = Variant::new("auto, no batches", &["writeback.batch=off"]);
 /// Auto that opens and reads small files when it is asked to.
 pub const NO_FILES_AHEAD: Variant = Variant::new("auto, no files ahead", &["readahead.small_files=off"]);
-/// Auto that leaves files alone whose locks other mounts keep.
-pub const NO_ASKING_BACK: Variant = Variant::new("auto, no asking back", &["readahead.small_ask_back=off"]);
-/// Auto that sends each close by itself.
-pub const NO_CLOSE_BATCHES: Variant = Variant::new("auto, no close batches", &["client.close_batch=off"]);
-/// Auto that gives back each lock by itself.
-pub const NO_CANCEL_BATCHES: Variant = Variant::new("auto, no cancel batches", &["locks.batch_cancels=off"]);
 
 #[cfg(test)]
 mod tests {

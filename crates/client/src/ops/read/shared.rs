@@ -19,7 +19,6 @@ use crate::ops::attr::size_now;
 use crate::policy::decision::{Mode, Reason};
 use crate::policy::throughput::Course;
 use crate::telemetry::stats::{Count, Way};
-use crate::telemetry::tunables::Knob;
 use crate::writeback::flush;
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
@@ -73,7 +72,7 @@ pub(super) async fn read(
         flush::flush_and_forget(mount, file, asked).await;
     }
     let since_ns = mount.clock.now_ns();
-    let by_target_alone = mode == Mode::Direct && mount.tunables.on(Knob::LocksByTarget);
+    let by_target_alone = mode == Mode::Direct;
     let mut at_once = None;
     if by_target_alone {
         let (mount2, file2) = (mount.clone(), file.clone());
@@ -224,19 +223,18 @@ async fn unless_damaged(
         mount.cache.used(file, range);
         return Ok(Some(buf.into()));
     }
-    let got =
-        join_all(wanted(mount, file, &gaps, pages, size.unwrap_or(hint), mode).into_iter().map(|(object, piece)| {
-            // No lock is asked for under this fetch.
-            let fetch = fetch(mount.clone(), file.clone(), object, piece, false, LockExtent::Grown);
-            async move {
-                Ok(match ask_piece(mount, file, object, piece, Under::Lock).await? {
-                    Ok((bytes, zeros)) => Some((Got { range: piece, bytes: Arc::new(bytes), fetch }, zeros)),
-                    Err(Errno::Io) => None,
-                    Err(e) => return Err(e),
-                })
-            }
-        }))
-        .await;
+    let got = join_all(wanted(file, &gaps, pages, size.unwrap_or(hint), mode).into_iter().map(|(object, piece)| {
+        // No lock is asked for under this fetch.
+        let fetch = fetch(mount.clone(), file.clone(), object, piece, false, LockExtent::Grown);
+        async move {
+            Ok(match ask_piece(mount, file, object, piece, Under::Lock).await? {
+                Ok((bytes, zeros)) => Some((Got { range: piece, bytes: Arc::new(bytes), fetch }, zeros)),
+                Err(Errno::Io) => None,
+                Err(e) => return Err(e),
+            })
+        }
+    }))
+    .await;
     let got: Option<Vec<(Got, u64)>> = got.into_iter().collect::<Result<_>>()?;
     let Some(got) = got else { return Ok(None) };
     if size.is_none() && got.iter().any(|(_, zeros)| *zeros > 0) {
@@ -303,14 +301,7 @@ fn copy_part(piece: &Got, part: ByteRange, into: &mut [u8]) {
 }
 
 /// What to ask for: whole pages for the cache, what is missing otherwise.
-fn wanted(
-    mount: &Mount,
-    file: &File,
-    gaps: &[ByteRange],
-    pages: ByteRange,
-    size: u64,
-    mode: Mode,
-) -> Vec<(ObjectId, ByteRange)> {
+fn wanted(file: &File, gaps: &[ByteRange], pages: ByteRange, size: u64, mode: Mode) -> Vec<(ObjectId, ByteRange)> {
     let mut wanted: Vec<ByteRange> = Vec::new();
     for gap in gaps {
         let whole = match mode {
@@ -321,7 +312,7 @@ fn wanted(
         push_joined(&mut wanted, ByteRange::new(start, whole.end));
     }
     let cut = |part: ByteRange| match mode {
-        Mode::Buffered => super::pieces(mount, file, part),
+        Mode::Buffered => super::pieces(file, part),
         Mode::Direct => super::direct_pieces(file, part),
     };
     wanted.into_iter().flat_map(cut).collect()

@@ -8,7 +8,6 @@ use crate::coherence::tokens::{self, Told};
 use crate::inode::File;
 use crate::mount::{Mount, unexpected};
 use crate::telemetry::stats::Count;
-use crate::telemetry::tunables::Knob;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Cred, Errno, Ino, Name, ObjectId};
 use amphi_wire::{BATCH_PARTS_MAX, FileAhead, ReadPart, Reply, Request};
@@ -17,6 +16,8 @@ use std::sync::Arc;
 
 /// Entries asked for at once when a directory's names are asked for.
 const ENTRIES: u32 = 1024;
+/// Files of at most so many bytes are read ahead: one unit of the cache.
+const SMALL_BYTES_MAX: u32 = 64 << 10;
 /// Bytes of cache memory come in units of so many.
 const UNIT: u64 = crate::cache::UNIT;
 
@@ -85,8 +86,8 @@ pub(super) async fn run(mount: Arc<Mount>, cred: Cred, batch: Batch) {
     let op = Request::ReadBatch {
         dir: batch.dir,
         parts: batch.parts.clone(),
-        bytes_max: mount.tunables.get(Knob::SmallAheadBytes) as u32,
-        ask_back: mount.tunables.on(Knob::SmallAheadAskBack),
+        bytes_max: SMALL_BYTES_MAX,
+        ask_back: true,
         tokens: mount.coherence.company.uses_tokens(),
     };
     mount.stats.bytes(Count::SmallAheadAsked, batch.parts.len() as u64);

@@ -1,6 +1,7 @@
 //! Tunables over several servers.
 
 use super::*;
+use crate::tunables::Knob;
 
 /// Goal: what was set counts on all servers, also on one that was away, restarts or joins later; the configuration says
 /// what a server begins with, before that. Method: one is killed and another cut off while values are set; a third
@@ -12,7 +13,7 @@ fn what_was_set_reaches_every_server() {
         let mut servers = Vec::new();
         for at in 0..3 {
             let mut config = world.config(at);
-            config.tunables = vec![("server.plan_tries".into(), (40 + at).to_string())];
+            config.tunables = vec![("server.token_ms".into(), (40 + at).to_string())];
             servers.push(Some(Server::start(world.node(at), config).await.unwrap()));
         }
         let m = world.mount(1).await.unwrap();
@@ -20,16 +21,16 @@ fn what_was_set_reaches_every_server() {
             m.call(Request::Tunables { pattern: format!("server.{name}"), value: Some(value.into()) }).await.unwrap();
         };
         let tries = |servers: &[Option<Rc<Server<SimEnv>>>]| -> Vec<u64> {
-            servers.iter().flatten().map(|s| s.worker.tunables.plan_tries.get()).collect()
+            servers.iter().flatten().map(|s| s.worker.tunables.get(Knob::TokenMs)).collect()
         };
         assert_eq!(tries(&servers), [40, 41, 42], "as configured");
-        set("plan_tries", "7").await;
+        set("token_ms", "7").await;
         assert_eq!(tries(&servers), [7; 3]);
         crash(&world, 1, CrashKind::Process);
         servers[1] = None;
         world.sim.cut("s0", "s2");
-        set("plan_tries", "8").await;
-        set("plan_*", "9").await;
+        set("token_ms", "8").await;
+        set("token_*", "9").await;
         set("lock_growth", "off").await;
         assert_eq!(tries(&servers), [9, 7], "the first and the one that is cut off");
         world.sim.heal("s0", "s2");
@@ -37,9 +38,9 @@ fn what_was_set_reaches_every_server() {
         servers.push(Some(world.start(3).await.unwrap()));
         sleep(&world, Duration::from_secs(20)).await;
         assert_eq!(tries(&servers), [9; 4]);
-        assert!(servers.iter().flatten().all(|s| !s.worker.tunables.lock_growth.is_on()));
+        assert!(servers.iter().flatten().all(|s| !s.worker.tunables.on(Knob::LockGrowth)));
         let mut wrong = world.config(3);
-        for (name, words) in [("server.no_such", "no such tunable"), ("server.plan_tries", "is no value for it")] {
+        for (name, words) in [("server.no_such", "no such tunable"), ("server.token_ms", "is no value for it")] {
             wrong.tunables = vec![(name.into(), "many".into())];
             let error = Server::start(world.sim.node("x"), wrong.clone()).await.err().expect("refused");
             assert!(error.line.contains(words), "{error}");

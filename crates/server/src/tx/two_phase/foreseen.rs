@@ -54,9 +54,6 @@ impl<E: Env> Cx<E> {
     /// Record `lsn`, which is written, took a name out of `dir`: begins to make it stable if that was the last one and
     /// the removal of the directory is expected. Nobody waits for it.
     pub(in crate::tx) fn foresee_removal(&self, dir: Ino, lsn: Lsn) {
-        if !self.worker.tunables.foreseen_removals.is_on() || !self.worker.tunables.carried_decisions.is_on() {
-            return;
-        }
         let parent = {
             let meta = self.target.meta.borrow();
             if !meta.inode(dir).is_ok_and(|inode| inode.entries == 0) {
