@@ -191,6 +191,9 @@ pub async fn open_target<E: Env>(
     for note in &recovered.notes {
         tracing::info!("{path}: {note}");
     }
+    if recovered.rebuilt > 0 {
+        tracing::warn!("{path}: {} damaged blocks of metadata were rebuilt; look at the disk", recovered.rebuilt);
+    }
     let deadline_ns = config.callback_deadline.as_nanos() as u64;
     let reads = queues.entry(zone.disk().device()).or_default().clone();
     match Target::recover(env, zone.clone(), recovered, pool, deadline_ns, config.root_owner, counters.clone(), reads) {

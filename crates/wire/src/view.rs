@@ -122,6 +122,8 @@ pub struct TargetStatus {
     pub damaged: u64,
     /// What was found last of them, newest first, at most `FINDINGS_MAX`. Nothing for who may not know all names.
     pub findings: Vec<String>,
+    /// Blocks of metadata that were damaged and have been rebuilt, since the start and by it.
+    pub rebuilt: u64,
 }
 
 /// One session in `Status`.

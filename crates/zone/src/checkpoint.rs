@@ -266,6 +266,11 @@ async fn write_segment<E: Env>(
             break Err(write_error(shared, e));
         }
     };
+    for (address, mended) in readers.iter().flat_map(|r| &r.mended) {
+        // The segment is written anew elsewhere, with the block as it has to be.
+        tracing::warn!("{}: {}: the block at byte {address} was damaged and was rebuilt", shared.path, mended.place);
+        shared.state.borrow_mut().counters.rebuilt_blocks += 1;
+    }
     let result = match result {
         Ok(()) => writer.finish().await.map_err(|e| write_error(shared, e)),
         Err(e) => Err(e),

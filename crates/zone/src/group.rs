@@ -1,7 +1,8 @@
 //! A log group under construction: records packed into aligned memory that is reused.
 
-use crate::change;
-use crate::layout::{GROUP_FRESH, GROUP_HEADER, GROUP_MAGIC, GroupHeader, block_crc, blocks_for};
+use crate::layout::{GROUP_FRESH, GROUP_HEADER, GROUP_MAGIC, GROUP_PARITY, GroupHeader, block_crc, blocks_for};
+use crate::planted::{self, Mistake};
+use crate::{change, parity};
 use amphi_env::Buf;
 use amphi_types::item::{Change, Txn};
 use amphi_types::limits::BLOCK;
@@ -32,6 +33,8 @@ pub struct Group {
     pub area_bytes: usize,
     /// Where the first record begins that is not kept.
     unkept: usize,
+    /// Whether it gets a parity block: in every zone that has been opened.
+    pub parity: bool,
 }
 
 /// First capacity of a group's memory, bytes.
@@ -51,6 +54,7 @@ impl Group {
             area: None,
             area_bytes: 0,
             unkept: GROUP_HEADER,
+            parity: !planted::is(Mistake::Version3),
         }
     }
 
@@ -89,9 +93,9 @@ impl Group {
         self.len
     }
 
-    /// Blocks it will take.
+    /// Blocks it will take, with its parity.
     pub fn blocks(&self) -> u64 {
-        blocks_for(self.len)
+        blocks_for(self.len) + u64::from(self.parity)
     }
 
     /// Bytes of its records.
@@ -143,10 +147,11 @@ impl Group {
     /// Fills in the header and takes the memory out for writing: whole blocks. Returns the link for the group
     /// behind it.
     pub fn seal(&mut self, zone_id: u64, opening: u64, prev: Link, seq: u64, mark: u64) -> (Buf, Link) {
-        let end = self.blocks() as usize * BLOCK as usize;
-        self.grow(end);
+        let end = blocks_for(self.len) as usize * BLOCK as usize;
+        let all = self.blocks() as usize * BLOCK as usize;
+        self.grow(all);
         self.buf[self.len..end].fill(0);
-        self.buf.set_window(0..end);
+        self.buf.set_window(0..all);
         let header = GroupHeader {
             magic: GROUP_MAGIC.into(),
             crc: 0.into(),
@@ -155,14 +160,17 @@ impl Group {
             prev_crc: prev.crc.into(),
             records: self.records.into(),
             body_bytes: ((self.len - GROUP_HEADER) as u32).into(),
-            flags: if self.fresh { GROUP_FRESH } else { 0 }.into(),
+            flags: (if self.fresh { GROUP_FRESH } else { 0 } | if self.parity { GROUP_PARITY } else { 0 }).into(),
             seq: seq.into(),
             first_lsn: self.first_lsn.into(),
             stable_seq: mark.into(),
         };
         self.buf[..GROUP_HEADER].copy_from_slice(header.as_bytes());
-        let crc = block_crc(zone_id, &self.buf);
+        let crc = block_crc(zone_id, &self.buf[..end]);
         self.buf[4..8].copy_from_slice(&crc.to_le_bytes());
+        if self.parity {
+            parity::seal(&mut self.buf);
+        }
         (std::mem::take(&mut self.buf), Link { opening, crc })
     }
 

@@ -12,17 +12,27 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of the format.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Oldest version that can be opened, which makes it one of the present version: it lacks `kept`, which is zero there.
 pub const VERSION_OLDEST: u32 = 2;
+/// First version whose groups and pages have a parity block. Those of an older one are read as they are.
+pub const VERSION_PARITY: u32 = 4;
 /// First bytes of a superblock.
 pub const MAGIC: [u8; 8] = *b"AMPHIZON";
 /// First bytes of a log group.
 pub const GROUP_MAGIC: u32 = u32::from_le_bytes(*b"AGRP");
 /// Flag of a log group: a record points at data that may not have been synced when the group was written.
 pub const GROUP_FRESH: u32 = 1;
+/// Flag of a log group: a block of parity follows its blocks.
+pub const GROUP_PARITY: u32 = 2;
+/// Largest record, if the log is large enough: a quarter of the log at most.
+pub const RECORD_BYTES_MAX: usize = 16 << 20;
+/// Most blocks of a group without its parity: the largest record alone.
+pub const GROUP_BLOCKS_MAX: u64 = RECORD_BYTES_MAX as u64 / BLOCK + 1;
 /// First bytes of a segment page.
 pub const PAGE_MAGIC: u32 = u32::from_le_bytes(*b"APAG");
+/// Flag of a segment page: a block of parity follows its blocks.
+pub const PAGE_PARITY: u32 = 1;
 /// Most segments that a root names.
 pub const SEGMENTS_MAX: usize = 16;
 /// Bytes of a slot of the metadata region: one page of a segment.
@@ -245,12 +255,29 @@ pub struct GroupHeader {
     pub prev_crc: U32,
     pub records: U32,
     pub body_bytes: U32,
-    /// `GROUP_FRESH` or 0.
+    /// `GROUP_FRESH`, `GROUP_PARITY`.
     pub flags: U32,
     pub seq: U64,
     pub first_lsn: U64,
     /// The mark: groups up to this one, and the data that they point at, were synced when this one was made.
     pub stable_seq: U64,
+}
+
+impl GroupHeader {
+    /// Blocks of the group without its parity.
+    pub fn data_blocks(&self) -> u64 {
+        blocks_for(GROUP_HEADER + self.body_bytes.get() as usize)
+    }
+
+    /// Whether a parity block follows them.
+    pub fn has_parity(&self) -> bool {
+        self.flags.get() & GROUP_PARITY != 0
+    }
+
+    /// All its blocks.
+    pub fn blocks(&self) -> u64 {
+        self.data_blocks() + u64::from(self.has_parity())
+    }
 }
 
 /// Bytes of a group header.
@@ -267,14 +294,17 @@ pub struct PageHeader {
     pub index: U32,
     pub next_slot: U32,
     pub payload_bytes: U32,
-    pub reserved: U32,
+    /// `PAGE_PARITY`.
+    pub flags: U32,
 }
 
 /// Bytes of a page header.
 pub const PAGE_HEADER: usize = size_of::<PageHeader>();
 const _: () = assert!(PAGE_HEADER == 32);
 /// Most payload bytes of a page.
-pub const PAGE_PAYLOAD: usize = SLOT_BYTES as usize - PAGE_HEADER;
+pub const PAGE_PAYLOAD: usize = SLOT_BYTES as usize - BLOCK as usize - PAGE_HEADER;
+/// The same of a page without parity.
+pub const PAGE_PAYLOAD_BARE: usize = SLOT_BYTES as usize - PAGE_HEADER;
 
 /// Checksum of whole blocks whose crc field (bytes 4..8) counts as zero.
 pub fn block_crc(zone_id: u64, blocks: &[u8]) -> u32 {

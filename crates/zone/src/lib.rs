@@ -28,6 +28,8 @@ mod fsck;
 mod group;
 mod keep;
 mod layout;
+mod log_reader;
+mod parity;
 mod planted;
 mod recover;
 mod segment;

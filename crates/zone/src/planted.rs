@@ -19,6 +19,12 @@ pub enum Mistake {
     AreaReused,
     /// What was cut is left as it was.
     CutComesBack,
+    /// The parity of what was cut is left as it was.
+    CutKeepsParity,
+    /// What was rebuilt is used whether it verifies or not.
+    RebuiltUnverified,
+    /// Not a mistake: groups and pages are written without parity, as version 3 did.
+    Version3,
 }
 
 /// Whether `mistake` is planted.

@@ -14,10 +14,9 @@
 use crate::change;
 use crate::group::Link;
 use crate::keep::{self, Found};
-use crate::layout::{
-    DOUBT_OFFSET, GROUP_FRESH, GROUP_HEADER, GROUP_MAGIC, Geometry, GroupHeader, LOG_OFFSET, Superblock, block_crc,
-    blocks_for, doubt,
-};
+use crate::layout::{DOUBT_OFFSET, GROUP_FRESH, Geometry, GroupHeader, LOG_OFFSET, Superblock, doubt};
+use crate::log_reader::{LogBlocks, header_of};
+use crate::parity::MendedBlocks;
 use crate::planted::{self, Mistake};
 use crate::segment::{Segment, SegmentReader, SlotMap};
 use crate::state::LogPoint;
@@ -27,16 +26,34 @@ use amphi_types::item::Key;
 use amphi_types::limits::BLOCK;
 use amphi_types::setting::words;
 use std::collections::BTreeMap;
-use zerocopy::FromBytes;
 
 /// Changes by key; `None` deletes.
 pub type Changes = BTreeMap<Key, Option<Vec<u8>>>;
 
+/// How the two copies of the superblock are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copies {
+    /// Both are valid and equal.
+    Equal,
+    /// Both are valid.
+    Differ,
+    /// Only one is valid.
+    OneDamaged,
+}
+
+/// What of a zone was damaged and could be rebuilt.
+pub struct Damage {
+    /// How the two superblocks are.
+    pub copies: Copies,
+    /// Blocks of segments and log: what they have to be.
+    pub mended: MendedBlocks,
+}
+
 /// A zone as it was found.
 pub struct Image {
     pub root: Superblock,
-    /// Whether both superblock copies are valid and equal.
-    pub copies_agree: bool,
+    /// What was damaged and could be rebuilt.
+    pub damage: Damage,
     pub geometry: Geometry,
     pub segments: Vec<Segment>,
     pub slots: SlotMap,
@@ -58,13 +75,10 @@ pub struct Image {
     pub kept_of_another: bool,
     /// Whether a sync has failed in this life of the machine.
     pub doubted: bool,
-    /// Position of a whole group that is not replayed, and must never be.
-    pub cut: Option<u64>,
+    /// Positions of the first block of a whole group that is not replayed and must never be, and of its parity.
+    pub cut: Vec<u64>,
     pub notes: Vec<String>,
 }
-
-/// Bytes read at once from the log.
-const CHUNK_BLOCKS: u64 = 256;
 
 async fn read_at(disk: &impl Disk, at: u64, len: usize, place: &str) -> Result<Buf, ZoneError> {
     let (result, buf) = disk.read(at, Buf::zeroed(len)).await;
@@ -72,11 +86,19 @@ async fn read_at(disk: &impl Disk, at: u64, len: usize, place: &str) -> Result<B
     Ok(buf)
 }
 
+impl Image {
+    /// Damaged blocks that were rebuilt. What a crash may have torn is none.
+    pub fn rebuilt_blocks(&self) -> u64 {
+        let damaged = self.damage.mended.values().filter(|m| !m.torn).count() as u64;
+        damaged + u64::from(self.damage.copies == Copies::OneDamaged)
+    }
+}
+
 /// Reads the zone on `disk`, which is the file `path`, and what a killed process has kept of it.
 pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Image, ZoneError> {
     let boot = env.boot_id();
     let mut notes = Vec::new();
-    let (root, copies_agree) = read_root(disk, &mut notes).await?;
+    let (root, copies) = read_root(disk, &mut notes).await?;
     let geometry = root.geometry();
     if disk.size() < geometry.size {
         let text = format!("the zone has {}, its storage {}", words(geometry.size), words(disk.size()));
@@ -85,7 +107,7 @@ pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Im
     let zone_id = root.zone_id.get();
     let mut slots = SlotMap::new(geometry.meta_slots);
     let mut segments = Vec::new();
-    let mut items = BTreeMap::new();
+    let (mut items, mut mended) = (BTreeMap::new(), MendedBlocks::new());
     for named in root.segments() {
         let mut reader = SegmentReader::new(disk, geometry, zone_id, *named);
         while let Some((key, value)) = reader.next().await? {
@@ -101,6 +123,7 @@ pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Im
             }
         }
         let (id, bytes, count) = (named.id.get(), named.bytes.get(), named.items.get());
+        mended.append(&mut reader.mended);
         segments.push(Segment { id, bytes, items: count, slots: reader.slots });
     }
     let mut image = Image {
@@ -109,7 +132,7 @@ pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Im
         lsn: root.start_lsn.get() - 1,
         link: Link { opening: root.start_opening.get(), crc: root.start_crc.get() },
         root,
-        copies_agree,
+        damage: Damage { copies, mended },
         geometry,
         segments,
         slots,
@@ -120,7 +143,7 @@ pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Im
         kept_gone: false,
         kept_of_another: false,
         doubted: false,
-        cut: None,
+        cut: Vec::new(),
         notes,
     };
     let noted = read_at(disk, DOUBT_OFFSET, BLOCK as usize, "note of failed syncs").await?;
@@ -129,6 +152,10 @@ pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Im
     image.doubted |= opening != 0 && image.root.boot.get() == boot && keep::is_doubted(env, path, zone_id, opening);
     read_log(disk, &mut image, boot).await?;
     read_kept(env, path, &mut image)?;
+    for (address, mended) in &image.damage.mended {
+        let (place, how) = (&mended.place, if mended.torn { "torn or damaged" } else { "damaged" });
+        image.notes.push(format!("{place}: the block at byte {address} was {how}; it is rebuilt from the others"));
+    }
     for (key, value) in &image.dirty {
         match value {
             Some(value) => image.items.insert(key.clone(), value.clone()),
@@ -138,7 +165,7 @@ pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Im
     Ok(image)
 }
 
-async fn read_root(disk: &impl Disk, notes: &mut Vec<String>) -> Result<(Superblock, bool), ZoneError> {
+async fn read_root(disk: &impl Disk, notes: &mut Vec<String>) -> Result<(Superblock, Copies), ZoneError> {
     let nothing = || ZoneError::new(ZoneErrorKind::NotAZone, "superblock", "the storage is too small for a zone");
     if disk.size() < 2 * BLOCK {
         return Err(nothing());
@@ -161,102 +188,21 @@ async fn read_root(disk: &impl Disk, notes: &mut Vec<String>) -> Result<(Superbl
             if a.zone_id != b.zone_id {
                 return Err(ZoneError::corrupt("superblock", "its copies belong to different zones"));
             }
-            let agree = a == b;
-            if !agree {
-                notes.push("the superblock copies differ: a checkpoint was being installed".into());
+            if a == b {
+                return Ok((a, Copies::Equal));
             }
-            Ok((if b.sequence > a.sequence { b } else { a }, agree))
+            notes.push("the superblock copies differ: a checkpoint was being installed".into());
+            Ok((if b.sequence > a.sequence { b } else { a }, Copies::Differ))
         }
         (Ok(root), Err(e)) | (Err(e), Ok(root)) => {
             if e.kind == ZoneErrorKind::Version {
                 return Err(e);
             }
             notes.push(format!("{e}; the other copy is used"));
-            Ok((root, false))
+            Ok((root, Copies::OneDamaged))
         }
         // The more telling of the two errors.
         (Err(a), Err(b)) => Err(if a.kind == ZoneErrorKind::NotAZone { b } else { a }),
-    }
-}
-
-/// Log blocks by position, read ahead in chunks.
-struct LogBlocks<'a, D: Disk> {
-    disk: &'a D,
-    geometry: Geometry,
-    chunk: Vec<u8>,
-    chunk_at: u64,
-}
-
-impl<D: Disk> LogBlocks<'_, D> {
-    async fn get(&mut self, position: u64, blocks: u64) -> Result<&[u8], ZoneError> {
-        let have = self.chunk.len() as u64 / BLOCK;
-        if position < self.chunk_at || position + blocks > self.chunk_at + have {
-            self.chunk.clear();
-            self.chunk_at = position;
-            let want = blocks.max(CHUNK_BLOCKS).min(self.geometry.log_blocks);
-            let mut at = position;
-            while at < position + want {
-                // A read ends at the edge of the ring.
-                let n = (position + want - at).min(self.geometry.log_blocks - at % self.geometry.log_blocks);
-                let address = self.geometry.log_address(at);
-                let place = format!("log at byte {address}");
-                let buf = read_at(self.disk, address, (n * BLOCK) as usize, &place).await?;
-                self.chunk.extend_from_slice(&buf);
-                at += n;
-            }
-        }
-        let from = ((position - self.chunk_at) * BLOCK) as usize;
-        Ok(&self.chunk[from..from + (blocks * BLOCK) as usize])
-    }
-
-    /// The group at `position` if it verifies, with its whole blocks.
-    async fn group(&mut self, position: u64, zone_id: u64) -> Result<Option<(GroupHeader, &[u8])>, ZoneError> {
-        let log_blocks = self.geometry.log_blocks;
-        let first = self.get(position, 1).await?;
-        let Ok(header) = GroupHeader::read_from_bytes(&first[..GROUP_HEADER]) else {
-            return Ok(None);
-        };
-        let blocks = blocks_for(GROUP_HEADER + header.body_bytes.get() as usize);
-        if header.magic.get() != GROUP_MAGIC || blocks > log_blocks {
-            return Ok(None);
-        }
-        let bytes = self.get(position, blocks).await?;
-        if block_crc(zone_id, bytes) != header.crc.get() {
-            return Ok(None);
-        }
-        Ok(Some((header, bytes)))
-    }
-}
-
-impl<D: Disk> LogBlocks<'_, D> {
-    /// Follows the groups from `at` while they verify and name their predecessor. `take` gets each one's header and
-    /// body, and where it lies; the end is behind the last one that it took.
-    async fn follow(
-        &mut self,
-        zone_id: u64,
-        mut at: LogPoint,
-        ring_end: u64,
-        mut take: impl FnMut(LogPoint, &GroupHeader, &[u8]) -> Result<bool, ZoneError>,
-    ) -> Result<LogPoint, ZoneError> {
-        while at.position < ring_end {
-            let Some((header, bytes)) = self.group(at.position, zone_id).await? else {
-                break;
-            };
-            let chained = header.prev_opening.get() == at.link.opening && header.prev_crc.get() == at.link.crc;
-            let follows = header.seq.get() == at.seq + 1
-                && header.first_lsn.get() == at.lsn + 1
-                && (chained || planted::is(Mistake::NoChain));
-            let end = at.position + blocks_for(bytes.len());
-            let body = &bytes[GROUP_HEADER..GROUP_HEADER + header.body_bytes.get() as usize];
-            if !follows || end > ring_end || !take(at, &header, body)? {
-                break;
-            }
-            at.position = end;
-            at.seq += 1;
-            at.lsn += u64::from(header.records.get());
-            at.link = Link { opening: header.opening.get(), crc: header.crc.get() };
-        }
-        Ok(at)
     }
 }
 
@@ -265,7 +211,7 @@ async fn read_log(disk: &impl Disk, image: &mut Image, boot: u64) -> Result<(), 
     let zone_id = image.root.zone_id.get();
     let start = LogPoint { position: image.position, seq: image.seq, lsn: image.lsn, link: image.link };
     let ring_end = start.position + image.geometry.log_blocks;
-    let mut log = LogBlocks { disk, geometry: image.geometry, chunk: Vec::new(), chunk_at: 0 };
+    let mut log = LogBlocks::new(disk, image.geometry, zone_id);
     let same_life = (image.root.boot.get() == boot && !image.doubted) || planted::is(Mistake::FreshReplayed);
     let mut cut = u64::MAX;
     if !same_life {
@@ -278,7 +224,7 @@ async fn read_log(disk: &impl Disk, image: &mut Image, boot: u64) -> Result<(), 
             }
             Ok(true)
         };
-        let end = log.follow(zone_id, start, ring_end, survey).await?;
+        let end = log.follow(start, ring_end, survey).await?;
         proven = proven.max(read_tail(&mut log, image, end, ring_end).await?);
         if let Some(first) = fresh.into_iter().find(|&seq| seq > proven) {
             cut = first;
@@ -292,21 +238,32 @@ async fn read_log(disk: &impl Disk, image: &mut Image, boot: u64) -> Result<(), 
     }
     let (changes, replayed, cut_at, ring) =
         (&mut image.dirty, &mut image.replayed, &mut image.cut, image.geometry.log_blocks);
+    let mut last = start.position;
     let replay = |at: LogPoint, header: &GroupHeader, body: &[u8]| {
         if header.seq.get() == cut {
-            *cut_at = Some(at.position);
+            cut_at.push(at.position);
+            cut_at.extend(header.has_parity().then(|| at.position + header.data_blocks()));
             return Ok(false);
         }
         replay_group(changes, header, body, || format!("log group {} at block {}", header.seq, at.position % ring))?;
         *replayed += u64::from(header.records.get());
+        last = at.position;
         Ok(true)
     };
-    let end = log.follow(zone_id, start, ring_end, replay).await?;
+    // What lies behind the cut is not mended.
+    log.forget();
+    let end = log.follow(start, ring_end, replay).await?;
     (image.position, image.seq, image.lsn, image.link) = (end.position, end.seq, end.lsn, end.link);
     if same_life {
         read_tail(&mut log, image, end, ring_end).await?;
     }
-    Ok(())
+    for position in last..end.position {
+        if let Some(block) = log.mended.get_mut(&image.geometry.log_address(position)) {
+            block.torn = true;
+        }
+    }
+    image.damage.mended.append(&mut log.mended);
+    log.check_readable()
 }
 
 /// Replays what a killed process has kept behind the end of the log. Not in another life of the machine, or behind a
@@ -378,7 +335,7 @@ async fn read_tail<D: Disk>(
     end: LogPoint,
     ring_end: u64,
 ) -> Result<u64, ZoneError> {
-    let zone_id = image.root.zone_id.get();
+    log.check_readable()?;
     let missing = end.seq + 1;
     let block = end.position % image.geometry.log_blocks;
     let lost = |proof: &str| {
@@ -394,11 +351,10 @@ async fn read_tail<D: Disk>(
         let mut step = 1;
         // Headers are looked at first: most blocks here are remains of an earlier lap.
         let first = log.get(at, 1).await?;
-        let seq = GroupHeader::read_from_bytes(&first[..GROUP_HEADER]).ok().filter(|h| h.magic.get() == GROUP_MAGIC);
-        if let Some(h) = seq.filter(|h| h.seq.get() >= missing) {
-            let blocks = blocks_for(GROUP_HEADER + h.body_bytes.get() as usize);
+        if let Some(h) = header_of(first).filter(|h| h.seq.get() >= missing) {
+            let blocks = h.blocks();
             if at + blocks <= ring_end
-                && let Some((h, _)) = log.group(at, zone_id).await?
+                && let Some((h, _)) = log.group(at).await?
             {
                 if h.stable_seq.get() >= missing {
                     return lost(&format!("group {}", h.seq));

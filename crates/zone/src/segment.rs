@@ -2,13 +2,16 @@
 //!
 //! Owns: the slot map, writing, streaming and verifying segments. Does not own: which segments are named by the
 //! root (`checkpoint`). Invariants: keys ascend strictly over a whole segment; a slot is in one segment or free;
-//! changes may span pages, so pages but the last are full.
+//! changes may span pages, so pages but the last are full. A page of which one block is damaged is served (`parity`).
 
 use crate::ZoneError;
 use crate::change::{self, Decoded};
 use crate::layout::{
-    Geometry, NO_SLOT, PAGE_HEADER, PAGE_MAGIC, PAGE_PAYLOAD, PageHeader, SLOT_BYTES, SegmentRef, block_crc, blocks_for,
+    Geometry, NO_SLOT, PAGE_HEADER, PAGE_MAGIC, PAGE_PARITY, PAGE_PAYLOAD, PAGE_PAYLOAD_BARE, PageHeader, SLOT_BYTES,
+    SegmentRef, block_crc, blocks_for,
 };
+use crate::parity::{self, Mended, MendedBlocks};
+use crate::planted::{self, Mistake};
 use amphi_env::{Buf, Disk};
 use amphi_types::limits::BLOCK;
 use zerocopy::{FromBytes, IntoBytes};
@@ -109,6 +112,8 @@ pub struct SegmentWriter<'a, D: Disk> {
     page: Buf,
     /// Payload bytes in `page`.
     fill: usize,
+    /// Most of them.
+    payload_max: usize,
 }
 
 /// Why a segment was not written.
@@ -122,7 +127,8 @@ pub enum WriteError {
 impl<'a, D: Disk> SegmentWriter<'a, D> {
     pub fn new(disk: &'a D, geometry: Geometry, zone_id: u64, id: u64) -> SegmentWriter<'a, D> {
         let segment = Segment { id, bytes: 0, items: 0, slots: Vec::new() };
-        SegmentWriter { disk, geometry, zone_id, segment, page: Buf::zeroed(SLOT_BYTES as usize), fill: 0 }
+        let payload_max = if planted::is(Mistake::Version3) { PAGE_PAYLOAD_BARE } else { PAGE_PAYLOAD };
+        SegmentWriter { disk, geometry, zone_id, segment, page: Buf::zeroed(SLOT_BYTES as usize), fill: 0, payload_max }
     }
 
     /// Slots taken so far.
@@ -145,13 +151,13 @@ impl<'a, D: Disk> SegmentWriter<'a, D> {
                 if self.segment.slots.is_empty() {
                     self.segment.slots.push(take_slot().ok_or(WriteError::Full)?);
                 }
-                if self.fill == PAGE_PAYLOAD {
+                if self.fill == self.payload_max {
                     let next = take_slot().ok_or(WriteError::Full)?;
                     self.segment.slots.push(next);
                     let index = self.segment.slots.len() - 2;
                     self.write_page(index, next).await?;
                 }
-                let n = part.len().min(PAGE_PAYLOAD - self.fill);
+                let n = part.len().min(self.payload_max - self.fill);
                 self.page[PAGE_HEADER + self.fill..][..n].copy_from_slice(&part[..n]);
                 self.fill += n;
                 part = &part[n..];
@@ -170,15 +176,20 @@ impl<'a, D: Disk> SegmentWriter<'a, D> {
             index: (index as u32).into(),
             next_slot: next_slot.into(),
             payload_bytes: (self.fill as u32).into(),
-            reserved: 0.into(),
+            flags: if self.payload_max == PAGE_PAYLOAD { PAGE_PARITY } else { 0 }.into(),
         };
         self.page[..PAGE_HEADER].copy_from_slice(header.as_bytes());
         let crc = block_crc(self.zone_id, &self.page[..end]);
         self.page[4..8].copy_from_slice(&crc.to_le_bytes());
+        let mut written = end;
+        if header.flags.get() & PAGE_PARITY != 0 {
+            written += BLOCK as usize;
+            parity::seal(&mut self.page[..written]);
+        }
         self.segment.bytes += self.fill as u64;
         self.fill = 0;
         let mut page = std::mem::take(&mut self.page);
-        page.set_window(0..end);
+        page.set_window(0..written);
         let at = self.geometry.slot_offset(self.segment.slots[index]);
         let (result, mut page) = self.disk.write(at, page).await;
         page.set_window(0..SLOT_BYTES as usize);
@@ -212,6 +223,8 @@ pub struct SegmentReader<'a, D: Disk> {
     bytes: u64,
     items: u64,
     last_key: Option<Vec<u8>>,
+    /// Blocks that were damaged.
+    pub mended: MendedBlocks,
 }
 
 impl<'a, D: Disk> SegmentReader<'a, D> {
@@ -229,6 +242,7 @@ impl<'a, D: Disk> SegmentReader<'a, D> {
             bytes: 0,
             items: 0,
             last_key: None,
+            mended: MendedBlocks::new(),
         }
     }
 
@@ -274,22 +288,16 @@ impl<'a, D: Disk> SegmentReader<'a, D> {
         if u64::from(slot) >= self.geometry.meta_slots || index >= self.named.slots.get() as usize {
             return Err(ZoneError::corrupt(place, "its chain of pages leads nowhere"));
         }
-        let (result, page) = self.disk.read(self.geometry.slot_offset(slot), std::mem::take(&mut self.page)).await;
+        let at = self.geometry.slot_offset(slot);
+        let (result, page) = self.disk.read(at, std::mem::take(&mut self.page)).await;
         self.page = page;
-        result.map_err(|e| ZoneError::io(&place, &e))?;
-        let header = PageHeader::read_from_bytes(&self.page[..PAGE_HEADER]);
-        let header = header.map_err(|_| ZoneError::corrupt(&place, "it is cut short"))?;
+        let read = result.map_err(|e| ZoneError::io(&place, &e)).and_then(|()| self.judge(index, &place));
+        let header = match read {
+            Ok(header) => header,
+            Err(e) => self.read_damaged(index, at, &place).await?.ok_or(e)?,
+        };
+        self.mend_parity(&header, at, &place);
         let fill = header.payload_bytes.get() as usize;
-        if header.magic.get() != PAGE_MAGIC || fill > PAGE_PAYLOAD {
-            return Err(ZoneError::corrupt(place, "its header is wrong"));
-        }
-        let end = blocks_for(PAGE_HEADER + fill) as usize * BLOCK as usize;
-        if block_crc(self.zone_id, &self.page[..end]) != header.crc.get() {
-            return Err(ZoneError::corrupt(place, "its checksum is wrong"));
-        }
-        if header.segment != self.named.id || header.index.get() as usize != index {
-            return Err(ZoneError::corrupt(place, "it belongs to another segment or place"));
-        }
         self.carry.drain(..self.at);
         self.at = 0;
         self.carry.extend_from_slice(&self.page[PAGE_HEADER..PAGE_HEADER + fill]);
@@ -298,4 +306,102 @@ impl<'a, D: Disk> SegmentReader<'a, D> {
         self.next_slot = header.next_slot.get();
         Ok(())
     }
+
+    /// Verifies the page in memory.
+    fn judge(&self, index: usize, place: &str) -> Result<PageHeader, ZoneError> {
+        let header = PageHeader::read_from_bytes(&self.page[..PAGE_HEADER]);
+        let header = header.map_err(|_| ZoneError::corrupt(place, "it is cut short"))?;
+        let Some(blocks) = page_blocks(&header) else {
+            return Err(ZoneError::corrupt(place, "its header is wrong"));
+        };
+        if !parity::verifies(self.zone_id, &self.page[..blocks * BLOCK as usize]) {
+            return Err(ZoneError::corrupt(place, "its checksum is wrong"));
+        }
+        if header.segment != self.named.id || header.index.get() as usize != index {
+            return Err(ZoneError::corrupt(place, "it belongs to another segment or place"));
+        }
+        Ok(header)
+    }
+
+    /// Reads a page once more, block by block, and rebuilds one that cannot be read or has other bytes. `None` if the
+    /// page does not verify whatever is done, `Io` if several blocks cannot be read.
+    async fn read_damaged(&mut self, index: usize, at: u64, place: &str) -> Result<Option<PageHeader>, ZoneError> {
+        let mut unreadable = None;
+        for start in (0..SLOT_BYTES as usize).step_by(BLOCK as usize) {
+            let (result, block) = self.disk.read(at + start as u64, Buf::zeroed(BLOCK as usize)).await;
+            let into = &mut self.page[start..start + BLOCK as usize];
+            match result {
+                Ok(()) => into.copy_from_slice(&block),
+                Err(e) => {
+                    into.fill(0);
+                    unreadable = Some(e);
+                }
+            }
+        }
+        if let Ok(header) = self.judge(index, place) {
+            return Ok(Some(header));
+        }
+        let Some(block) = self.rebuild(index, place) else {
+            return unreadable.map_or(Ok(None), |e| Err(ZoneError::io(place, &e)));
+        };
+        self.note_mended(block, at, place);
+        self.judge(index, place).map(Some)
+    }
+
+    /// Rebuilds the one block with which the page verifies; its number.
+    fn rebuild(&mut self, index: usize, place: &str) -> Option<usize> {
+        let damaged = self.page.to_vec();
+        let header = |block: &[u8]| {
+            let header = PageHeader::read_from_bytes(&block[..PAGE_HEADER]).ok()?;
+            let is_this = header.segment == self.named.id && header.index.get() as usize == index;
+            (is_this && header.flags.get() & PAGE_PARITY != 0).then(|| page_blocks(&header)).flatten()
+        };
+        let mut tries = Vec::new();
+        if let Some(blocks) = header(&damaged) {
+            tries.push((blocks, damaged[..BLOCK as usize].to_vec()));
+        }
+        // The first block, which says how many there are, is the sum of all others.
+        let mut first = vec![0; BLOCK as usize];
+        for (n, block) in damaged.chunks_exact(BLOCK as usize).enumerate().skip(1) {
+            parity::add(&mut first, block);
+            if header(&first) == Some(n) {
+                tries.push((n, first.clone()));
+            }
+        }
+        for (blocks, first) in tries {
+            self.page.copy_from_slice(&damaged);
+            self.page[..BLOCK as usize].copy_from_slice(&first);
+            let is_first = first[..] != damaged[..BLOCK as usize];
+            let mended = parity::mend(self.zone_id, &mut self.page[..(blocks + 1) * BLOCK as usize]);
+            if let Ok(mended) = mended
+                && self.judge(index, place).is_ok()
+            {
+                return Some(if is_first { 0 } else { mended.unwrap_or(0) });
+            }
+        }
+        None
+    }
+
+    /// Corrects the parity of a page that verifies.
+    fn mend_parity(&mut self, header: &PageHeader, at: u64, place: &str) {
+        let Some(blocks) = page_blocks(header).filter(|_| header.flags.get() & PAGE_PARITY != 0) else { return };
+        let all = &mut self.page[..(blocks + 1) * BLOCK as usize];
+        if !parity::agrees(all) {
+            parity::seal(all);
+            self.note_mended(blocks, at, &format!("{place}, its parity"));
+        }
+    }
+
+    fn note_mended(&mut self, block: usize, at: u64, place: &str) {
+        let start = block * BLOCK as usize;
+        let bytes = self.page[start..start + BLOCK as usize].to_vec();
+        self.mended.insert(at + start as u64, Mended { place: place.to_string(), block: bytes, torn: false });
+    }
+}
+
+/// Blocks of a page without its parity; `None` if it cannot be one.
+fn page_blocks(header: &PageHeader) -> Option<usize> {
+    let fill = header.payload_bytes.get() as usize;
+    let most = if header.flags.get() & PAGE_PARITY != 0 { PAGE_PAYLOAD } else { PAGE_PAYLOAD_BARE };
+    (header.magic.get() == PAGE_MAGIC && fill <= most).then(|| blocks_for(PAGE_HEADER + fill) as usize)
 }

@@ -12,7 +12,7 @@
 use crate::event::Event;
 use crate::group::{Group, Link};
 use crate::keep::{self, AREAS, Keep};
-use crate::layout::{GROUP_HEADER, Geometry, PAGE_PAYLOAD, SLOT_BYTES, Superblock};
+use crate::layout::{GROUP_HEADER, Geometry, PAGE_PAYLOAD, RECORD_BYTES_MAX, SLOT_BYTES, Superblock};
 use crate::planted::{self, Mistake};
 use crate::recover::{Changes, Image};
 use crate::segment::{Segment, SlotMap};
@@ -29,8 +29,6 @@ use std::time::Duration;
 
 /// Most bytes of a group of several records: 1 MiB keeps one write below a millisecond.
 const GROUP_BYTES_MAX: usize = 1 << 20;
-/// Largest record, if the log is large enough: a quarter of the log at most.
-const RECORD_BYTES_MAX: usize = 16 << 20;
 /// Queued bytes at which `reserve` waits.
 const QUEUE_BYTES_MAX: u64 = 4 << 20;
 /// Groups kept for reuse.
@@ -405,7 +403,8 @@ impl<E: Env> Shared<E> {
         let Some(keep) = keep.as_ref().filter(|_| self.keeps.get() && st.root.kept.get() == self.opening) else {
             return;
         };
-        let blocks = st.queued_bytes / BLOCK + 2 * (st.queue.len() as u64 + 1);
+        // For each group a part of a block for its records, one for its header and one for its parity.
+        let blocks = st.queued_bytes / BLOCK + 3 * (st.queue.len() as u64 + 1);
         if st.head.position - st.start_position + blocks > self.geometry.log_blocks {
             return;
         }
@@ -581,7 +580,9 @@ impl<E: Env> Shared<E> {
     /// Upper bound of the bytes that the items take in segments.
     pub fn item_bytes(st: &State) -> u64 {
         let segments: u64 = st.segments.iter().map(|s| s.bytes.div_ceil(PAGE_PAYLOAD as u64) * SLOT_BYTES).sum();
-        segments + st.dirty_bytes + st.frozen_bytes + st.queued_bytes
+        // Of a slot, not all is payload.
+        let unwritten = st.dirty_bytes + st.frozen_bytes + st.queued_bytes;
+        segments + unwritten * SLOT_BYTES / PAGE_PAYLOAD as u64
     }
 
     /// Whether a checkpoint is due.

@@ -2,9 +2,10 @@
 
 use crate::group::Group;
 use crate::keep::{self, Keep};
-use crate::layout::{DOUBT_OFFSET, Geometry, LOG_OFFSET, SLOT_BYTES, Superblock, VERSION};
+use crate::layout::{DOUBT_OFFSET, Geometry, LOG_OFFSET, SLOT_BYTES, Superblock, VERSION, VERSION_PARITY};
+use crate::parity::MendedBlocks;
 use crate::planted::{self, Mistake};
-use crate::recover::{Image, read_zone};
+use crate::recover::{Copies, Image, read_zone};
 use crate::state::Shared;
 use crate::{ZoneError, ZoneErrorKind, checkpoint, commit};
 use amphi_env::{Buf, Disk, DiskMode, Env};
@@ -99,6 +100,8 @@ pub struct Recovered {
     pub items: BTreeMap<Key, Vec<u8>>,
     /// Records replayed from the log.
     pub replayed: u64,
+    /// Damaged blocks of metadata that were rebuilt, with superblocks.
+    pub rebuilt: u64,
     /// The machine lost power while the zone was open, or a sync failed: what was written and not made stable may be
     /// gone. Said again until `losses_told`.
     pub lost: bool,
@@ -135,6 +138,8 @@ pub struct ZoneStats {
     pub item_bytes: u64,
     /// Bytes of items at which growth is refused.
     pub item_bytes_max: u64,
+    /// Damaged blocks of metadata that were rebuilt, by opening and since.
+    pub rebuilt_blocks: u64,
 }
 
 /// An open zone; a cheap handle of one thread. Its agents keep the disk locked until `close`.
@@ -244,12 +249,14 @@ impl<E: Env> Zone<E> {
         if last != 0 && !image.kept_of_another {
             keep::forget(env, zone_id, last);
         }
+        let rebuilt = image.rebuilt_blocks();
         let (shared, items, replayed, notes) = Shared::new(env, path, disk, options, image, opening, keep);
         let shared = Rc::new(shared);
+        shared.state.borrow_mut().counters.rebuilt_blocks = rebuilt;
         shared.back_region().await;
         commit::start(&shared);
         checkpoint::start(&shared);
-        Ok((Zone { shared }, Recovered { items, replayed, lost, notes }))
+        Ok((Zone { shared }, Recovered { items, replayed, rebuilt, lost, notes }))
     }
 
     /// Everybody who was answered what may be gone knows: opening does not say it again. On disk when this has
@@ -471,6 +478,7 @@ async fn restore(disk: &impl Disk, image: &mut Image, opening: u64) -> std::io::
     // Some of it may point at data, which is synced with this group: until the root says so, power loss must take it
     // back.
     group.fresh = true;
+    group.parity &= image.root.version.get() >= VERSION_PARITY;
     let kept = std::mem::take(&mut image.kept);
     kept.iter().for_each(|record| group.push_encoded(record));
     let (blocks, mark) = (group.blocks(), image.root.stable_seq.get());
@@ -505,19 +513,23 @@ async fn make_stable(
     at: &mut Step,
 ) -> std::io::Result<()> {
     // The chosen copy may be written but not stable yet: sync first, so that one is whole at any moment.
+    rewrite(disk, &image.damage.mended).await;
     sync(disk, at).await?;
-    if !image.copies_agree {
+    if image.damage.copies != Copies::Equal {
         // With equal bytes, so that the chosen one is never lost to the other, which proves less.
         write_copies(disk, &image.root, at).await?;
     }
-    if let Some(position) = image.cut.filter(|_| !planted::is(Mistake::CutComesBack)) {
+    if !image.cut.is_empty() && !planted::is(Mistake::CutComesBack) {
         // In this life of the machine the group would be replayed after a crash.
         *at = Step::Writing;
-        disk.write(image.geometry.log_address(position), Buf::zeroed(BLOCK as usize)).await.0?;
+        let kept = usize::from(planted::is(Mistake::CutKeepsParity));
+        for &position in &image.cut[..image.cut.len() - kept] {
+            disk.write(image.geometry.log_address(position), Buf::zeroed(BLOCK as usize)).await.0?;
+        }
         sync(disk, at).await?;
     }
     let proven = image.root.boot.get() == boot && image.root.stable_seq.get() == image.seq && !image.doubted;
-    if !proven || image.root.kept.get() != kept {
+    if !proven || image.root.kept.get() != kept || image.root.version.get() != VERSION {
         let root = &mut image.root;
         root.version = VERSION.into();
         root.kept = kept.into();
@@ -533,6 +545,15 @@ async fn make_stable(
         disk.write(DOUBT_OFFSET, Buf::zeroed(BLOCK as usize)).await.0?;
     }
     Ok(())
+}
+
+/// Writes the blocks again that were damaged. Where the disk refuses that they are rebuilt again at the next start.
+async fn rewrite(disk: &impl Disk, mended: &MendedBlocks) {
+    for (&address, mended) in mended {
+        if let Err(e) = disk.write(address, Buf::copy_of(&mended.block)).await.0 {
+            tracing::warn!("{}: the rebuilt block at byte {address} cannot be written: {e}", mended.place);
+        }
+    }
 }
 
 async fn write_copies(disk: &impl Disk, root: &Superblock, at: &mut Step) -> std::io::Result<()> {

@@ -217,7 +217,7 @@ fn render(status: &Value) -> String {
         let (blocks, free) = (number(t, "blocks"), number(t, "blocks_free"));
         let _ = writeln!(
             out,
-            "target {:<4} {:<12} worker {:<3} {:>10} of {:>10} used, {:>9} inodes, log {:>3} % used, {} checkpoints{}{}",
+            "target {:<4} {:<12} worker {:<3} {:>10} of {:>10} used, {:>9} inodes, log {:>3} % used, {} checkpoints{}{}{}",
             number(t, "target"),
             text(t, "server"),
             number(t, "worker"),
@@ -230,6 +230,10 @@ fn render(status: &Value) -> String {
             match number(t, "damaged_blocks") {
                 0 => String::new(),
                 n => format!(", {n} DAMAGED BLOCKS"),
+            },
+            match number(t, "rebuilt_blocks") {
+                0 => String::new(),
+                n => format!(", {n} damaged blocks of metadata rebuilt"),
             },
         );
         let findings = list(t, "findings");
@@ -291,6 +295,7 @@ mod tests {
                     rotating: true,
                     damaged: 9,
                     findings: vec!["/d/f (inode 7): 4096 bytes from byte 0 on (byte 5 of the disk)".into()],
+                    rebuilt: 3,
                 }],
             }],
         };
@@ -302,7 +307,7 @@ mod tests {
             "c            DOWN        targets 2 tcp:c:1",
             "not heard of for 9 s",
             "target 2    c ",
-            "0 checkpoints, rotating, 9 DAMAGED BLOCKS",
+            "0 checkpoints, rotating, 9 DAMAGED BLOCKS, 3 damaged blocks of metadata rebuilt",
             "       damaged: /d/f (inode 7): 4096 bytes from byte 0 on (byte 5 of the disk)",
             "       and 8 more",
         ] {

@@ -21,6 +21,7 @@ mod ioctl;
 mod kernel_cache;
 mod mapped;
 mod memory_group;
+mod metadata;
 mod mounts_and_servers;
 mod mpi_jobs;
 mod names_replaced;

@@ -86,6 +86,7 @@ pub fn json(map: &ClusterMap, answers: &[Option<Reply>]) -> String {
             out,
             "{{\"target\":{},\"server\":\"{}\",\"worker\":{},\"blocks\":{},\"blocks_free\":{},\"inodes\":{},\
              \"inodes_free\":{},\"log_used_bytes\":{},\"log_bytes\":{},\"checkpoints\":{},\"rotating\":{},\"damaged_blocks\":{},\
+             \"rebuilt_blocks\":{},\
              \"findings\":",
             t.target.0,
             plain(&server.name),
@@ -98,7 +99,8 @@ pub fn json(map: &ClusterMap, answers: &[Option<Reply>]) -> String {
             t.log.1,
             t.checkpoints,
             t.rotating,
-            t.damaged
+            t.damaged,
+            t.rebuilt
         );
         list(out, &t.findings, |out, line| {
             let _ = write!(out, "\"{}\"", plain(line));

@@ -307,6 +307,7 @@ fn status<E: Env>(worker: &Worker<E>, target: &Target<E>) -> Told {
         rotating: target.rotating.get(),
         damaged: target.damaged_blocks(),
         findings: target.verifier.findings(),
+        rebuilt: stats.rebuilt_blocks,
     };
     let opens = target.opens.borrow();
     let sessions = target.sessions.borrow();
@@ -341,6 +342,7 @@ fn counters<E: Env>(worker: &Worker<E>, target: &Target<E>, reset: bool) -> Vec<
             target.unstable.bytes(target.zone.stable_lsn()) + target.data.borrow().delayed.unlogged_bytes(),
         ),
         ("checksum_damaged_blocks", target.damaged_blocks()),
+        ("metadata_rebuilt_blocks", stats.rebuilt_blocks),
         ("scrub_pass_bytes", target.verifier.pass_bytes()),
         ("checksum_items", target.data.borrow().checksums.items()),
         ("tokens_held", target.tokens.count() as u64),

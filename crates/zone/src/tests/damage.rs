@@ -2,7 +2,9 @@
 
 use super::*;
 use crate::layout::{Geometry, LOG_OFFSET, SLOT_BYTES, Superblock, VERSION};
+use crate::planted::{Mistake, plant};
 use crate::{ZoneErrorKind, fsck};
+use amphi_env::sim::DiskOpKind;
 use zerocopy::IntoBytes;
 
 const SIZE: usize = 8 << 20;
@@ -14,9 +16,9 @@ fn zone_with_everything() -> (Sim, BTreeMap<Key, Vec<u8>>) {
     format(&sim, &params());
     let (zone, _) = open(&sim, &manual()).unwrap();
     let mut model = BTreeMap::new();
-    for (round, count, size) in [(0, 90, 2500), (1, 30, 500), (2, 25, 900)] {
+    for (round, count, size) in [(0, 40, 5600), (1, 30, 500), (2, 15, 9000)] {
         for i in 0..count {
-            let t = txn(&format!("I{round}-{i}"), &vec![i as u8; size]);
+            let t = txn(&format!("I{round}-{i}"), &vec![i as u8 + 1; size]);
             apply(&mut model, &t);
             let lsn = plain(&zone, t);
             sim.block_on(zone.written(lsn)).unwrap().unwrap();
@@ -36,18 +38,10 @@ impl Zone<SimEnv> {
     }
 }
 
-/// Goal: damage in any block that counts is reported with its place, and nothing is written; one damaged superblock
-/// copy is survived and restored. Method: one byte of each block of superblocks, log and segments flipped in turn, of a
-/// zone that was closed and opened again in the same life of the machine, so that opening it changes nothing.
-#[test]
-fn every_damaged_block_is_reported() {
-    let (sim, model) = zone_with_everything();
-    drop(open(&sim, &manual()).unwrap());
-    sim.crash(NODE, amphi_env::sim::CrashKind::Process);
-    sim.node(NODE);
-    let whole = sim.peek(NODE, PATH, 0, SIZE).unwrap();
+/// The blocks of a closed zone that count: superblocks, log from the root's start, segment pages.
+fn used_blocks(whole: &[u8]) -> (Geometry, Vec<u64>) {
     let root = Superblock::decode(&whole[..4096], "copy 0").unwrap();
-    let g = Geometry::of(&params()).unwrap();
+    let g = root.geometry();
     let used = |block: u64| {
         let at = (block * 4096) as usize;
         whole[at..at + 4096].iter().any(|&b| b != 0)
@@ -56,34 +50,126 @@ fn every_damaged_block_is_reported() {
     let log_first = LOG_OFFSET / 4096 + start;
     let log = (log_first..LOG_OFFSET / 4096 + g.log_blocks).take_while(|&b| used(b));
     let meta = (g.meta_offset / 4096..(g.meta_offset + g.meta_slots * SLOT_BYTES) / 4096).filter(|&b| used(b));
+    (g, [0, 1].into_iter().chain(log).chain(meta).collect())
+}
+
+/// Goal: any one damaged block of a structure is survived: what is there is served, the damage is reported with its
+/// place, counted, and restored. Method: each block of superblocks, log and segments in turn has a bit flipped, a
+/// sector overwritten, or is lost, of a zone that was closed and opened again in the same life of the machine, so that
+/// opening it changes nothing else.
+#[test]
+fn every_damaged_block_is_rebuilt() {
+    let (sim, model) = zone_with_everything();
+    drop(open(&sim, &manual()).unwrap());
+    sim.crash(NODE, amphi_env::sim::CrashKind::Process);
+    sim.node(NODE);
+    let whole = sim.peek(NODE, PATH, 0, SIZE).unwrap();
+    let (g, blocks) = used_blocks(&whole);
     let mut rng = Lcg(3);
     let (mut log_blocks, mut meta_blocks) = (0, 0);
-    for block in [0, 1].into_iter().chain(log).chain(meta) {
-        let at = block * 4096 + rng.below(4096);
-        sim.poke(NODE, PATH, at, &[whole[at as usize] ^ 1 << rng.below(8)]).unwrap();
+    for &block in &blocks {
+        let at = (block * 4096) as usize;
+        let mut bytes = whole[at..at + 4096].to_vec();
+        match block % 3 {
+            0 => bytes[rng.below(4096) as usize] ^= 1 << rng.below(8),
+            1 => bytes[rng.below(8) as usize * 512..][..512].fill(0xe7),
+            _ => bytes.fill(0),
+        }
+        if bytes == whole[at..at + 4096] {
+            continue;
+        }
+        sim.poke(NODE, PATH, at as u64, &bytes).unwrap();
         let damaged = sim.peek(NODE, PATH, 0, SIZE).unwrap();
         let env = sim.node(NODE);
         let report = sim.block_on(fsck(&env, PATH)).unwrap().unwrap();
-        if block < 2 {
-            assert!(report.notes[0].contains("superblock copy"), "{report:?}");
-            let (zone, found) = open(&sim, &manual()).unwrap();
-            assert!(found.items == model);
-            assert!(sim.peek(NODE, PATH, 0, SIZE).unwrap() == whole, "restored");
-            drop(zone);
-            sim.crash(NODE, amphi_env::sim::CrashKind::Process);
-            sim.node(NODE);
+        assert!(report.problems.is_empty() && report.items == model, "block {block}: {:?}", report.problems);
+        assert_eq!(report.notes.len(), 1, "block {block}: {:?}", report.notes);
+        assert!(sim.peek(NODE, PATH, 0, SIZE).unwrap() == damaged, "the check has written");
+        let (zone, found) = open(&sim, &manual()).unwrap_or_else(|e| panic!("block {block}: {e}"));
+        assert!(found.items == model && found.notes == report.notes, "block {block}: {:?}", found.notes);
+        let in_log = block < g.meta_offset / 4096;
+        let place = if block < 2 {
+            "superblock copy"
+        } else if in_log {
+            "log group"
         } else {
-            let e = open(&sim, &manual()).err().unwrap_or_else(|| panic!("block {block} was accepted"));
-            assert_eq!(e.kind, ZoneErrorKind::Corrupt, "{e}");
-            let in_log = block < g.meta_offset / 4096;
-            assert!(e.place.contains(if in_log { "log group" } else { "segment" }), "{e}");
-            assert!(report.problems == [e], "{report:?}");
-            assert!(sim.peek(NODE, PATH, 0, SIZE).unwrap() == damaged, "something was written");
-            *(if in_log { &mut log_blocks } else { &mut meta_blocks }) += 1;
-        }
-        sim.poke(NODE, PATH, at, &whole[at as usize..at as usize + 1]).unwrap();
+            "segment"
+        };
+        assert!(found.notes[0].contains(place), "{:?}", found.notes);
+        let is_last = found.notes[0].contains("torn");
+        assert!(found.rebuilt == u64::from(!is_last) && zone.stats().rebuilt_blocks == found.rebuilt);
+        assert!(sim.peek(NODE, PATH, 0, SIZE).unwrap() == whole, "block {block} is restored");
+        *(if in_log { &mut log_blocks } else { &mut meta_blocks }) += 1;
+        drop(zone);
+        sim.crash(NODE, amphi_env::sim::CrashKind::Process);
+        sim.node(NODE);
     }
-    assert!(log_blocks >= 25 && meta_blocks > 50, "{log_blocks} log and {meta_blocks} segment blocks");
+    assert!(log_blocks >= 50 && meta_blocks > 50, "{log_blocks} log and {meta_blocks} segment blocks");
+}
+
+/// Goal: what cannot be rebuilt is reported with its place, and nothing is written. Method: two blocks of one structure
+/// are damaged: of a group that the root says to be stable, of a page, both superblocks.
+#[test]
+fn two_damaged_blocks_are_reported() {
+    let (sim, model) = zone_with_everything();
+    let whole = sim.peek(NODE, PATH, 0, SIZE).unwrap();
+    let (g, blocks) = used_blocks(&whole);
+    let meta = g.meta_offset / 4096;
+    let mut rng = Lcg(4);
+    let mut count = 0;
+    for pair in blocks.chunks_exact(2) {
+        // Groups are three blocks and their parity, and pages begin at multiples of 16 blocks.
+        let (at, place) = match pair[0] {
+            0 => (pair[0], "superblock"),
+            n if n < meta => (pair[0], "log group"),
+            _ => (pair[0] & !1, "segment"),
+        };
+        if blocks.binary_search(&(at + 1)).is_err() {
+            continue;
+        }
+        for block in [at, at + 1] {
+            let at = block * 4096 + rng.below(4096);
+            sim.poke(NODE, PATH, at, &[whole[at as usize] ^ 1 << rng.below(8)]).unwrap();
+        }
+        let damaged = sim.peek(NODE, PATH, 0, SIZE).unwrap();
+        let env = sim.node(NODE);
+        let report = sim.block_on(fsck(&env, PATH)).unwrap().unwrap();
+        let e = open(&sim, &manual()).err().unwrap_or_else(|| panic!("block {at} was accepted"));
+        assert!(matches!(e.kind, ZoneErrorKind::Corrupt | ZoneErrorKind::NotAZone), "{e}");
+        assert!(e.place.contains(place), "{e}");
+        assert!(report.problems == [e], "{report:?}");
+        assert!(sim.peek(NODE, PATH, 0, SIZE).unwrap() == damaged, "something was written");
+        sim.poke(NODE, PATH, at * 4096, &whole[(at * 4096) as usize..][..8192]).unwrap();
+        count += 1;
+    }
+    assert!(count > 30, "{count}");
+    assert!(open(&sim, &manual()).unwrap().1.items == model);
+}
+
+/// Goal: a block that cannot be read is rebuilt as one that is damaged; two are an error. Method: reads of these blocks
+/// fail, of a page and of a group in turn.
+#[test]
+fn unreadable_blocks_are_rebuilt() {
+    let (sim, model) = zone_with_everything();
+    let whole = sim.peek(NODE, PATH, 0, SIZE).unwrap();
+    let (g, blocks) = used_blocks(&whole);
+    let meta = blocks.partition_point(|&b| b < g.meta_offset / 4096);
+    for (first, count) in [(blocks[2], 1), (blocks[7], 1), (blocks[meta], 1), (blocks[meta + 5], 1), (blocks[4], 2)] {
+        let bad = first * 4096..(first + count) * 4096;
+        sim.on_disk_op(NODE, move |op| {
+            let hit = op.kind == DiskOpKind::Read && op.at < bad.end && bad.start < op.at + op.len;
+            hit.then_some(std::io::ErrorKind::Other)
+        });
+        let opened = open(&sim, &manual());
+        if count == 1 {
+            let (zone, found) = opened.unwrap();
+            assert!(found.items == model && found.rebuilt == 1, "block {first}: {:?}", found.notes);
+            sim.block_on(zone.close()).unwrap().unwrap();
+        } else {
+            assert_eq!(opened.err().unwrap().kind, ZoneErrorKind::Io);
+        }
+        sim.on_disk_op(NODE, |_| None);
+    }
 }
 
 /// Goal: a group in the middle of a log that was not closed is reported too, because a later group proves that it
@@ -103,7 +189,10 @@ fn damage_before_a_synced_group_is_reported() {
         }
         drop(zone);
         sim.crash(NODE, amphi_env::sim::CrashKind::Process);
-        sim.poke(NODE, PATH, LOG_OFFSET + damaged * 4096 + 70, &[0xFF, 0xEE]).unwrap();
+        // A group is one block and its parity.
+        for block in [damaged * 2, damaged * 2 + 1] {
+            sim.poke(NODE, PATH, LOG_OFFSET + block * 4096 + 70, &[0xFF, 0xEE]).unwrap();
+        }
         match open(&sim, &manual()) {
             Ok((_, found)) => {
                 assert!(!reported);
@@ -154,30 +243,77 @@ fn superblocks_are_judged() {
     assert!(open(&sim, &manual()).unwrap().1.items.is_empty());
 }
 
-/// Goal: a zone of version 2 opens, and is one of the present version from then on. Method: the version in both
-/// superblocks of a closed zone is changed; it differs in nothing else.
+/// Goal: zones of versions 2 and 3 open, are of the present version from then on, and what is written anew has parity.
+/// Method: zones whose groups and pages were written without it, with the version in both superblocks changed; they
+/// differ in nothing else. The log is replayed, then merged with the old pages.
 #[test]
-fn version_2_is_taken_over() {
-    let (sim, model) = zone_with_everything();
-    let whole = sim.peek(NODE, PATH, 0, 4096).unwrap();
-    let mut old = Superblock::decode(&whole, "copy 0").unwrap();
-    assert_eq!((old.kept.get(), old.boot.get()), (0, 0), "it is closed");
-    old.version = 2.into();
-    old.seal();
-    sim.poke(NODE, PATH, 0, &[old.as_bytes(), old.as_bytes()].concat()).unwrap();
-    let (zone, found) = open(&sim, &manual()).unwrap();
-    assert!(found.items == model && !found.lost);
-    for copy in 0..2 {
-        let now = Superblock::decode(&sim.peek(NODE, PATH, copy * 4096, 4096).unwrap(), "copy").unwrap();
-        assert_eq!(now.version.get(), VERSION);
+fn older_versions_are_taken_over() {
+    for version in [2, 3] {
+        plant(Some(Mistake::Version3));
+        let (sim, mut model) = zone_with_everything();
+        plant(None);
+        let whole = sim.peek(NODE, PATH, 0, SIZE).unwrap();
+        let mut old = Superblock::decode(&whole[..4096], "copy 0").unwrap();
+        assert_eq!((old.kept.get(), old.boot.get()), (0, 0), "it is closed");
+        old.version = version.into();
+        old.seal();
+        sim.poke(NODE, PATH, 0, &[old.as_bytes(), old.as_bytes()].concat()).unwrap();
+        // A page of an old segment is damaged: nothing can rebuild it.
+        let page = old.geometry().slot_offset(old.segments()[0].first_slot.get()) + 100;
+        sim.poke(NODE, PATH, page, &[!whole[page as usize]]).unwrap();
+        assert_eq!(open(&sim, &manual()).err().unwrap().kind, ZoneErrorKind::Corrupt);
+        sim.poke(NODE, PATH, page, &whole[page as usize..][..1]).unwrap();
+        let (zone, found) = open(&sim, &manual()).unwrap();
+        assert!(found.items == model && !found.lost && found.rebuilt == 0);
+        for copy in 0..2 {
+            let now = Superblock::decode(&sim.peek(NODE, PATH, copy * 4096, 4096).unwrap(), "copy").unwrap();
+            assert_eq!(now.version.get(), VERSION);
+        }
+        for i in 0..40 {
+            let t = txn(&format!("I2-{i}"), &vec![i as u8; 3000]);
+            apply(&mut model, &t);
+            plain(&zone, t);
+        }
+        sim.block_on(zone.checkpoint()).unwrap().unwrap();
+        let t = txn("I9", b"behind");
+        apply(&mut model, &t);
+        plain(&zone, t);
+        sim.block_on(zone.close()).unwrap().unwrap();
+        drop(zone);
+        assert!(open(&sim, &manual()).unwrap().1.items == model);
     }
-    drop(zone);
 }
 
-/// Goal: the layout of version 3 does not change unnoticed. Method: the checksum of a superblock with fixed
+/// Goal: a page that was damaged while the zone was open is rebuilt by the checkpoint that merges it, and counted.
+/// Method: a block of each page is changed under an open zone.
+#[test]
+fn a_merge_rebuilds_what_it_reads() {
+    let (sim, mut model) = zone_with_everything();
+    let (zone, _) = open(&sim, &manual()).unwrap();
+    let slots: Vec<u32> = zone.state().segments.iter().flat_map(|s| s.slots.clone()).collect();
+    for &slot in &slots {
+        let at = zone.shared().geometry.slot_offset(slot) + 4096;
+        sim.poke(NODE, PATH, at, &[0x99; 512]).unwrap();
+    }
+    // As large as what it merges.
+    for i in 0..80 {
+        let t = txn(&format!("I5-{i}"), &vec![i as u8; 6000]);
+        apply(&mut model, &t);
+        plain(&zone, t);
+    }
+    sim.block_on(zone.checkpoint()).unwrap().unwrap();
+    assert_eq!(zone.shared_segments(), 1);
+    assert_eq!(zone.stats().rebuilt_blocks, slots.len() as u64);
+    sim.block_on(zone.close()).unwrap().unwrap();
+    drop(zone);
+    let found = open(&sim, &manual()).unwrap().1;
+    assert!(found.items == model && found.rebuilt == 0);
+}
+
+/// Goal: the layout of version 4 does not change unnoticed. Method: the checksum of a superblock with fixed
 /// fields, and offsets of the regions.
 #[test]
-fn version_3_is_what_it_was() {
+fn version_4_is_what_it_was() {
     let g = Geometry::of(&params()).unwrap();
     assert_eq!((g.meta_offset, g.meta_slots, g.data_offset, g.data_blocks), (2 << 20, 64, 6 << 20, 512));
     let mut s = Superblock::first(&g, 0x0123_4567_89ab_cdef, &params());
@@ -193,5 +329,5 @@ fn version_3_is_what_it_was() {
     assert_eq!(default.meta_slots * SLOT_BYTES, (20 << 30) / 8);
 }
 
-/// Checksum of the superblock above in format version 3.
-const FIXTURE_CRC: u32 = 0x6a99_5c59;
+/// Checksum of the superblock above in format version 4.
+const FIXTURE_CRC: u32 = 0xe846_120f;

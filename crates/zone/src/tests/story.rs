@@ -208,8 +208,13 @@ fn a_full_log_has_its_marks() {
             if left == 0 {
                 break;
             }
-            let size = if left > 16 { 15 * 4096 } else { 100 };
-            put(&format!("I{i}"), size, if left == 1 { Order::AfterData } else { Order::Plain });
+            // Groups of 17, 3 and 2 blocks.
+            let size = match left {
+                21.. => 15 * 4096,
+                _ if left % 2 == 1 => 5000,
+                _ => 100,
+            };
+            put(&format!("I{i}"), size, if left == 2 { Order::AfterData } else { Order::Plain });
         }
         assert_eq!(zone.stats().checkpoints, checkpoints);
         let last = zone.appended_lsn();

@@ -1,0 +1,217 @@
+//! `LogBlocks`: the log's groups as they lie in the ring, verified, and with one damaged block each rebuilt.
+//!
+//! Owns: reading ahead, following the chain, rebuilding (`parity`). Does not own: which groups count (`recover`).
+//! Writes nothing: what was rebuilt is in `mended`. Invariants: only the very group that follows the last one is
+//! ever rebuilt; blocks that cannot be read count as damaged, and are an error unless they were rebuilt.
+
+use crate::ZoneError;
+use crate::group::Link;
+use crate::layout::{GROUP_BLOCKS_MAX, GROUP_HEADER, GROUP_MAGIC, Geometry, GroupHeader};
+use crate::parity::{self, Mended, MendedBlocks};
+use crate::planted::{self, Mistake};
+use crate::state::LogPoint;
+use amphi_env::{Buf, Disk};
+use amphi_types::limits::BLOCK;
+use std::collections::BTreeMap;
+use zerocopy::FromBytes;
+
+/// Bytes read at once from the log.
+const CHUNK_BLOCKS: u64 = 256;
+
+/// Log blocks by position, read ahead in chunks.
+pub struct LogBlocks<'a, D: Disk> {
+    disk: &'a D,
+    geometry: Geometry,
+    zone_id: u64,
+    chunk: Vec<u8>,
+    chunk_at: u64,
+    /// Blocks that were rebuilt.
+    pub mended: MendedBlocks,
+    /// Positions that could not be read and have not been rebuilt; a ring of blocks at most.
+    unreadable: BTreeMap<u64, ZoneError>,
+}
+
+impl<'a, D: Disk> LogBlocks<'a, D> {
+    pub fn new(disk: &'a D, geometry: Geometry, zone_id: u64) -> LogBlocks<'a, D> {
+        let (mended, unreadable) = (MendedBlocks::new(), BTreeMap::new());
+        LogBlocks { disk, geometry, zone_id, chunk: Vec::new(), chunk_at: 0, mended, unreadable }
+    }
+
+    pub async fn get(&mut self, position: u64, blocks: u64) -> Result<&[u8], ZoneError> {
+        let have = self.chunk.len() as u64 / BLOCK;
+        if position < self.chunk_at || position + blocks > self.chunk_at + have {
+            self.chunk.clear();
+            self.chunk_at = position;
+            let want = blocks.max(CHUNK_BLOCKS).min(self.geometry.log_blocks);
+            let mut at = position;
+            while at < position + want {
+                // A read ends at the edge of the ring.
+                let n = (position + want - at).min(self.geometry.log_blocks - at % self.geometry.log_blocks);
+                self.read(at, n).await;
+                at += n;
+            }
+        }
+        let from = ((position - self.chunk_at) * BLOCK) as usize;
+        Ok(&self.chunk[from..from + (blocks * BLOCK) as usize])
+    }
+
+    /// Reads blocks behind those of the chunk: at once, or each by itself if that fails.
+    async fn read(&mut self, at: u64, blocks: u64) {
+        let (result, buf) = self.disk.read(self.geometry.log_address(at), Buf::zeroed((blocks * BLOCK) as usize)).await;
+        if result.is_ok() {
+            self.chunk.extend_from_slice(&buf);
+            return;
+        }
+        for position in at..at + blocks {
+            let address = self.geometry.log_address(position);
+            let (result, buf) = self.disk.read(address, Buf::zeroed(BLOCK as usize)).await;
+            match result {
+                Ok(()) => self.chunk.extend_from_slice(&buf),
+                Err(e) => {
+                    self.chunk.resize(self.chunk.len() + BLOCK as usize, 0);
+                    self.unreadable.insert(position, ZoneError::io(format!("log at byte {address}"), &e));
+                }
+            }
+        }
+    }
+
+    /// Forgets what was read and rebuilt.
+    pub fn forget(&mut self) {
+        self.chunk.clear();
+        self.mended.clear();
+        self.unreadable.clear();
+    }
+
+    /// An error if a block could not be read and was not rebuilt: then nobody knows where the log ends.
+    pub fn check_readable(&self) -> Result<(), ZoneError> {
+        self.unreadable.values().next().map_or(Ok(()), |e| Err(e.clone()))
+    }
+
+    /// The group at `position` if it verifies, with its blocks but for its parity.
+    pub async fn group(&mut self, position: u64) -> Result<Option<(GroupHeader, &[u8])>, ZoneError> {
+        let (log_blocks, zone_id) = (self.geometry.log_blocks, self.zone_id);
+        let first = self.get(position, 1).await?;
+        let Some(header) = header_of(first).filter(|h| h.blocks() <= log_blocks) else {
+            return Ok(None);
+        };
+        let bytes = self.get(position, header.data_blocks()).await?;
+        Ok(parity::verifies(zone_id, bytes).then_some((header, bytes)))
+    }
+
+    /// Follows the groups from `at` while they verify and name their predecessor. `take` gets each one's header and
+    /// body, and where it lies; the end is behind the last one that it took.
+    pub async fn follow(
+        &mut self,
+        mut at: LogPoint,
+        ring_end: u64,
+        mut take: impl FnMut(LogPoint, &GroupHeader, &[u8]) -> Result<bool, ZoneError>,
+    ) -> Result<LogPoint, ZoneError> {
+        while at.position < ring_end {
+            let found = self.group(at.position).await?;
+            if !found.is_some_and(|(header, _)| follows(&header, at)) && !self.rebuild(at, ring_end).await? {
+                break;
+            }
+            let Some((header, bytes)) = self.group(at.position).await? else {
+                break;
+            };
+            let end = at.position + header.blocks();
+            let body = &bytes[GROUP_HEADER..GROUP_HEADER + header.body_bytes.get() as usize];
+            if !follows(&header, at) || end > ring_end || !take(at, &header, body)? {
+                break;
+            }
+            self.mend(at.position, &header).await?;
+            at.position = end;
+            at.seq += 1;
+            at.lsn += u64::from(header.records.get());
+            at.link = Link { opening: header.opening.get(), crc: header.crc.get() };
+        }
+        Ok(at)
+    }
+
+    /// Rebuilds the one block, in memory, with which the group behind `at` verifies; whether it does now.
+    async fn rebuild(&mut self, at: LogPoint, ring_end: u64) -> Result<bool, ZoneError> {
+        let is_next = |header: &GroupHeader| {
+            header.has_parity()
+                && is_chained(header, at)
+                && follows(header, at)
+                && at.position + header.blocks() <= ring_end
+        };
+        let first = self.get(at.position, 1).await?.to_vec();
+        if let Some(header) = header_of(&first).filter(is_next)
+            && self.mend(at.position, &header).await?
+        {
+            return Ok(true);
+        }
+        // The first block, which says how many there are, is the sum of all others.
+        let mut sum = [0; GROUP_HEADER];
+        for blocks in 1..(ring_end - at.position).min(GROUP_BLOCKS_MAX + 1) {
+            parity::add(&mut sum, &self.get(at.position + blocks, 1).await?[..GROUP_HEADER]);
+            let Some(header) = header_of(&sum).filter(|h| h.data_blocks() == blocks && is_next(h)) else { continue };
+            let others = &self.get(at.position, header.blocks()).await?[BLOCK as usize..];
+            let sum = parity::sum(others);
+            self.patch(at.position, &sum);
+            if self.mend(at.position, &header).await? {
+                self.note(at.position, &header, 0);
+                return Ok(true);
+            }
+            self.patch(at.position, &first);
+        }
+        Ok(false)
+    }
+
+    /// Mends the group with this header in memory, if it needs that, or only its parity does; whether it is whole.
+    async fn mend(&mut self, position: u64, header: &GroupHeader) -> Result<bool, ZoneError> {
+        if !header.has_parity() {
+            return Ok(true);
+        }
+        let zone_id = self.zone_id;
+        let bytes = self.get(position, header.blocks()).await?;
+        if parity::agrees(bytes) && parity::verifies(zone_id, &bytes[..bytes.len() - BLOCK as usize]) {
+            return Ok(true);
+        }
+        let mut bytes = bytes.to_vec();
+        let Ok(mended) = parity::mend(zone_id, &mut bytes) else {
+            return Ok(false);
+        };
+        let Some(block) = mended else {
+            return Ok(true);
+        };
+        let start = block * BLOCK as usize;
+        self.patch(position + block as u64, &bytes[start..start + BLOCK as usize]);
+        self.note(position, header, block as u64);
+        Ok(true)
+    }
+
+    /// Puts a block that was rebuilt where it belongs in the chunk, which has it.
+    fn patch(&mut self, position: u64, block: &[u8]) {
+        let from = ((position - self.chunk_at) * BLOCK) as usize;
+        self.chunk[from..from + BLOCK as usize].copy_from_slice(block);
+    }
+
+    /// Notes a block of the chunk that was rebuilt.
+    fn note(&mut self, position: u64, header: &GroupHeader, block: u64) {
+        let at = position + block;
+        let what = if block == header.data_blocks() { ", its parity" } else { "" };
+        let place = format!("log group {} at block {}{what}", header.seq, position % self.geometry.log_blocks);
+        let from = ((at - self.chunk_at) * BLOCK) as usize;
+        let block = self.chunk[from..from + BLOCK as usize].to_vec();
+        self.mended.insert(self.geometry.log_address(at), Mended { place, block, torn: false });
+        self.unreadable.remove(&at);
+    }
+}
+
+/// The header of a group, if `block` begins with one.
+pub fn header_of(block: &[u8]) -> Option<GroupHeader> {
+    let header = GroupHeader::read_from_bytes(&block[..GROUP_HEADER]).ok()?;
+    (header.magic.get() == GROUP_MAGIC).then_some(header)
+}
+
+fn is_chained(header: &GroupHeader, at: LogPoint) -> bool {
+    header.prev_opening.get() == at.link.opening && header.prev_crc.get() == at.link.crc
+}
+
+fn follows(header: &GroupHeader, at: LogPoint) -> bool {
+    header.seq.get() == at.seq + 1
+        && header.first_lsn.get() == at.lsn + 1
+        && (is_chained(header, at) || planted::is(Mistake::NoChain))
+}
