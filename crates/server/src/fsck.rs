@@ -6,10 +6,13 @@
 //!
 //! Zones are opened for reading and nothing is changed. Operations over several targets that a crash interrupted are
 //! listed, and finished in memory as the next start would finish them, so that what is checked is the state that a
-//! client would see.
+//! client would see. Only a repair (`repair`) writes.
 
 mod cluster;
 mod data;
+mod repair;
+
+pub use repair::{RepairPlan, plan_repair};
 
 use crate::error::{ServerError, ServerErrorKind};
 use crate::folder;
@@ -94,8 +97,6 @@ impl Report {
 /// One zone as read.
 struct ZoneImage {
     path: String,
-    /// Which of the folders it is in.
-    folder: usize,
     /// If its file data is to be read.
     store: Option<data::ZoneData>,
     target: TargetId,
@@ -107,6 +108,8 @@ struct ZoneImage {
     applied: BTreeSet<TxId>,
     /// It has items: the first start got so far.
     begun: bool,
+    /// What a repair goes by.
+    basis: repair::Basis,
     pool: Option<u16>,
     home: Option<HomeRecord>,
     map: Option<ClusterMap>,
@@ -134,6 +137,13 @@ pub async fn fsck<E: Env>(env: &E, dir: &str) -> Result<Report, ServerError> {
 ///
 /// Errors: as `fsck`; `Mismatch` also if the folders are those of several clusters, or have a target twice.
 pub async fn fsck_folders<E: Env>(folders: &[(E, String)], check_data: CheckData) -> Result<Report, ServerError> {
+    Ok(read_folders(folders, check_data).await?.0)
+}
+
+async fn read_folders<E: Env>(
+    folders: &[(E, String)],
+    check_data: CheckData,
+) -> Result<(Report, Vec<ZoneImage>), ServerError> {
     let mut report = Report::default();
     let (mut images, mut found) = (Vec::new(), 0);
     for (folder, (env, dir)) in folders.iter().enumerate() {
@@ -146,7 +156,7 @@ pub async fn fsck_folders<E: Env>(folders: &[(E, String)], check_data: CheckData
         let (before, mut cluster) = (images.len(), 0);
         for &index in &zones {
             if let Some(mut image) = read_zone(env, dir, index, check_data, &mut cluster, &mut report).await? {
-                image.folder = folder;
+                image.basis.folder = folder;
                 images.push(image);
             }
         }
@@ -187,7 +197,7 @@ pub async fn fsck_folders<E: Env>(folders: &[(E, String)], check_data: CheckData
         let envs: Vec<E> = folders.iter().map(|(env, _)| env.clone()).collect();
         data::check(&envs, &images, &mut report).await;
     }
-    Ok(report)
+    Ok((report, images))
 }
 
 async fn read_zone<E: Env>(
@@ -236,7 +246,7 @@ async fn read_zone<E: Env>(
         pool: None,
         home: None,
         map: None,
-        folder: 0,
+        basis: repair::Basis::of(&zone),
         store: None,
         path,
     };
@@ -254,6 +264,7 @@ async fn read_zone<E: Env>(
             _ => load_item(&mut image, key, value, &mut sessions, &mut slots, report),
         };
         if let Err(text) = loaded {
+            image.basis.has_undecoded = true;
             report.find(&image.path, text);
         }
     }
@@ -261,6 +272,7 @@ async fn read_zone<E: Env>(
         report.find(&image.path, format!("slot {slot} belongs to session {:x}, which does not exist", id.0));
     }
     report.sessions = report.sessions.max(sessions.len() as u64);
+    image.basis.has_operations = !(image.prepared.is_empty() && image.committed.is_empty() && image.decided.is_empty());
     let delayed: u64 = image.data.delayed.values().sum();
     if delayed > 0 {
         let line = format!(

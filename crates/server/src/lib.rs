@@ -39,7 +39,7 @@ mod tests;
 pub use config::ServerConfig;
 pub use error::{ServerError, ServerErrorKind};
 pub use folder::OWN_KEY;
-pub use fsck::{CheckData, Finding, Report, fsck, fsck_folders};
+pub use fsck::{CheckData, Finding, RepairPlan, Report, fsck, fsck_folders, plan_repair};
 pub use server::{Seeds, Server, WorkerSeed, run_worker};
 pub use threads::run_threads;
 pub use tunables::TABLE as TUNABLES;

@@ -1,18 +1,20 @@
-//! `amphi fsck`: check of the zones of stopped servers.
+//! `amphi fsck`: check of the zones of stopped servers, and their repair.
 
 use crate::failure::{Failure, Outcome};
 use crate::members::Site;
 use crate::process::server_failure;
 use crate::size;
-use amphi_env::RealEnv;
-use amphi_server::{CheckData, fsck_folders};
+use amphi_env::{Env, RealEnv};
+use amphi_server::{CheckData, RepairPlan, Report, fsck_folders, plan_repair};
 use clap::Args;
 use std::collections::BTreeSet;
+use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// Check every zone in the folders of stopped servers, within zones and, if the folders are those of all servers of a
-/// cluster, between them; changes nothing.
+/// cluster, between them; changes nothing without --repair. Exit code 0: sound, or repaired; 1: damaged, or a repair
+/// was not wanted or left damage; 2: the folders cannot be checked.
 #[derive(Args, Debug)]
 pub struct Fsck {
     /// Folders with the zones, as given to --data, one for each server
@@ -21,9 +23,23 @@ pub struct Fsck {
     /// Read all file data too, and compare it with its checksums (server.checksums)
     #[arg(long)]
     data: bool,
+    /// Show what can be repaired, then repair it, after a question on a terminal or with --yes
+    #[arg(long, conflicts_with = "data")]
+    repair: bool,
+    /// Repair without a question
+    #[arg(long, requires = "repair")]
+    yes: bool,
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+/// What came of a plan.
+#[derive(Clone, Copy, PartialEq)]
+enum Repaired {
+    Nothing,
+    Yes,
+    NotWanted,
 }
 
 impl Fsck {
@@ -38,6 +54,9 @@ impl Fsck {
             }
         }
         let shown = self.dirs.iter().map(|d| d.display().to_string()).collect::<Vec<_>>().join(" ");
+        if self.repair {
+            return self.run_repair(&dirs, &shown);
+        }
         let check_data = if self.data { CheckData::Yes } else { CheckData::No };
         let report = RealEnv::run(Duration::ZERO, |env| async move {
             let folders: Vec<_> = dirs.into_iter().map(|dir| (env.clone(), dir)).collect();
@@ -100,4 +119,66 @@ impl Fsck {
             )))
         }
     }
+
+    /// Shows the plan, does it if that is wanted, and checks again.
+    fn run_repair(&self, dirs: &[String], shown: &str) -> Outcome {
+        let dirs = dirs.to_vec();
+        let (yes, quiet) = (self.yes, self.json);
+        let (steps, left, repaired, report) = RealEnv::run(Duration::ZERO, |env| async move {
+            let folders: Vec<_> = dirs.into_iter().map(|dir| (env.clone(), dir)).collect();
+            let (report, plan) = plan_repair(&folders, env.wall()).await?;
+            if !quiet {
+                print_plan(&report, &plan);
+            }
+            let (steps, left) = (plan.steps.clone(), plan.left.clone());
+            if plan.is_empty() {
+                return Ok((steps, left, Repaired::Nothing, report));
+            }
+            if !yes && !is_wanted() {
+                return Ok((steps, left, Repaired::NotWanted, report));
+            }
+            plan.carry_out(&folders).await?;
+            let report = fsck_folders(&folders, CheckData::No).await?;
+            Ok((steps, left, Repaired::Yes, report))
+        })
+        .map_err(server_failure)?;
+        let findings: Vec<String> = report.findings.iter().map(|f| format!("{}: {}", f.place, f.reason)).collect();
+        if self.json {
+            let done = repaired == Repaired::Yes;
+            println!(
+                "{}",
+                serde_json::json!({ "plan": steps, "not_repaired": left, "repaired": done, "damage": findings })
+            );
+        } else if repaired == Repaired::Yes {
+            findings.iter().for_each(|finding| println!("damage: {finding}"));
+            println!("{shown}: {} changes made: {}", steps.len(), if report.is_clean() { "sound" } else { "damaged" });
+        }
+        match repaired {
+            Repaired::NotWanted => {
+                Err(Failure::broken(format!("{shown}: nothing was changed; --yes does what is planned")))
+            }
+            _ if report.is_clean() => Ok(()),
+            _ => Err(Failure::broken(format!("{shown}: {} findings are left", findings.len()))),
+        }
+    }
+}
+
+fn print_plan(report: &Report, plan: &RepairPlan) {
+    report.findings.iter().for_each(|f| println!("damage: {}: {}", f.place, f.reason));
+    plan.steps.iter().for_each(|step| println!("repair: {step}"));
+    plan.left.iter().for_each(|line| println!("note: {line}"));
+    if plan.is_empty() {
+        println!("there is nothing to repair, or nothing that can be");
+    }
+}
+
+/// Asks on a terminal; elsewhere nobody can answer.
+fn is_wanted() -> bool {
+    if !std::io::stdin().is_terminal() {
+        return false;
+    }
+    print!("Do this? Copy the folders first. [y/N] ");
+    let mut answer = String::new();
+    let asked = std::io::stdout().flush().and_then(|()| std::io::stdin().read_line(&mut answer));
+    asked.is_ok() && matches!(answer.trim(), "y" | "Y" | "yes")
 }

@@ -52,7 +52,7 @@ pub(super) async fn check<E: Env>(env: &[E], images: &[ZoneImage], report: &mut 
     let mut damaged = Vec::new();
     for image in images {
         let Some(data) = &image.store else { continue };
-        match env[image.folder].disk(&image.path, DiskMode::ReadOnly).await {
+        match env[image.basis.folder].disk(&image.path, DiskMode::ReadOnly).await {
             Ok(disk) => check_zone(&*disk, image, data, &mut damaged, report).await,
             Err(e) => report.find(&image.path, format!("cannot be read: {e}")),
         }

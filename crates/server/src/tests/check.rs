@@ -452,3 +452,152 @@ fn zones_without_a_start_are_told() {
         place.sim.block_on(run).expect("no deadlock");
     }
 }
+
+impl Place {
+    fn folders(&self) -> [(amphi_env::sim::SimEnv, String); 1] {
+        [(self.sim.node("server"), "data".to_string())]
+    }
+
+    /// Plans the repair of the folder.
+    async fn plan(&self) -> (crate::Report, crate::RepairPlan) {
+        crate::plan_repair(&self.folders(), NOW).await.expect("readable")
+    }
+
+    /// Puts back all items as they were.
+    async fn put_back(&self, folder: &Folder) {
+        for (target, old) in folder.items.iter().enumerate() {
+            let target = TargetId(target as u16);
+            let now = self.change(target, Txn::default()).await;
+            let mut back = Txn::default();
+            now.keys().filter(|key| !old.contains_key(*key)).for_each(|key| back.delete(key.clone()));
+            let changed = old.iter().filter(|(key, value)| now.get(*key) != Some(*value));
+            changed.for_each(|(key, value)| back.put(key.clone(), value.clone()));
+            self.change(target, back).await;
+        }
+    }
+}
+
+/// Goal: a repair makes sound what it says, leaves the rest as it is, never takes an inode away, and is shown before
+/// anything is written; a second one has nothing to do. Method: each damage that the check knows is planted, repaired
+/// and put back.
+#[test]
+fn each_damage_is_repaired_or_left() {
+    let place = Place::new(137, 2, 1);
+    let run = async {
+        let folder = stopped(&place).await;
+        let (mut repaired, mut left) = (0, Vec::new());
+        for (reason, planted) in damages(&folder) {
+            for (target, txn) in planted {
+                place.change(target, txn).await;
+            }
+            let image = |t| place.sim.peek("server", &place.config.zone_path(t), 0, 3 << 20).expect("readable");
+            let before = [image(0), image(1)];
+            let (report, plan) = place.plan().await;
+            assert!([image(0), image(1)] == before, "{reason}: the plan has written");
+            let (steps, is_empty) = (plan.steps.clone(), plan.is_empty());
+            plan.carry_out(&place.folders()).await.expect("repaired");
+            let after = place.check().await;
+            assert!(after.inodes >= report.inodes, "{reason}: {} of {} inodes", after.inodes, report.inodes);
+            if after.is_clean() {
+                assert!(!is_empty && !steps.is_empty(), "{reason}");
+                repaired += 1;
+            } else {
+                assert!(after.findings.len() <= report.findings.len(), "{reason}: {after:?} after {steps:?}");
+                left.push(reason.clone());
+            }
+            let (_, again) = place.plan().await;
+            assert!(again.is_empty(), "{reason}: {again:?} behind {steps:?}");
+            place.put_back(&folder).await;
+            let report = place.check().await;
+            assert!(report.is_clean(), "after {reason:?}: {report:?}");
+        }
+        println!("{repaired} repaired, left: {left:#?}");
+        assert!(repaired >= 15, "{repaired}, {left:#?}");
+        for never in ["in another extent too", "does not decode", "malformed", "belongs beside"] {
+            assert!(left.iter().any(|reason| reason.contains(never)), "{never:?} cannot be repaired: {left:#?}");
+        }
+    };
+    place.sim.block_on(run).expect("no deadlock");
+}
+
+/// Goal: what nobody could reach can be reached, and what was lost is named by its path. Method: a ring of directories,
+/// a file without a name, a name without a file; a server is started behind the repair.
+#[test]
+fn what_is_repaired_can_be_used() {
+    let place = Place::new(138, 2, 1);
+    let run = async {
+        let folder = stopped(&place).await;
+        let (x, y, f) = (folder.x, folder.y, folder.f);
+        let nobody = Ino::new(T0, FREE_LOCAL);
+        let ring = [remove(Ino::ROOT, "x", x), insert(y, "ring", x, Kind::Dir), Part::SetParent { ino: x, parent: y }];
+        let others = [remove(Ino::ROOT, "f", f), insert(x, "lost", nobody, Kind::File)];
+        for (target, txn) in folder.parts(&[&ring[..], &others].concat()) {
+            place.change(target, txn).await;
+        }
+        let (_, plan) = place.plan().await;
+        let said = plan.steps.join("\n");
+        assert!(said.contains("/lost (below directory") && said.contains(&format!("/lost+found/#{}", f.0)), "{said}");
+        plan.carry_out(&place.folders()).await.expect("repaired");
+        assert!(place.check().await.is_clean());
+        let server = place.start().await.expect("starts");
+        let c = place.client(2).await.expect("connects");
+        let found = c.lookup(Ino::ROOT, "lost+found").await.expect("is there").attr.ino;
+        assert_eq!(c.lookup(found, &format!("#{}", f.0)).await.expect("named").attr.ino, f);
+        let either = [x, y].map(|ino| format!("#{}", ino.0));
+        let names = [c.lookup(found, &either[0]).await.is_ok(), c.lookup(found, &either[1]).await.is_ok()];
+        assert_eq!(names.iter().filter(|is_there| **is_there).count(), 1, "one of the ring");
+        server.stop().await.expect("stops");
+    };
+    place.sim.block_on(run).expect("no deadlock");
+}
+
+/// Goal: a repair that is cut off anywhere is finished by the next one, and nothing is worse meanwhile. Method: crashes
+/// of both kinds at each of its disk operations.
+#[test]
+fn a_repair_that_is_cut_off_goes_on() {
+    use amphi_env::sim::CrashKind;
+    let place = Place::new(139, 2, 1);
+    let folder = place.sim.block_on(stopped(&place)).expect("no deadlock");
+    let (f, x) = (folder.f, folder.x);
+    let mut points = 0;
+    for kind in [CrashKind::Process, CrashKind::Power] {
+        for nth in 1.. {
+            let plant = async {
+                let planted = folder.parts(&[remove(Ino::ROOT, "f", f), remove(Ino::ROOT, "x", x)]);
+                for (target, txn) in planted {
+                    place.change(target, txn).await;
+                }
+                place.plan().await.1
+            };
+            let plan = place.sim.block_on(plant).expect("no deadlock");
+            assert!(!plan.is_empty());
+            let ended = std::rc::Rc::new(std::cell::Cell::new(false));
+            let (told, folders) = (ended.clone(), place.folders());
+            place.sim.crash_at("server", nth, kind);
+            place.sim.node("server").spawn(async move {
+                plan.carry_out(&folders).await.expect("repaired");
+                told.set(true);
+            });
+            place.sim.run_until(|| ended.get() || !place.sim.alive("server")).expect("no deadlock");
+            let is_last = ended.get();
+            place.sim.clear_crash_at("server");
+            if place.sim.alive("server") {
+                place.sim.crash("server", kind);
+            }
+            let rest = async {
+                let (report, plan) = place.plan().await;
+                assert!(report.inodes >= 5, "{report:?}");
+                plan.carry_out(&place.folders()).await.expect("repaired");
+                let report = place.check().await;
+                assert!(report.is_clean(), "{kind:?} at {nth}: {report:?}");
+                place.put_back(&folder).await;
+            };
+            place.sim.block_on(rest).expect("no deadlock");
+            if is_last {
+                break;
+            }
+            points += 1;
+        }
+    }
+    assert!(points > 10, "{points} points");
+}

@@ -1,0 +1,302 @@
+//! Repair of the names of a whole cluster at rest: what `verify_cluster` finds is changed so that it holds again.
+//!
+//! Owns: which names go, and what is put into `lost+found`. Does not own: whether that is allowed, and the log. Rules:
+//! no inode that is there is ever removed, a name only if it leads to nothing or is one too many of a directory, and
+//! what nobody can reach gets a name in `lost+found`. Running it again changes nothing more, so what was cut short is
+//! finished by the next run.
+
+use crate::codec::ItemKey;
+use crate::{Dentry, MetaStore, NodeSpec};
+use amphi_types::item::Txn;
+use amphi_types::{Cred, Ino, Kind, Name, Result, TargetId, Timespec};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Most directories of a path that is shown.
+const DEPTH_MAX: usize = 64;
+/// Name of the directory, in the root, for what has none.
+const LOST_FOUND: &str = "lost+found";
+/// Names that are tried for it.
+const NAMES_MAX: u32 = 100;
+
+/// What is to be done.
+#[derive(Debug, Default)]
+pub struct Repair {
+    /// One sentence for each change.
+    pub steps: Vec<String>,
+    /// The changed items of each target: absolute, in any order.
+    pub changes: BTreeMap<TargetId, Txn>,
+}
+
+/// An entry by its place.
+type Place = (Ino, u64);
+
+/// Changes the stores of all targets of a cluster, with no operation open between them, so that each name leads to an
+/// inode, each inode that is alive has one, and counts are right.
+///
+/// Errors: `NoEnt` if there is no root directory, or a store has no state, which nothing can replace; `NoSpace` without
+/// numbers for `lost+found`.
+pub fn repair_cluster(stores: &mut [&mut MetaStore], now: Timespec) -> Result<Repair> {
+    let mut work = Work { stores, touched: BTreeMap::new(), steps: Vec::new(), now };
+    if work.inode(Ino::ROOT).is_none_or(|root| root.kind != Kind::Dir) {
+        return Err(amphi_types::Errno::NoEnt);
+    }
+    if work.stores.iter().any(|store| store.reserved == 0) {
+        return Err(amphi_types::Errno::NoEnt);
+    }
+    work.remove_names();
+    work.name_the_nameless()?;
+    work.break_circles()?;
+    work.count();
+    work.remove_attributes();
+    Ok(work.end())
+}
+
+struct Work<'a, 'b> {
+    stores: &'a mut [&'b mut MetaStore],
+    touched: BTreeMap<TargetId, BTreeSet<ItemKey>>,
+    steps: Vec<String>,
+    now: Timespec,
+}
+
+impl Work<'_, '_> {
+    fn inode(&self, ino: Ino) -> Option<&crate::Inode> {
+        self.stores.iter().find(|s| s.target == ino.target())?.inode(ino).ok()
+    }
+
+    fn store(&mut self, target: TargetId) -> Option<&mut MetaStore> {
+        self.stores.iter_mut().find(|s| s.target == target).map(|s| &mut **s)
+    }
+
+    fn touch(&mut self, target: TargetId, key: ItemKey) {
+        self.touched.entry(target).or_default().insert(key);
+    }
+
+    /// All entries: place, child, kind and name.
+    fn entries(&self) -> Vec<(Place, Dentry)> {
+        self.stores.iter().flat_map(|s| s.dentries()).map(|(dir, cookie, e)| ((dir, cookie), e.clone())).collect()
+    }
+
+    fn path(&self, names: &BTreeMap<Ino, (Ino, String)>, dir: Ino, name: &[u8]) -> String {
+        let (mut at, mut path) = (dir, format!("/{}", String::from_utf8_lossy(name).escape_debug()));
+        let mut passed = BTreeSet::new();
+        while passed.len() < DEPTH_MAX && passed.insert(at) {
+            if at == Ino::ROOT {
+                return path;
+            }
+            let Some((above, name)) = names.get(&at) else { break };
+            path.insert_str(0, &format!("/{name}"));
+            at = *above;
+        }
+        format!("...{path} (below directory {at})")
+    }
+
+    fn drop_entry(&mut self, (dir, cookie): Place) {
+        if let Some(store) = self.store(dir.target()) {
+            store.index.remove(dir.local(), cookie);
+        }
+        self.touch(dir.target(), ItemKey::Dentry { dir: dir.local(), cookie });
+    }
+
+    fn change(&mut self, ino: Ino, change: impl FnOnce(&mut crate::Inode)) {
+        if let Some(inode) = self.store(ino.target()).and_then(|s| s.inodes.get_mut(&ino.local())) {
+            change(inode);
+            self.touch(ino.target(), ItemKey::Inode(ino.local()));
+        }
+    }
+
+    /// Names that lead to nothing, or say another kind, or are one too many of a directory.
+    fn remove_names(&mut self) {
+        let entries = self.entries();
+        let shown = |e: &Dentry| String::from_utf8_lossy(&e.name).escape_debug().to_string();
+        let names: BTreeMap<Ino, (Ino, String)> =
+            entries.iter().map(|((dir, _), e)| (e.child, (*dir, shown(e)))).collect();
+        // Directories that have a name, by the names that count: the one in their parent, if there is one.
+        let mut kept: BTreeMap<Ino, Place> = BTreeMap::new();
+        let is_directory = |ino: Ino| self.inode(ino).is_some_and(|inode| inode.kind == Kind::Dir);
+        for (place, e) in entries.iter().filter(|(place, e)| is_directory(e.child) && is_directory(place.0)) {
+            let is_parent = self.inode(e.child).is_some_and(|inode| inode.parent == place.0);
+            if is_parent || !kept.contains_key(&e.child) {
+                kept.insert(e.child, *place);
+            }
+        }
+        if self.inode(Ino::ROOT).is_some_and(|root| root.parent != Ino::ROOT) {
+            self.steps.push("the root directory gets itself as its parent".into());
+            self.change(Ino::ROOT, |root| root.parent = Ino::ROOT);
+        }
+        for (place, e) in entries {
+            let path = self.path(&names, place.0, &e.name);
+            if !self.inode(place.0).is_some_and(|dir| dir.kind == Kind::Dir) {
+                self.steps.push(format!("the name {path} is removed: its directory is gone"));
+                self.drop_entry(place);
+                continue;
+            }
+            let Some(inode) = self.inode(e.child).filter(|inode| !inode.pending.destroy) else {
+                self.steps.push(format!("the name {path} is removed: inode {} is gone, and what it had", e.child));
+                self.drop_entry(place);
+                continue;
+            };
+            let (kind, parent) = (inode.kind, inode.parent);
+            if kind == Kind::Dir && (e.child == Ino::ROOT || kept.get(&e.child).is_some_and(|k| *k != place)) {
+                self.steps.push(format!("the name {path} is removed: directory {} has another", e.child));
+                self.drop_entry(place);
+                continue;
+            }
+            if kind != e.kind {
+                self.steps.push(format!("the name {path} says {:?}, and will say {kind:?}", e.kind));
+                if let Some(store) = self.store(place.0.target()) {
+                    store.index.insert(place.0.local(), place.1, Dentry { kind, ..e.clone() });
+                }
+                self.touch(place.0.target(), ItemKey::Dentry { dir: place.0.local(), cookie: place.1 });
+            }
+            if kind == Kind::Dir && parent != place.0 {
+                self.steps.push(format!("directory {path} gets {} as its parent, not {parent}", place.0));
+                self.change(e.child, |inode| inode.parent = place.0);
+            }
+        }
+    }
+
+    /// Inodes that are alive and have no name get one in `lost+found`.
+    fn name_the_nameless(&mut self) -> Result<()> {
+        let named: BTreeSet<Ino> = self.stores.iter().flat_map(|s| s.dentries()).map(|(_, _, e)| e.child).collect();
+        let nameless: Vec<(Ino, Kind)> = self
+            .stores
+            .iter()
+            .flat_map(|s| s.inodes())
+            .filter(|(ino, inode)| {
+                *ino != Ino::ROOT && inode.nlink > 0 && !inode.pending.destroy && !named.contains(ino)
+            })
+            .map(|(ino, inode)| (ino, inode.kind))
+            .collect();
+        nameless.into_iter().try_for_each(|(ino, kind)| self.put_into_lost_found(ino, kind))
+    }
+
+    fn put_into_lost_found(&mut self, ino: Ino, kind: Kind) -> Result<()> {
+        let dir = self.lost_found()?;
+        let name: Box<[u8]> = format!("#{}", ino.0).into_bytes().into();
+        self.steps.push(format!("{kind:?} {ino}, which has no name that leads to it, gets /{LOST_FOUND}/#{}", ino.0));
+        let Some(store) = self.store(dir.target()) else { return Ok(()) };
+        let cookie = store.index.free_cookie(dir.local(), &name).ok_or(amphi_types::Errno::NoSpace)?;
+        store.index.insert(dir.local(), cookie, Dentry { child: ino, kind, name });
+        self.touch(dir.target(), ItemKey::Dentry { dir: dir.local(), cookie });
+        if kind == Kind::Dir {
+            self.change(ino, |inode| inode.parent = dir);
+        }
+        Ok(())
+    }
+
+    /// The directory for what has no name; made if there is none.
+    fn lost_found(&mut self) -> Result<Ino> {
+        let now = self.now;
+        for n in 0..NAMES_MAX {
+            let name = if n == 0 { LOST_FOUND.to_string() } else { format!("{LOST_FOUND}.{n}") };
+            let name = Name::new(name.into_bytes())?;
+            let Some(store) = self.store(Ino::ROOT.target()) else { break };
+            match store.find(Ino::ROOT, &name)?.map(|e| (e.kind, e.child)) {
+                Some((Kind::Dir, dir)) => return Ok(dir),
+                Some(_) => continue,
+                None => {}
+            }
+            let mut txn = Txn::default();
+            let dir = store.make(&Cred::root(), Ino::ROOT, &name, &NodeSpec::dir(0o700), now, &mut txn)?;
+            for change in txn.changes {
+                self.touch(Ino::ROOT.target(), ItemKey::decode(&change.key).map_err(|_| amphi_types::Errno::Io)?);
+            }
+            return Ok(dir);
+        }
+        Err(amphi_types::Errno::NoSpace)
+    }
+
+    /// Directories that name each other and are not below the root: one of each circle moves to `lost+found`.
+    fn break_circles(&mut self) -> Result<()> {
+        loop {
+            let mut below: BTreeMap<Ino, Vec<Ino>> = BTreeMap::new();
+            let mut places: BTreeMap<Ino, Place> = BTreeMap::new();
+            for (dir, cookie, e) in self.stores.iter().flat_map(|s| s.dentries()).filter(|(.., e)| e.kind == Kind::Dir)
+            {
+                below.entry(dir).or_default().push(e.child);
+                places.insert(e.child, (dir, cookie));
+            }
+            let (mut seen, mut todo) = (BTreeSet::from([Ino::ROOT]), vec![Ino::ROOT]);
+            while let Some(dir) = todo.pop() {
+                todo.extend(below.get(&dir).into_iter().flatten().filter(|child| seen.insert(**child)));
+            }
+            // Going up from one that cannot be reached ends in a circle.
+            let Some(mut at) = places.keys().copied().find(|dir| !seen.contains(dir)) else { return Ok(()) };
+            let mut passed = BTreeSet::new();
+            while passed.insert(at) {
+                at = places.get(&at).map_or(at, |place| place.0);
+            }
+            let Some(&place) = places.get(&at) else { return Ok(()) };
+            self.steps.push(format!("directory {at} is in a circle of directories, of which {} has its name", place.0));
+            self.drop_entry(place);
+            self.put_into_lost_found(at, Kind::Dir)?;
+        }
+    }
+
+    /// Links of inodes and entries of directories, as they are.
+    fn count(&mut self) {
+        let (mut names, mut subdirs, mut entries) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
+        for (dir, _, e) in self.stores.iter().flat_map(|s| s.dentries()) {
+            *names.entry(e.child).or_insert(0u32) += 1;
+            *entries.entry(dir).or_insert(0u64) += 1;
+            *subdirs.entry(dir).or_insert(0u32) += u32::from(e.kind == Kind::Dir);
+        }
+        let count = |ino: Ino, inode: &crate::Inode| {
+            let named = names.get(&ino).copied().unwrap_or(0);
+            let links = match inode.kind {
+                Kind::Dir if ino == Ino::ROOT || named > 0 => 2 + subdirs.get(&ino).copied().unwrap_or(0),
+                Kind::Dir => 0,
+                _ => named,
+            };
+            (links, entries.get(&ino).copied().unwrap_or(0))
+        };
+        let wrong: Vec<(Ino, u32, u64)> = self
+            .stores
+            .iter()
+            .flat_map(|s| s.inodes())
+            .map(|(ino, inode)| (ino, count(ino, inode), (inode.nlink, inode.entries)))
+            .filter(|(_, wanted, has)| wanted != has)
+            .map(|(ino, wanted, _)| (ino, wanted.0, wanted.1))
+            .collect();
+        for (ino, links, entries) in wrong {
+            self.steps.push(format!("inode {ino} gets {links} links and {entries} entries"));
+            self.change(ino, |inode| {
+                inode.nlink = links;
+                inode.linkable &= links == 0;
+                inode.entries = entries;
+            });
+        }
+    }
+
+    /// Extended attributes of no inode.
+    fn remove_attributes(&mut self) {
+        for at in 0..self.stores.len() {
+            let store = &mut self.stores[at];
+            let target = store.target;
+            let gone: Vec<(u64, Box<[u8]>)> =
+                store.xattrs.keys().filter(|(local, _)| !store.inodes.contains_key(local)).cloned().collect();
+            for (local, name) in gone {
+                self.stores[at].xattrs.remove(&(local, name.clone()));
+                let ino = self.stores[at].ino(local);
+                self.steps.push(format!("an extended attribute of inode {ino}, which is gone, is removed"));
+                self.touch(target, ItemKey::Xattr { local, name });
+            }
+        }
+    }
+
+    fn end(self) -> Repair {
+        let mut changes = BTreeMap::new();
+        for (target, keys) in self.touched {
+            let Some(store) = self.stores.iter().find(|s| s.target == target) else { continue };
+            let mut txn = Txn::default();
+            for key in keys {
+                match store.item_value(&key) {
+                    Some(value) => txn.put(key.encode(), value),
+                    None => txn.delete(key.encode()),
+                }
+            }
+            changes.insert(target, txn);
+        }
+        Repair { steps: self.steps, changes }
+    }
+}
