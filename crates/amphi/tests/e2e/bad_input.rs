@@ -237,8 +237,8 @@ fn of_version(superblock: &[u8], version: u32) -> Vec<u8> {
     other
 }
 
-/// Goal: Promise S14: a zone of another version, and damage to its log or to a block of its metadata, are refused by
-/// every way to start a server with one line that has the place and the reason; nothing is changed, in other zones
+/// Goal: Promise S14: a zone of another version, and damage to its log or metadata that cannot be rebuilt, are refused
+/// by every way to start a server with one line that has the place and the reason; nothing is changed, in other zones
 /// neither, and what was there before the damage is there when it is mended. Method: a server killed after a checkpoint
 /// and synced changes; bytes where docs/DISK_FORMAT.md says that the structures lie.
 #[test]
@@ -279,10 +279,13 @@ fn other_versions_and_damaged_metadata_are_refused() {
     let segment = number(&s, 72, 8) + number(&s, 160 + 24, 4) * 65_536;
     let newer = of_version(&s, number(&s, 8, 4) as u32 + 1);
     assert!(of_version(&s, number(&s, 8, 4) as u32) == s, "a sealed superblock");
+    // In two neighbouring blocks: one alone would be rebuilt.
     let flipped = |at: u64| {
-        let mut byte = [0];
-        f.read_exact_at(&mut byte, at).expect("read");
-        vec![byte[0] ^ 4]
+        let mut bytes = vec![0; 4097];
+        f.read_exact_at(&mut bytes, at).expect("read");
+        bytes[0] ^= 4;
+        bytes[4096] ^= 4;
+        bytes
     };
     let zones = || {
         let all = ["target-0000.zone", "target-0001.zone"].map(|n| place.path("data").join(n));
