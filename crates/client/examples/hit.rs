@@ -7,7 +7,7 @@
 use amphi_client::{Client, ClientConfig, Clock, Ctx, Hints, OpenFlags, Way};
 use amphi_env::{Buf, Env, RealEnv};
 use amphi_transport::{ConnId, Connections, Handler, Incoming, LinkConfig, Peer, Timeouts, local, serve_local};
-use amphi_types::{Attr, ByteRange, Errno, Ino, IoMode, Kind, Layout, SessionId, SetAttr, TargetId, Timespec};
+use amphi_types::{Advice, Attr, ByteRange, Errno, Ino, Kind, Layout, SessionId, SetAttr, TargetId, Timespec};
 use amphi_wire::{Answer, Hello, InodeView, Reply, Request, Role, VERSION, Welcome, XattrMode};
 use std::hint::black_box;
 use std::rc::Rc;
@@ -49,7 +49,7 @@ fn view() -> InodeView {
     InodeView {
         attr,
         layout: Layout::growing(1),
-        io_mode: IoMode::Auto,
+        advice: Advice::default(),
         generation: 0,
         spread: false,
         xattrs: false,

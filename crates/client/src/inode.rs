@@ -31,7 +31,7 @@ use crate::coherence::range_lock::RangeLock;
 use crate::policy::locality::Locality;
 use crate::telemetry::stats::FileStats;
 use crate::writeback::writeback_errors::Settling;
-use amphi_types::{Attr, ByteRange, Errno, Ino, IoMode, Layout, Pattern, RangeSet, Timespec};
+use amphi_types::{Advice, Attr, ByteRange, Errno, Ino, IoMode, Layout, Pattern, RangeSet, Timespec};
 use amphi_wire::{Access, InodeView};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -173,9 +173,9 @@ pub(crate) struct File {
     pub(crate) size: AtomicU64,
     /// The next read asks whether it brings the access time forward. Something has changed since the last one asked.
     pub(crate) atime_due: AtomicBool,
-    /// Layout and I/O mode of `known.view` again, for hits that take no lock.
+    /// Layout and advice of `known.view` again, for hits that take no lock.
     layout_packed: AtomicU64,
-    io_mode: AtomicU8,
+    advice: AtomicU8,
     /// As `known.view` has it: a write takes its capabilities away first.
     capability: AtomicBool,
     /// As `known.view` has it: setuid or setgid, which others than root take away with a write.
@@ -265,7 +265,7 @@ impl File {
             size: AtomicU64::new(view.attr.size),
             atime_due: AtomicBool::new(true),
             layout_packed: AtomicU64::new(pack(view.layout)),
-            io_mode: AtomicU8::new(view.io_mode as u8),
+            advice: AtomicU8::new(view.advice.into()),
             capability: AtomicBool::new(view.capability),
             set_id: AtomicBool::new(view.attr.has_set_id()),
             known: Mutex::new(Known {
@@ -333,13 +333,14 @@ impl File {
         if known.mtime_local { known.write_time() } else { Timespec::default() }
     }
 
+    /// What the owner of the file asked of mounts.
+    pub(crate) fn advice(&self) -> Advice {
+        Advice::try_from(self.advice.load(Relaxed)).unwrap_or_default()
+    }
+
     /// What the owner of the file asked of the decision.
     pub(crate) fn io_mode(&self) -> IoMode {
-        match self.io_mode.load(Relaxed) {
-            1 => IoMode::Buffered,
-            2 => IoMode::Direct,
-            _ => IoMode::Auto,
-        }
+        self.advice().mode()
     }
 
     /// Where the bytes lie.
@@ -542,7 +543,7 @@ impl File {
             known.view = InodeView { generation, ..view };
             known.at = if change.is_some() { tick() } else { moment.at };
             self.layout_packed.store(pack(view.layout), Relaxed);
-            self.io_mode.store(view.io_mode as u8, Relaxed);
+            self.advice.store(view.advice.into(), Relaxed);
             self.capability.store(view.capability, Relaxed);
             self.set_id.store(view.attr.has_set_id(), Relaxed);
         }

@@ -9,11 +9,11 @@ use crate::codec::ItemKey;
 use crate::store::Dirty;
 use crate::{Gathered, MetaStore, perm};
 use amphi_types::item::Txn;
-use amphi_types::{Cred, Errno, Ino, IoMode, Kind, Layout, Result, Timespec};
+use amphi_types::{AskedAdvice, Cred, Errno, Ino, Kind, Layout, Result, Timespec};
 
 impl MetaStore {
-    /// Sets layout or I/O mode of a file or directory. `has_data`: objects of the file hold bytes, which fixes
-    /// its layout.
+    /// Sets layout or a setting for mounts of a file or directory. `has_data`: objects of the file hold bytes, which
+    /// fixes its layout.
     ///
     /// Errors: `Stale`, `Inval` (layout, or neither file nor directory), `Perm` (not the owner), `Busy`.
     #[expect(clippy::too_many_arguments, reason = "two settings, a condition, a caller, a time and a log")]
@@ -22,7 +22,7 @@ impl MetaStore {
         cred: &Cred,
         ino: Ino,
         layout: Option<Layout>,
-        io_mode: Option<IoMode>,
+        advice: Option<AskedAdvice>,
         has_data: bool,
         now: Timespec,
         txn: &mut Txn,
@@ -42,7 +42,7 @@ impl MetaStore {
         let mut dirty = Dirty::default();
         self.edit(ino, &mut dirty, |inode| {
             inode.layout = layout.unwrap_or(inode.layout);
-            inode.io_mode = io_mode.unwrap_or(inode.io_mode);
+            inode.advice = advice.map_or(inode.advice, |asked| inode.advice.with(asked));
             inode.ctime = now;
         });
         self.emit(dirty, txn);

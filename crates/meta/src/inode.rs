@@ -5,7 +5,7 @@
 //! (objects are trimmed before a truncation is answered). An mtime of the objects counts only if it is newer
 //! than the moment at which an mtime was last set explicitly.
 
-use amphi_types::{Attr, Ino, IoMode, Kind, Layout, Timespec};
+use amphi_types::{Advice, Attr, Ino, Kind, Layout, Timespec};
 use serde::{Deserialize, Serialize};
 
 /// Size that stat shows for a directory, bytes.
@@ -51,8 +51,8 @@ pub struct Inode {
     pub mtime_set_ctime: Timespec,
     /// Layout of a file; what is made in a directory inherits it.
     pub layout: Layout,
-    /// What the owner asked of the hybrid decision; inherited likewise.
-    pub io_mode: IoMode,
+    /// What the owner asked of mounts; inherited likewise.
+    pub advice: Advice,
     /// Truncation generation: grows with every set size.
     pub generation: u64,
     /// Writers may have grown objects on other targets: size and mtime must be gathered until settled.
@@ -140,7 +140,7 @@ impl Inode {
             linkable: self.linkable,
             parent: self.parent,
             layout: self.layout,
-            io_mode: self.io_mode,
+            advice: self.advice,
         }
     }
 }
@@ -169,6 +169,6 @@ pub struct Facts {
     pub parent: Ino,
     /// Layout.
     pub layout: Layout,
-    /// I/O mode.
-    pub io_mode: IoMode,
+    /// What the owner asked of mounts.
+    pub advice: Advice,
 }

@@ -14,7 +14,7 @@ use crate::codec::ItemKey;
 use crate::store::Dirty;
 use crate::{Dentry, Inode, MetaStore};
 use amphi_types::item::Txn;
-use amphi_types::{Errno, Ino, IoMode, Kind, Layout, Name, TargetId, Timespec, limits};
+use amphi_types::{Advice, Errno, Ino, Kind, Layout, Name, TargetId, Timespec, limits};
 use serde::{Deserialize, Serialize};
 
 /// A new inode.
@@ -39,8 +39,8 @@ pub struct NewInode {
     pub parent: Ino,
     /// Layout.
     pub layout: Layout,
-    /// I/O mode.
-    pub io_mode: IoMode,
+    /// What is asked of mounts.
+    pub advice: Advice,
     /// It gets a name at once; otherwise it is an orphan that may be linked.
     pub linked: bool,
 }

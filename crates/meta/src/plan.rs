@@ -83,7 +83,7 @@ fn new_inode(cred: &Cred, dir: &Facts, spec: &NodeSpec, ino: Ino, linked: bool) 
         symlink: if spec.kind == Kind::Symlink { spec.symlink.clone() } else { Vec::new() },
         parent: dir.ino,
         layout: dir.layout,
-        io_mode: dir.io_mode,
+        advice: dir.advice,
         linked,
     }
 }

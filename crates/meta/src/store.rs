@@ -107,7 +107,7 @@ impl MetaStore {
                 symlink: Vec::new(),
                 parent: ino,
                 layout: Layout::growing(pool),
-                io_mode: Default::default(),
+                advice: Default::default(),
                 linked: true,
             };
             store.insert_inode(&new, now, &mut dirty);
@@ -302,7 +302,7 @@ impl MetaStore {
             btime: now,
             mtime_set_ctime: now,
             layout: new.layout,
-            io_mode: new.io_mode,
+            advice: new.advice,
             generation: 0,
             spread: false,
             wide: false,

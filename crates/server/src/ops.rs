@@ -223,7 +223,7 @@ async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Resu
         Request::ListXattr { ino } => cx.listxattr(ino),
         Request::SetXattr { ino, name, value, mode } => Box::pin(cx.setxattr(ino, &name, &value, mode)).await,
         Request::RemoveXattr { ino, name } => Box::pin(cx.removexattr(ino, &name)).await,
-        Request::SetLayout { ino, layout, mode } => Box::pin(cx.set_layout(ino, layout, mode)).await,
+        Request::SetLayout { ino, layout, advice } => Box::pin(cx.set_layout(ino, layout, advice)).await,
         Request::Read { object, range, server_lock } => return Box::pin(cx.read(object, range, server_lock)).await,
         Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid } => {
             Box::pin(cx.write(object, offset, generation, mtime, server_lock, kill_suidgid, payload)).await

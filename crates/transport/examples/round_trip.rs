@@ -10,7 +10,7 @@ use amphi_transport::{
     ConnId, Connections, Handler, Incoming, Link, LinkConfig, LinkEvents, Peer, Recovery, ServerAuth, Timeouts, local,
     serve, serve_local,
 };
-use amphi_types::{Attr, Cred, Errno, Ino, IoMode, Kind, Layout, SessionId, TargetId, Timespec};
+use amphi_types::{Advice, Attr, Cred, Errno, Ino, Kind, Layout, SessionId, TargetId, Timespec};
 use amphi_wire::frame::{FrameKind, Head};
 use amphi_wire::{Answer, Call, Hello, InodeView, Lane, Push, Reply, Request, Role, VERSION, Welcome};
 use std::rc::Rc;
@@ -42,7 +42,7 @@ fn view() -> InodeView {
     InodeView {
         attr,
         layout: Layout::growing(4),
-        io_mode: IoMode::default(),
+        advice: Advice::default(),
         generation: 3,
         spread: false,
         xattrs: false,

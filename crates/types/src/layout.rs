@@ -39,6 +39,86 @@ pub enum IoMode {
     Direct,
 }
 
+/// What a file's owner asked of the rule by which the kernel of a mount serves reads; inherited likewise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum KernelCache {
+    /// Decide at each open.
+    #[default]
+    Auto,
+    /// The kernel serves reads from its page cache, wherever that can be coherent.
+    On,
+    /// The mount serves all reads.
+    Off,
+}
+
+/// What a file's owner asked of the mounts that use it; inherited by what is made in a directory. One byte, also in a
+/// message and on the disk: the I/O mode, and three times the kernel cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "u8", into = "u8")]
+pub struct Advice(u8);
+
+impl Advice {
+    /// Both settings.
+    pub fn new(mode: IoMode, kernel_cache: KernelCache) -> Advice {
+        Advice(mode as u8 + 3 * kernel_cache as u8)
+    }
+
+    /// What is asked of the hybrid decision.
+    pub fn mode(self) -> IoMode {
+        match self.0 % 3 {
+            0 => IoMode::Auto,
+            1 => IoMode::Buffered,
+            _ => IoMode::Direct,
+        }
+    }
+
+    /// What is asked of the rule by which the kernel serves reads.
+    pub fn kernel_cache(self) -> KernelCache {
+        match self.0 / 3 {
+            0 => KernelCache::Auto,
+            1 => KernelCache::On,
+            _ => KernelCache::Off,
+        }
+    }
+
+    /// With what `asked` says.
+    pub fn with(self, asked: AskedAdvice) -> Advice {
+        match asked {
+            AskedAdvice::Mode(mode) => Advice::new(mode, self.kernel_cache()),
+            AskedAdvice::KernelCache(kernel_cache) => Advice::new(self.mode(), kernel_cache),
+        }
+    }
+}
+
+impl From<IoMode> for Advice {
+    fn from(mode: IoMode) -> Advice {
+        Advice::new(mode, KernelCache::Auto)
+    }
+}
+
+impl From<Advice> for u8 {
+    fn from(advice: Advice) -> u8 {
+        advice.0
+    }
+}
+
+impl TryFrom<u8> for Advice {
+    type Error = &'static str;
+
+    fn try_from(byte: u8) -> std::result::Result<Advice, &'static str> {
+        if byte < 9 { Ok(Advice(byte)) } else { Err("advice beyond 8") }
+    }
+}
+
+/// One setting of an `Advice`: the others stay as they are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AskedAdvice {
+    /// The I/O mode.
+    Mode(IoMode),
+    /// The kernel cache.
+    KernelCache(KernelCache),
+}
+
 /// A file's layout; fixed once the file has data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Layout {
@@ -207,6 +287,24 @@ pub fn directory_target(parent: Ino, name: &[u8], pool: u16) -> TargetId {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Goal: the byte of an advice is the I/O mode as long as nothing else is asked for, and no other byte is taken.
+    /// Method: all bytes.
+    #[test]
+    fn bytes_of_an_advice() {
+        assert_eq!(
+            [IoMode::Auto, IoMode::Buffered, IoMode::Direct].map(|mode| u8::from(Advice::from(mode))),
+            [0, 1, 2]
+        );
+        for byte in 0..=u8::MAX {
+            let read = Advice::try_from(byte).map(|advice| Advice::new(advice.mode(), advice.kernel_cache()));
+            assert_eq!(read.map(u8::from).ok(), Some(byte).filter(|byte| *byte < 9));
+        }
+        let off = AskedAdvice::KernelCache(KernelCache::Off);
+        let both = Advice::from(IoMode::Direct).with(off);
+        assert_eq!(u8::from(both), 8);
+        assert_eq!(both.with(AskedAdvice::Mode(IoMode::Auto)), Advice::default().with(off));
+    }
 
     /// Goal: pieces cover a range exactly once and agree with `stripe_at` for every byte sampled.
     #[test]

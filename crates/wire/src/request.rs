@@ -6,7 +6,7 @@
 use crate::cluster::ServerInfo;
 use crate::file_lock::{FileLockOwner, FileLockSpec};
 use crate::message::{Access, HeldLock, LockExtent, LockMode, Make, RenameMode, XattrMode};
-use amphi_types::{ByteRange, Ino, IoMode, Layout, Name, ObjectId, SetAttr, Timespec};
+use amphi_types::{AskedAdvice, ByteRange, Ino, Layout, Name, ObjectId, SetAttr, Timespec};
 use serde::{Deserialize, Serialize};
 
 /// Requests. The comment names the reply. Permissions of `Call::cred` are checked by the server for every
@@ -176,14 +176,15 @@ pub enum Request {
         #[serde(with = "serde_bytes")]
         name: Vec<u8>,
     },
-    /// `Inode`: sets layout or I/O mode. A file with data, or that another session has open, keeps its layout: `Busy`.
+    /// `Inode`: sets layout or one of the settings for mounts. A file with data, or that another session has open,
+    /// keeps its layout: `Busy`.
     SetLayout {
         /// File or directory.
         ino: Ino,
         /// New layout; `pool` is set by the server.
         layout: Option<Layout>,
-        /// New I/O mode.
-        mode: Option<IoMode>,
+        /// New I/O mode, or who serves reads.
+        advice: Option<AskedAdvice>,
     },
     /// `StatFs` of one target.
     StatFs,

@@ -3,7 +3,7 @@
 //! Owns: the types alone; `message` has the replies that carry them.
 
 use crate::cluster::ServerInfo;
-use amphi_types::{Attr, ByteRange, Ino, IoMode, Kind, Layout, Name, SessionId, TargetId};
+use amphi_types::{Advice, Attr, ByteRange, Ino, Kind, Layout, Name, SessionId, TargetId};
 use serde::{Deserialize, Serialize};
 
 /// What a client knows of an inode.
@@ -13,8 +13,8 @@ pub struct InodeView {
     pub attr: Attr,
     /// Data layout.
     pub layout: Layout,
-    /// What the owner asked of the hybrid decision.
-    pub io_mode: IoMode,
+    /// What the owner asked of mounts.
+    pub advice: Advice,
     /// Truncation generation to send with writes.
     pub generation: u64,
     /// The inode's owner knows that other targets may hold data (`Request::Spread` was sent).

@@ -84,7 +84,7 @@ fn requests() -> Vec<Request> {
         Request::FileLockUnlock { ino, owner: file_lock(FileLockFamily::OpenFile).owner, range },
         Request::FileLockTest { lock: file_lock(FileLockFamily::Posix), number: 0 },
         Request::RepresentFileLocks { locks: vec![file_lock(FileLockFamily::Flock); 300] },
-        Request::SetLayout { ino, layout: None, mode: None },
+        Request::SetLayout { ino, layout: None, advice: None },
         Request::StatFs,
         Request::Read { object, range, server_lock: true },
         Request::Write { object, offset: 1, generation: u64::MAX, mtime, server_lock: false, kill_suidgid: true },

@@ -1,4 +1,5 @@
-//! `amphi layout`: how the data of files is laid over targets, and which way their I/O goes.
+//! `amphi layout`: how the data of files is laid over targets, which way their I/O goes, and who
+//! serves their reads.
 
 use crate::control;
 use crate::failure::{During, Failure, Outcome};
@@ -10,7 +11,10 @@ use serde::Deserialize;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
-/// Show or set data layout and I/O mode of files and directories.
+/// The attribute that says who serves reads.
+const KERNEL_CACHE: &str = "user.amphi.kernel_cache";
+
+/// Show or set data layout, I/O mode and use of the kernel's cache of files and directories.
 #[derive(Args, Debug)]
 pub struct Layout {
     #[command(subcommand)]
@@ -19,7 +23,7 @@ pub struct Layout {
 
 #[derive(Subcommand, Debug)]
 enum Action {
-    /// Print layout and I/O mode, and of files where their data lies
+    /// Print layout, I/O mode and kernel cache, and of files where their data lies
     Get {
         /// Each extent of a file: offset in the file, length, target, address in the target's zone
         #[arg(long)]
@@ -28,14 +32,17 @@ enum Action {
         #[arg(required = true)]
         paths: Vec<PathBuf>,
     },
-    /// Set layout or I/O mode; new files and directories in a directory inherit them
+    /// Set layout, I/O mode or kernel cache; new files and directories in a directory inherit them
     Set {
         /// growing, whole, or striped[,size=SIZE][,count=N]; a file that has data keeps its layout
-        #[arg(long, required_unless_present = "mode", value_name = "LAYOUT")]
+        #[arg(long, required_unless_present_any = ["mode", "kernel_cache"], value_name = "LAYOUT")]
         layout: Option<String>,
         /// auto, buffered or direct
         #[arg(long, value_parser = ["auto", "buffered", "direct"])]
         mode: Option<String>,
+        /// Whether the kernel serves reads from its page cache while nobody has the file open for writing
+        #[arg(long, value_parser = ["auto", "on", "off"])]
+        kernel_cache: Option<String>,
         /// Files or directories
         #[arg(required = true)]
         paths: Vec<PathBuf>,
@@ -50,15 +57,17 @@ impl Layout {
                 for path in paths {
                     let layout = control::read(&path, "user.amphi.layout")?;
                     let mode = control::read(&path, "user.amphi.mode")?;
-                    println!("{}: layout {layout} mode {mode}", path.display());
+                    let kernel_cache = control::read(&path, KERNEL_CACHE)?;
+                    println!("{}: layout {layout} mode {mode} kernel-cache {kernel_cache}", path.display());
                     if path.is_file() {
                         print!("{}", placement(&path, extents)?);
                     }
                 }
             }
-            Action::Set { layout, mode, paths } => {
+            Action::Set { layout, mode, kernel_cache, paths } => {
                 for (done, path) in paths.iter().enumerate() {
-                    set(path, layout.as_deref(), mode.as_deref()).map_err(|f| f.behind(done))?;
+                    set(path, layout.as_deref(), mode.as_deref(), kernel_cache.as_deref())
+                        .map_err(|f| f.behind(done))?;
                 }
             }
         }
@@ -120,7 +129,7 @@ fn placement(path: &Path, each: bool) -> Outcome<String> {
     Ok(out)
 }
 
-fn set(path: &Path, layout: Option<&str>, mode: Option<&str>) -> Outcome {
+fn set(path: &Path, layout: Option<&str>, mode: Option<&str>, kernel_cache: Option<&str>) -> Outcome {
     // Another file system would take the attributes and mean nothing by them.
     control::read(path, "user.amphi.mode")?;
     if let Some(layout) = layout {
@@ -130,6 +139,11 @@ fn set(path: &Path, layout: Option<&str>, mode: Option<&str>) -> Outcome {
         let set =
             control::write(path, "user.amphi.mode", mode, |_| format!("{}: '{mode}' is no I/O mode", path.display()));
         set.map_err(|f| f.behind(usize::from(layout.is_some())))?;
+    }
+    if let Some(asked) = kernel_cache {
+        let wrong = |_| format!("{}: '{asked}' is none of auto, on, off", path.display());
+        let done = usize::from(layout.is_some()) + usize::from(mode.is_some());
+        control::write(path, KERNEL_CACHE, asked, wrong).map_err(|f| f.behind(done))?;
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
 //! What the kernel of a mount keeps: pages, names, attributes; none of it is ever shown when it is old.
 
-use crate::harness::{Place, Random, counter, eventually, pattern};
+use crate::harness::{Place, Random, amphi, counter, eventually, pattern};
 use crate::two_mounts::Pair;
 use rustix::fs::{Mode, OFlags, open, sendfile};
 use rustix::io::pread;
@@ -507,4 +507,61 @@ fn a_stopped_mount_shows_nothing_old() {
     stopped.kill();
     other.stop();
     server.stop();
+}
+
+/// Goal: who serves reads can be set for a file, a directory and a mount, and each counts before the next one (Promise
+/// S3). Method: `amphi layout set` and a tunable; opens are counted by reason, for a large file and a small one.
+#[test]
+fn the_kernel_cache_can_be_set() {
+    let place = Place::new();
+    let up = place.up(&["--set", "hybrid.large_read_bytes=64K"]);
+    let mount = place.mount();
+    let dir = mount.join("d");
+    fs::create_dir(&dir).expect("mkdir");
+    let set = |path: &Path, asked: &str| {
+        let done = amphi().args(["layout", "set", "--kernel-cache", asked]).arg(path).status().expect("amphi");
+        assert!(done.success());
+    };
+    let opens = |path: &Path, name: &str| {
+        let before = counter(&mount, name);
+        assert_eq!(fs::read(path).expect("read"), pattern(1, 100 << 10));
+        counter(&mount, name) - before
+    };
+    let bytes = pattern(1, 100 << 10);
+    let large = mount.join("large");
+    fs::write(&large, &bytes).expect("write");
+    assert_eq!(opens(&large, "open_mount_large"), 1);
+    let tune = |tunable: &str| {
+        assert!(amphi().args(["set", "-m"]).arg(&mount).arg(tunable).status().expect("amphi").success());
+    };
+    set(&dir, "on");
+    let inherits = dir.join("f");
+    fs::write(&inherits, &bytes).expect("write");
+    assert_eq!(opens(&inherits, "open_kernel_user"), 1, "of its directory");
+    set(&inherits, "off");
+    assert_eq!(opens(&inherits, "open_mount_off"), 1, "its own");
+    set(&inherits, "auto");
+    assert_eq!(opens(&inherits, "open_mount_large"), 1);
+    let shown = amphi().args(["layout", "get"]).args([&dir, &inherits]).output().expect("amphi").stdout;
+    let shown = String::from_utf8(shown).expect("text");
+    assert!(shown.lines().next().is_some_and(|line| line.ends_with("mode auto kernel-cache on")), "{shown}");
+    assert!(shown.contains("d/f: layout growing,size=1M,count=4 mode auto kernel-cache auto"), "{shown}");
+    tune("hybrid.kernel_cache=on");
+    assert_eq!(opens(&large, "open_kernel_user"), 1, "of the mount");
+    let reads_before = reads(&mount);
+    assert_eq!(opens(&large, "open_kernel_user"), 1);
+    assert_eq!(reads(&mount), reads_before, "its pages stay");
+    set(&large, "off");
+    assert_eq!(opens(&large, "open_mount_off"), 1, "the file counts before the mount");
+    tune("hybrid.kernel_cache=off");
+    let small = mount.join("small");
+    fs::write(&small, b"1").expect("write");
+    let before = counter(&mount, "open_mount_off");
+    assert_eq!(fs::read(&small).expect("read"), b"1");
+    assert_eq!(counter(&mount, "open_mount_off") - before, 1);
+    set(&small, "on");
+    let before = counter(&mount, "open_kernel_user");
+    assert_eq!(fs::read(&small).expect("read"), b"1");
+    assert_eq!(counter(&mount, "open_kernel_user") - before, 1);
+    up.stop();
 }

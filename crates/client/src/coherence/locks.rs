@@ -26,7 +26,7 @@ use amphi_types::{ByteRange, Cred, Errno, Ino, ObjectId, TargetId};
 use amphi_wire::{HeldLock, Lane, LockMode, Request};
 use futures_util::future::join_all;
 use parking_lot::Mutex;
-pub(crate) use pins::{Pin, pin_all, pin_objects, pin_spans, try_pin_objects};
+pub(crate) use pins::{Pin, pin_objects, pin_spans, try_pin_objects};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};

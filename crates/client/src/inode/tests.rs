@@ -1,7 +1,7 @@
 //! What a file knows of itself: times, blocks, and sizes beside answers that come meanwhile.
 
 use super::*;
-use amphi_types::Kind;
+use amphi_types::{Advice, IoMode, Kind};
 
 /// Goal: the rule of relatime: a read counts if the access time is not later than the last change, or a day old.
 /// Method: a table of ages in seconds before the read, with writes that only this mount knows of.
@@ -51,8 +51,8 @@ fn view(size: u64) -> InodeView {
         ctime: never,
         btime: never,
     };
-    let (layout, io_mode, generation) = (Layout::growing(1), IoMode::Auto, 0);
-    InodeView { attr, layout, io_mode, generation, spread: false, xattrs: false, capability: false }
+    let (layout, advice, generation) = (Layout::growing(1), Advice::default(), 0);
+    InodeView { attr, layout, advice, generation, spread: false, xattrs: false, capability: false }
 }
 
 /// Goal: an answer from before a write that is adopted while the write goes on does not take its size back, wherever
@@ -113,7 +113,7 @@ fn an_own_change_counts_from_its_answer() {
         InodeView {
             attr,
             capability: perm == 0o4755,
-            io_mode: if perm == 0o4755 { IoMode::Direct } else { IoMode::Auto },
+            advice: if perm == 0o4755 { IoMode::Direct } else { IoMode::Auto }.into(),
             ..view(0)
         }
     };

@@ -185,7 +185,7 @@ pub(crate) fn front_cache(mount: &Mount, open: &OpenFile) -> FrontCache {
     // In company who holds the attributes' token knows that nobody else has the file open for writing.
     let written = || file.has_writers() || !(alone || tokens::holds_attributes(mount, file.ino));
     let server = kernel_reads::decide(&kernel_reads::Input {
-        on: t.on(Knob::KernelReads),
+        kernel_cache: kernel_reads::asked(file.advice().kernel_cache(), t.kernel_cache()),
         only_reads,
         asked: decision::asked([open.io_mode(), file.io_mode()], open.process_mode, t.mode()),
         contended: t.on(Knob::Contention) && mount.is_contended(file),
@@ -226,6 +226,7 @@ fn count_of(server: Server) -> Count {
         Server::KernelSmallFile => Count::OpenKernelSmallFile,
         Server::KernelExecutable => Count::OpenKernelExecutable,
         Server::KernelSmallReads => Count::OpenKernelSmallReads,
+        Server::KernelUser => Count::OpenKernelUser,
         Server::MountOff => Count::OpenMountOff,
         Server::MountOpen => Count::OpenMountOpen,
         Server::MountUser => Count::OpenMountUser,

@@ -28,6 +28,7 @@ use crate::writeback::flush::{self, WriteKind, write_piece};
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Errno, Result, limits};
+use amphi_wire::LockExtent;
 use futures_channel::oneshot;
 use futures_util::future::{Either, join_all, select};
 use parking_lot::Mutex;
@@ -119,15 +120,21 @@ enum Entry {
     Free(Free),
 }
 
-/// Waits for the range lock on `range` and locks of the cluster on `locked`, unless the pages are taken back first.
-async fn hold(
-    mount: &Arc<Mount>,
-    file: &Arc<File>,
-    member: u64,
-    (range, locked): (ByteRange, ByteRange),
+/// What an ordinary request needs.
+#[derive(Clone, Copy)]
+struct Needs {
+    /// Bytes under the range lock.
+    range: ByteRange,
     hold: Hold,
+    /// Bytes under locks of the cluster.
+    locked: ByteRange,
     mode: LockMode,
-) -> Result<Entry> {
+    extent: LockExtent,
+}
+
+/// Waits for the range lock and locks of the cluster, unless the pages are taken back first.
+async fn hold(mount: &Arc<Mount>, file: &Arc<File>, member: u64, needs: Needs) -> Result<Entry> {
+    let Needs { range, hold, .. } = needs;
     if hold == Hold::Shared && file.pages.is_being_dropped() {
         let over = pin!(file.signal.until(|| !file.pages.is_taking()));
         select(over, pin!(mount.life.pauses.pause(HELD_BACK_NS))).await;
@@ -140,7 +147,7 @@ async fn hold(
         let (mount2, file2) = (mount.clone(), file.clone());
         // A task of its own: a request for a lock is not given up half-way.
         mount.spawn(async move {
-            let _ = sender.send(take(&mount2, &file2, member, (range, locked), hold, mode).await);
+            let _ = sender.send(take(&mount2, &file2, member, needs).await);
         });
         let taken = pin!(file.signal.until(|| file.pages.is_taking()));
         match select(held, taken).await {
@@ -151,18 +158,12 @@ async fn hold(
     }
 }
 
-async fn take(
-    mount: &Arc<Mount>,
-    file: &Arc<File>,
-    member: u64,
-    (range, locked): (ByteRange, ByteRange),
-    hold: Hold,
-    mode: LockMode,
-) -> Result<Held> {
+async fn take(mount: &Arc<Mount>, file: &Arc<File>, member: u64, needs: Needs) -> Result<Held> {
+    let Needs { range, hold, locked, mode, extent } = needs;
     loop {
         let guard = group_lock::enter(file, member, range, hold).await?;
         let (mount2, file2) = (mount.clone(), file.clone());
-        let pins = async move { locks::pin_all(&mount2, &file2, mode, locked).await };
+        let pins = async move { locks::pin_spans(&mount2, &file2, mode, locked, extent).await };
         if let Some(pins) = group_lock::unless_asked(mount, file, member, pins).await {
             return Ok((guard, pins?));
         }
@@ -175,8 +176,9 @@ pub(crate) async fn read(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange) 
     lease::touch(mount, file, asked).await?;
     file.pages.note_of(open, asked, mount.coherence.company.rule());
     let pages = asked.align_out(PAGE).intersect(&ByteRange::new(0, limits::FILE_MAX));
-    let locked = if open.by_front.load(SeqCst) { whole_if_small(mount, file, pages) } else { pages };
-    match hold(mount, file, open.member(), (pages, locked), Hold::Shared, LockMode::Read).await? {
+    let (locked, extent) = locked_for_read(mount, open, pages);
+    let needs = Needs { range: pages, hold: Hold::Shared, locked, mode: LockMode::Read, extent };
+    match hold(mount, file, open.member(), needs).await? {
         Entry::Held(_held) => {
             let data = shared::unlocked(mount, file, asked, pages, Mode::Buffered).await;
             if !open.by_front.load(SeqCst) {
@@ -193,14 +195,21 @@ pub(crate) async fn read(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange) 
     }
 }
 
-/// What is locked for a read of pages of a file that the front end reads ahead: all of a small one. It asks for many
-/// pieces at once, and a lock asked for by each of them would look like a crowd to others.
-fn whole_if_small(mount: &Mount, file: &File, pages: ByteRange) -> ByteRange {
-    let end = file.size().max(pages.end);
-    match end <= mount.tunables.get(Knob::LargeRead) {
-        true => ByteRange::new(0, end).align_out(PAGE),
-        false => pages,
+/// What is locked for a read of pages. Of a file that the front end reads ahead all of it, if it is small: it asks for
+/// many pieces at once, and a lock asked for by each of them would look like a crowd to others. Once others fight for
+/// the file, its open files that the front end serves lock just the pages that are asked for, without growth: so nobody
+/// takes pages back for the sake of other bytes.
+fn locked_for_read(mount: &Mount, open: &OpenFile, pages: ByteRange) -> (ByteRange, LockExtent) {
+    let file = &open.file;
+    if !open.by_front.load(SeqCst) {
+        return (pages, LockExtent::Grown);
     }
+    if mount.tunables.on(Knob::Contention) && mount.is_contended(file) {
+        return (pages, LockExtent::Exact);
+    }
+    let end = file.size().max(pages.end);
+    let is_small = end <= mount.tunables.get(Knob::LargeRead);
+    (if is_small { ByteRange::new(0, end).align_out(PAGE) } else { pages }, LockExtent::Grown)
 }
 
 /// Reads past the cache: what lies there may be newer than what the target takes a page for that is read so.
@@ -238,7 +247,9 @@ pub(crate) async fn write(
 ) -> Result<Option<(Held, Buf)>> {
     lease::touch(mount, file, range).await?;
     file.pages.keep();
-    let free = match hold(mount, file, member, (range, range), Hold::Exclusive, LockMode::Write).await? {
+    let (mode, extent) = (LockMode::Write, LockExtent::Grown);
+    let needs = Needs { range, hold: Hold::Exclusive, locked: range, mode, extent };
+    let free = match hold(mount, file, member, needs).await? {
         Entry::Held(held) => return Ok(Some((held, data))),
         Entry::Free(free) => free,
     };

@@ -1,7 +1,8 @@
 //! Extended attributes: the stored ones, the virtual ones of files and directories, and the hidden control attributes.
 //!
-//! Virtual, shown and set by whoever may: `user.amphi.layout` (`striped,size=1M,count=4`, `growing`, `whole`) and
-//! `user.amphi.mode` (`auto`, `buffered`, `direct`); `user.amphi.counters` and `.counters.json` (read, requests by
+//! Virtual, shown and set by whoever may: `user.amphi.layout` (`striped,size=1M,count=4`, `growing`, `whole`),
+//! `user.amphi.mode` (`auto`, `buffered`, `direct`) and `user.amphi.kernel_cache` (`auto`, `on`, `off`);
+//! `user.amphi.counters` and `.counters.json` (read, requests by
 //! reason, locks and messages of a file that is open or cached here), `user.amphi.extents` (read, where it lies: see
 //! `extents`). None of them is listed: who copies all attributes of a file shall not take its place along, nor fail
 //! where another one is. Hidden, on any inode, for the super-user and the owner of the mount: see `control`.
@@ -19,7 +20,7 @@ use crate::mount::{Mount, unexpected};
 use crate::telemetry::stats::Count;
 use crate::writeback::flush;
 use amphi_dlm::TokenKey;
-use amphi_types::{ByteRange, Errno, Ino, IoMode, Kind, Result, limits};
+use amphi_types::{AskedAdvice, ByteRange, Errno, Ino, Kind, Result, limits};
 use amphi_wire::{InodeView, Reply, Request, XattrMode};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -41,12 +42,16 @@ pub(crate) async fn get(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>) ->
     mount.stats.count(Count::Xattr);
     if let Some(own) = name.strip_prefix(PREFIX) {
         return match own {
-            b"layout" | b"mode" => {
+            b"layout" | b"mode" | b"kernel_cache" => {
                 let view = view(&mount, &ctx, ino).await?;
                 if !has_layout(&view) {
                     return Err(Errno::NoData);
                 }
-                Ok(if own == b"mode" { mode_text(view.io_mode).into() } else { layout::text(&view.layout).into() })
+                Ok(match own {
+                    b"mode" => layout::mode_text(view.advice.mode()).into(),
+                    b"kernel_cache" => layout::kernel_cache_text(view.advice.kernel_cache()).into(),
+                    _ => layout::text(&view.layout).into(),
+                })
             }
             b"counters" | b"counters.json" => {
                 let known = mount.files.get(ino);
@@ -125,11 +130,16 @@ pub(crate) async fn set(
                 }
                 let old = view(&mount, &ctx, ino).await?.layout;
                 let layout = layout::parse(text, old).map_err(|text| mount.complain(text))?;
-                Request::SetLayout { ino, layout: Some(layout), mode: None }
+                Request::SetLayout { ino, layout: Some(layout), advice: None }
             }
             b"mode" => {
-                let mode = mode_of(text).ok_or_else(|| mount.complain(format!("{text:?} is no I/O mode")))?;
-                Request::SetLayout { ino, layout: None, mode: Some(mode) }
+                let mode = layout::mode_of(text).ok_or_else(|| mount.complain(format!("{text:?} is no I/O mode")))?;
+                Request::SetLayout { ino, layout: None, advice: Some(AskedAdvice::Mode(mode)) }
+            }
+            b"kernel_cache" => {
+                let asked = layout::kernel_cache_of(text)
+                    .ok_or_else(|| mount.complain(format!("{text:?} is none of auto, on, off")))?;
+                Request::SetLayout { ino, layout: None, advice: Some(AskedAdvice::KernelCache(asked)) }
             }
             own => return control::set(&mount, &ctx, own, text).await,
         };
@@ -182,16 +192,4 @@ pub(crate) async fn drop_capability(mount: &Arc<Mount>, file: &File) -> Result<(
 
 async fn change(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, op: Request) -> Result<tokens::Told> {
     tokens::call(mount, ino.target(), &ctx.cred, op, &[TokenKey::Attributes(ino)]).await
-}
-
-fn mode_text(mode: IoMode) -> &'static str {
-    match mode {
-        IoMode::Auto => "auto",
-        IoMode::Buffered => "buffered",
-        IoMode::Direct => "direct",
-    }
-}
-
-fn mode_of(text: &str) -> Option<IoMode> {
-    [IoMode::Auto, IoMode::Buffered, IoMode::Direct].into_iter().find(|m| mode_text(*m) == text)
 }

@@ -8,9 +8,10 @@
 //! or in small pieces, and only there: what is streamed once is better read in large requests, of which the mount knows
 //! more than the kernel. A read that the mount serves is one event beside writes (Promise S2), which the kernel's are
 //! not; so the kernel serves only files that nobody has open for writing when they are opened. The answer holds for the
-//! life of the open file.
+//! life of the open file, since the kernel takes it with the answer to an open alone; how wide its reads are locked
+//! when the file has become contended is decided with each of them (`ops::pages`).
 
-use amphi_types::IoMode;
+use amphi_types::{IoMode, KernelCache};
 
 /// Who serves reads, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +22,9 @@ pub(crate) enum Server {
     KernelExecutable,
     /// Those who read it last asked for small pieces.
     KernelSmallReads,
-    /// `hybrid.kernel_reads` is off.
+    /// The file or the mount is set to the kernel's cache.
+    KernelUser,
+    /// The file or the mount is set to do without the kernel's cache.
     MountOff,
     /// The open file may write, or passes caches.
     MountOpen,
@@ -38,15 +41,16 @@ pub(crate) enum Server {
 impl Server {
     /// Whether that is the kernel.
     pub(crate) fn is_kernel(self) -> bool {
-        matches!(self, Server::KernelSmallFile | Server::KernelExecutable | Server::KernelSmallReads)
+        use Server::{KernelExecutable, KernelSmallFile, KernelSmallReads, KernelUser};
+        matches!(self, KernelSmallFile | KernelExecutable | KernelSmallReads | KernelUser)
     }
 }
 
 /// What is known of an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Input {
-    /// `hybrid.kernel_reads`.
-    pub(crate) on: bool,
+    /// What the file asks for, or else the mount.
+    pub(crate) kernel_cache: KernelCache,
     /// Open for reading alone, without `O_DIRECT`, outside of any group.
     pub(crate) only_reads: bool,
     /// What was asked for by whoever counts most.
@@ -65,18 +69,26 @@ pub(crate) struct Input {
     pub(crate) small_reads: bool,
 }
 
+/// What is asked for by whoever counts most: the file, then the mount. `Auto` of a file says nothing.
+pub(crate) fn asked(file: KernelCache, mount: KernelCache) -> KernelCache {
+    if file == KernelCache::Auto { mount } else { file }
+}
+
 /// Decides who serves the reads of an open file.
 pub(crate) fn decide(input: &Input) -> Server {
-    if !input.on {
+    let on = input.kernel_cache == KernelCache::On;
+    if input.kernel_cache == KernelCache::Off {
         Server::MountOff
     } else if !input.only_reads {
         Server::MountOpen
     } else if input.asked != IoMode::Auto {
         Server::MountUser
-    } else if input.contended {
+    } else if input.contended && !on {
         Server::MountContended
     } else if input.written {
         Server::MountWritten
+    } else if on {
+        Server::KernelUser
     } else if input.executable {
         Server::KernelExecutable
     } else if input.size < input.large_bytes {
@@ -96,7 +108,7 @@ mod tests {
     #[test]
     fn order_of_the_rules() {
         const BASE: Input = Input {
-            on: true,
+            kernel_cache: KernelCache::Auto,
             only_reads: true,
             asked: IoMode::Auto,
             contended: false,
@@ -107,8 +119,14 @@ mod tests {
             small_reads: false,
         };
         let all = Input { contended: true, written: true, executable: true, size: 1, small_reads: true, ..BASE };
+        let (on, off) = (KernelCache::On, KernelCache::Off);
         let table = [
-            (Input { on: false, only_reads: false, asked: IoMode::Direct, ..all }, Server::MountOff),
+            (Input { kernel_cache: off, only_reads: false, asked: IoMode::Direct, ..all }, Server::MountOff),
+            (Input { kernel_cache: on, only_reads: false, ..all }, Server::MountOpen),
+            (Input { kernel_cache: on, asked: IoMode::Direct, ..all }, Server::MountUser),
+            (Input { kernel_cache: on, ..all }, Server::MountWritten),
+            (Input { kernel_cache: on, written: false, ..all }, Server::KernelUser),
+            (Input { kernel_cache: on, size: 1 << 30, ..BASE }, Server::KernelUser),
             (Input { only_reads: false, asked: IoMode::Direct, ..all }, Server::MountOpen),
             (Input { asked: IoMode::Direct, ..all }, Server::MountUser),
             (Input { asked: IoMode::Buffered, ..all }, Server::MountUser),
@@ -124,5 +142,6 @@ mod tests {
         for (input, server) in table {
             assert_eq!(decide(&input), server, "{input:?}");
         }
+        assert_eq!([asked(KernelCache::Auto, off), asked(on, off), asked(off, on)], [off, on, off]);
     }
 }

@@ -55,6 +55,7 @@ counters! {
     OpenKernelSmallFile = "open_kernel_small_file", "reqs";
     OpenKernelExecutable = "open_kernel_executable", "reqs";
     OpenKernelSmallReads = "open_kernel_small_reads", "reqs";
+    OpenKernelUser = "open_kernel_user", "reqs";
     OpenMountOff = "open_mount_off", "reqs";
     OpenMountOpen = "open_mount_open", "reqs";
     OpenMountUser = "open_mount_user", "reqs";

@@ -3,11 +3,13 @@
 //! Owns: names, units, bounds, defaults, help. Does not own: what a row and a pattern mean (`types::tunable`), what a
 //! tunable steers, nor the server's (`server.*` goes there). Reading one is one relaxed load.
 
-use amphi_types::IoMode;
 use amphi_types::tunable::{Puts, Values};
+use amphi_types::{IoMode, KernelCache};
 
 /// Words of `hybrid.mode`.
 const MODES: &[&str] = &["auto", "buffered", "direct"];
+/// Words of `hybrid.kernel_cache`.
+const KERNEL_CACHES: &[&str] = &["auto", "on", "off"];
 /// Words of `client.atime`.
 const ATIMES: &[&str] = &["none", "relatime"];
 const K: u64 = 1 << 10;
@@ -32,7 +34,7 @@ amphi_types::tunables! {
     LocalityPages = "hybrid.locality_pages", Count, 4096, 16 => 1 << 20, "pages of a file over which reuse is measured";
     LocalityProbe = "hybrid.locality_probe", Count, 64, 2 => 65_536, "without locality one request in this many is still buffered", for_tests;
     Learn = "hybrid.learn", Switch, 1, 0 => 1, "requests without locality, also large ones, go the way that was measured to carry more";
-    KernelReads = "hybrid.kernel_reads", Switch, 1, 0 => 1, "the kernel serves reads of files that are small, executable or read in small pieces from its page cache, while nobody has them open for writing";
+    KernelCache = "hybrid.kernel_cache", Words(KERNEL_CACHES), 0, 0 => 2, "whether the kernel serves reads from its page cache of files that nobody has open for writing and that have no setting of their own; auto: of those that are small, executable or read in small pieces";
     CacheBytes = "cache.max_bytes", Bytes, G, 4 * M => 1 << 50, "memory of the page cache", default "a quarter of the memory, at most 3/8 of the memory group's limit";
     PopulateBytes = "cache.populate_bytes", Bytes, 256 * M, 0 => 1 << 50, "memory that is touched before it is needed, so that the first writes of a mount are as fast as later ones; at most a quarter of the cache; what an idle mount does not use goes back; 0 = none";
     DirtyPercent = "cache.dirty_percent", Percent, 50, 1 => 90, "share of the cache that may be dirty before writers wait";
@@ -87,6 +89,14 @@ impl Tunables {
         }
     }
 
+    pub(crate) fn kernel_cache(&self) -> KernelCache {
+        match self.get(Knob::KernelCache) {
+            1 => KernelCache::On,
+            2 => KernelCache::Off,
+            _ => KernelCache::Auto,
+        }
+    }
+
     /// See [`Values::check`].
     pub(crate) fn check(pattern: &str, value: &str) -> Result<Puts, String> {
         Values::check(TABLE, pattern, value)
@@ -125,6 +135,10 @@ mod tests {
         for (word, mode) in [("direct", IoMode::Direct), ("buffered", IoMode::Buffered), ("auto", IoMode::Auto)] {
             t.set("hybrid.mode", word).unwrap();
             assert_eq!(t.mode(), mode);
+        }
+        for (word, value) in [("on", KernelCache::On), ("off", KernelCache::Off), ("auto", KernelCache::Auto)] {
+            t.set("hybrid.kernel_cache", word).unwrap();
+            assert_eq!((t.kernel_cache(), t.list("hybrid.kernel_cache")[0].1.as_str()), (value, word));
         }
         assert!(t.list("cache.max_bytes")[0].2.contains("default a quarter of the memory"));
     }

@@ -2,7 +2,7 @@
 
 use amphi_env::Buf;
 use amphi_types::{
-    Attr, ByteRange, Errno, Ino, IoMode, Kind, Layout, Name, ObjectId, Pattern, RangeSet, SetAttr, TargetId, TimeSet,
+    Advice, Attr, ByteRange, Errno, Ino, Kind, Layout, Name, ObjectId, Pattern, RangeSet, SetAttr, TargetId, TimeSet,
     Timespec, setting,
 };
 use amphi_wire::*;
@@ -108,8 +108,8 @@ impl Server {
             btime: t,
         };
         let layout = self.nodes.get(&parent).map_or(Layout::growing(self.pool), |p| p.view.layout);
-        let io_mode = self.nodes.get(&parent).map_or(IoMode::Auto, |p| p.view.io_mode);
-        let view = InodeView { attr, layout, io_mode, generation: 0, spread: false, xattrs: false, capability: false };
+        let advice = self.nodes.get(&parent).map_or(Advice::default(), |p| p.view.advice);
+        let view = InodeView { attr, layout, advice, generation: 0, spread: false, xattrs: false, capability: false };
         Node { view, parent, link: Vec::new(), xattrs: BTreeMap::new() }
     }
 
@@ -290,13 +290,14 @@ impl Server {
                 self.inode(ino)?.xattrs.remove(&name).ok_or(Errno::NoData)?;
                 Reply::Done
             }
-            Request::SetLayout { ino, layout, mode } => {
+            Request::SetLayout { ino, layout, advice } => {
                 let node = self.inode(ino)?;
                 if layout.is_some() && node.view.attr.kind == Kind::File && node.view.attr.size > 0 {
                     return Err(Errno::Busy);
                 }
                 node.view.layout = layout.unwrap_or(node.view.layout);
-                node.view.io_mode = mode.unwrap_or(node.view.io_mode);
+                let now = node.view.advice;
+                node.view.advice = advice.map_or(now, |asked| now.with(asked));
                 Reply::Inode(node.view)
             }
             Request::StatFs => Reply::StatFs(TargetSpace { blocks: 100, free: 50, inodes: 3, inodes_free: 7 }),

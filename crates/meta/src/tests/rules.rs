@@ -4,7 +4,10 @@ use super::harness::Cluster;
 use crate::plan::NodeSpec;
 use crate::{Gathered, Part, Pending, Refusal, RenameMode, XattrMode};
 use amphi_types::item::Txn;
-use amphi_types::{Cred, Errno, Ino, IoMode, Kind, Layout, Name, Result, SetAttr, TimeSet, Timespec, limits};
+use amphi_types::{
+    Advice, AskedAdvice, Cred, Errno, Ino, IoMode, KernelCache, Kind, Layout, Name, Result, SetAttr, TimeSet, Timespec,
+    limits,
+};
 
 const USER: u32 = 10;
 const OTHER: u32 = 20;
@@ -121,7 +124,8 @@ fn late_changes_do_not_set_times_back() {
     assert_eq!(touch(at(5), at(6)), at(6));
 }
 
-/// Goal: what a directory hands on. Method: a setgid directory with its own layout and I/O mode.
+/// Goal: what a directory hands on. Method: a setgid directory with its own layout, I/O mode and
+/// kernel cache.
 #[test]
 fn inheritance() {
     let mut s = Story::new();
@@ -130,8 +134,10 @@ fn inheritance() {
     s.set(&root, shared, SetAttr { gid: Some(STAFF), perm: Some(0o2777), ..SetAttr::default() }).unwrap();
     let layout = Layout { stripe_count: 3, ..Layout::growing(4) };
     let now = s.c.now;
-    s.c.on(shared, |st, txn| st.set_layout(&root, shared, Some(layout), Some(IoMode::Direct), false, now, txn))
-        .unwrap();
+    let direct = Some(AskedAdvice::Mode(IoMode::Direct));
+    s.c.on(shared, |st, txn| st.set_layout(&root, shared, Some(layout), direct, false, now, txn)).unwrap();
+    let on = Some(AskedAdvice::KernelCache(KernelCache::On));
+    s.c.on(shared, |st, txn| st.set_layout(&root, shared, None, on, false, now, txn)).unwrap();
     let dir = s.make(&user, shared, "d", NodeSpec::dir(0o4755)).unwrap();
     let mine = s.make(&user, shared, "mine", NodeSpec::file(0o2755)).unwrap();
     let his = s.make(&other, shared, "his", NodeSpec::file(0o2755)).unwrap();
@@ -139,7 +145,7 @@ fn inheritance() {
     assert_eq!((s.attr(mine).gid, s.attr(mine).perm), (STAFF, 0o2755), "a member may make such a program");
     assert_eq!((s.attr(his).gid, s.attr(his).perm), (STAFF, 0o0755), "others may not");
     let inode = s.c.stores[0].inode(his).unwrap();
-    assert_eq!((inode.layout, inode.io_mode), (layout, IoMode::Direct));
+    assert_eq!((inode.layout, inode.advice), (layout, Advice::new(IoMode::Direct, KernelCache::On)));
 }
 
 /// Goal: rules of link, unlink and rmdir. Method: one call per rule, then link counts and times.
@@ -442,8 +448,9 @@ fn layout_rules() {
     let other_layout = Layout { stripe_count: 2, ..new };
     let set = s.c.on(f, |st, txn| st.set_layout(&root, f, Some(other_layout), None, false, at(9), txn));
     assert_eq!(set, Err(Errno::Busy), "a length counts as data");
-    s.c.on(f, |st, txn| st.set_layout(&root, f, None, Some(IoMode::Buffered), true, at(9), txn)).unwrap();
-    assert_eq!(s.c.stores[0].inode(f).unwrap().io_mode, IoMode::Buffered);
+    let buffered = Some(AskedAdvice::Mode(IoMode::Buffered));
+    s.c.on(f, |st, txn| st.set_layout(&root, f, None, buffered, true, at(9), txn)).unwrap();
+    assert_eq!(s.c.stores[0].inode(f).unwrap().advice, Advice::from(IoMode::Buffered));
 }
 
 /// Goal: size and mtime of a file that grows on several targets. Method: its life as the server drives it:

@@ -15,7 +15,7 @@ use amphi_dlm::Changed;
 use amphi_env::Env;
 use amphi_types::item::Txn;
 use amphi_types::limits::BLOCK;
-use amphi_types::{ByteRange, Errno, Ino, IoMode, Kind, Layout, ObjectId, Result, SessionId, SetAttr, TokenKey};
+use amphi_types::{AskedAdvice, ByteRange, Errno, Ino, Kind, Layout, ObjectId, Result, SessionId, SetAttr, TokenKey};
 use amphi_wire::{Answer, InodeView, Reply, TokenGrant, Tokens};
 use amphi_zone::Order;
 use std::rc::Rc;
@@ -276,7 +276,7 @@ impl<E: Env> Cx<E> {
     }
 
     /// `Request::SetLayout`.
-    pub async fn set_layout(&self, ino: Ino, layout: Option<Layout>, mode: Option<IoMode>) -> Result<Reply> {
+    pub async fn set_layout(&self, ino: Ino, layout: Option<Layout>, advice: Option<AskedAdvice>) -> Result<Reply> {
         self.reserve(256).await?;
         if layout.is_some() {
             // Who has not come back yet may have it open.
@@ -295,7 +295,7 @@ impl<E: Env> Cx<E> {
         let mut txn = Txn::default();
         let reply = {
             let mut meta = self.target.meta.borrow_mut();
-            meta.set_layout(&self.cred, ino, layout, mode, has_data, self.now, &mut txn)?;
+            meta.set_layout(&self.cred, ino, layout, advice, has_data, self.now, &mut txn)?;
             let inode = meta.inode(ino)?;
             let mut view = self.target.view_of(&meta, ino, inode);
             if let Some(gathered) = gathered {

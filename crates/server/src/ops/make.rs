@@ -123,7 +123,7 @@ impl<E: Env> Cx<E> {
         Ok(InodeView {
             attr,
             layout: new.layout,
-            io_mode: new.io_mode,
+            advice: new.advice,
             generation: 0,
             spread: false,
             xattrs: false,

@@ -21,7 +21,7 @@ pub fn plain_view(meta: &MetaStore, ino: Ino, inode: &Inode) -> InodeView {
     InodeView {
         attr: inode.attr(ino),
         layout: inode.layout,
-        io_mode: inode.io_mode,
+        advice: inode.advice,
         generation: inode.generation,
         spread: inode.spread,
         xattrs: meta.xattrs(ino).next().is_some(),

@@ -387,7 +387,7 @@ async fn striped_file(c: &Client) -> Ino {
     c.call(Request::Tunables { pattern: "server.sync_interval_ms".into(), value }).await.unwrap();
     let f = c.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
     let layout = Layout { pattern: Pattern::Striped, stripe_size: 64 << 10, stripe_count: 2, pool: 2 };
-    c.call(Request::SetLayout { ino: f, layout: Some(layout), mode: None }).await.unwrap();
+    c.call(Request::SetLayout { ino: f, layout: Some(layout), advice: None }).await.unwrap();
     c.call(Request::Spread { ino: f }).await.unwrap();
     for stripe in 0..2 {
         let at = u64::from(stripe) << 16;
@@ -453,7 +453,7 @@ fn a_cut_spares_what_comes_after_on_every_stripe() {
             let f = c.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
             let layout =
                 |stripe_count| Layout { pattern: Pattern::Striped, stripe_size: 64 << 10, stripe_count, pool: 2 };
-            let set = |count| Request::SetLayout { ino: f, layout: Some(layout(count)), mode: None };
+            let set = |count| Request::SetLayout { ino: f, layout: Some(layout(count)), advice: None };
             assert_eq!(c.call(set(2049)).await, Err(Errno::Inval));
             c.call(set(2000)).await.unwrap();
             c.call(Request::Spread { ino: f }).await.unwrap();

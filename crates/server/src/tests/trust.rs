@@ -145,7 +145,7 @@ fn objects_belong_to_inodes() {
         let f = c.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
         // Stripe s lies on target s mod 3, as the inode does with s = 0.
         let layout = Layout { pattern: Pattern::Striped, stripe_size: 64 << 10, stripe_count: 5, pool: 3 };
-        c.call(Request::SetLayout { ino: f, layout: Some(layout), mode: None }).await.unwrap();
+        c.call(Request::SetLayout { ino: f, layout: Some(layout), advice: None }).await.unwrap();
         let write_at = async |ino: Ino, stripe: u32, target: u16| {
             let (object, cred) = (ObjectId { ino, stripe }, Cred::root());
             let call = Call { target: TargetId(target), cred, op: data_write(object) };
@@ -171,7 +171,7 @@ fn objects_belong_to_inodes() {
             assert_eq!(write_at(f, beyond, (beyond % 3) as u16).await, Err(Errno::BadFd), "stripe {beyond}");
         }
         let fewer = Layout { stripe_count: 1, ..layout };
-        assert!(c.call(Request::SetLayout { ino: f, layout: Some(fewer), mode: None }).await.is_err(), "it is fixed");
+        assert!(c.call(Request::SetLayout { ino: f, layout: Some(fewer), advice: None }).await.is_err(), "it is fixed");
         let other = place.client(2).await.unwrap();
         other.opens.set(false);
         for stripe in 0..5 {

@@ -49,17 +49,13 @@ impl Drop for Pin {
     }
 }
 
-/// Pins a lock of `mode` on `range` of each object that holds bytes of it, in ascending order of objects.
-pub(crate) async fn pin_all(mount: &Arc<Mount>, file: &Arc<File>, mode: Mode, range: ByteRange) -> Result<Vec<Pin>> {
-    pin_spans(mount, file, mode, range, LockExtent::Grown).await
-}
-
 /// Who pins other locks already must not wait for a place behind those that may wait for these.
 fn lane_of(pins: &[Pin]) -> Lane {
     if pins.is_empty() { Lane::Locking } else { Lane::Normal }
 }
 
-/// As `pin_all`, for locks of this extent.
+/// Pins a lock of `mode` and of this extent on `range` of each object that holds bytes of it, in ascending order of
+/// objects.
 pub(crate) async fn pin_spans(
     mount: &Arc<Mount>,
     file: &Arc<File>,

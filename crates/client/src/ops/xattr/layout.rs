@@ -1,6 +1,35 @@
-//! Layouts as text: `growing`, `whole`, `striped`, with `size=` and `count=` behind a comma.
+//! Layouts as text: `growing`, `whole`, `striped`, with `size=` and `count=` behind a comma. The words of the settings
+//! for mounts that go with them.
 
-use amphi_types::{Layout, Pattern, setting};
+use amphi_types::{IoMode, KernelCache, Layout, Pattern, setting};
+
+/// The word for an I/O mode.
+pub(crate) fn mode_text(mode: IoMode) -> &'static str {
+    match mode {
+        IoMode::Auto => "auto",
+        IoMode::Buffered => "buffered",
+        IoMode::Direct => "direct",
+    }
+}
+
+/// Reads an I/O mode.
+pub(crate) fn mode_of(text: &str) -> Option<IoMode> {
+    [IoMode::Auto, IoMode::Buffered, IoMode::Direct].into_iter().find(|m| mode_text(*m) == text)
+}
+
+/// The word for who serves reads.
+pub(crate) fn kernel_cache_text(asked: KernelCache) -> &'static str {
+    match asked {
+        KernelCache::Auto => "auto",
+        KernelCache::On => "on",
+        KernelCache::Off => "off",
+    }
+}
+
+/// Reads who serves reads.
+pub(crate) fn kernel_cache_of(text: &str) -> Option<KernelCache> {
+    [KernelCache::Auto, KernelCache::On, KernelCache::Off].into_iter().find(|k| kernel_cache_text(*k) == text)
+}
 
 /// A layout as people read it.
 pub(crate) fn text(layout: &Layout) -> String {

@@ -170,7 +170,7 @@ fn a_cut_of_an_evicted_mount_takes_nothing_of_others() {
             let dir = a.dir_at(1).await;
             let f = a.create(dir, "f").await.unwrap();
             let layout = Layout { pattern: Pattern::Striped, stripe_size: 64 << 10, stripe_count: 2, pool: 3 };
-            a.call(Request::SetLayout { ino: f, layout: Some(layout), mode: None }).await.unwrap();
+            a.call(Request::SetLayout { ino: f, layout: Some(layout), advice: None }).await.unwrap();
             a.call(Request::Spread { ino: f }).await.unwrap();
             let (object, offset) = (ObjectId { ino: f, stripe: 1 }, 64 << 10);
             let put = async |m: &Mount<'_>, byte: u8| {

@@ -1,0 +1,99 @@
+//! Open files whose reads the kernel serves.
+
+use super::company::{create, in_cluster, open, root, write};
+use crate::api::{Hints, KernelPages};
+use crate::{Client, OpenFlags};
+use amphi_env::Env;
+use amphi_types::{ByteRange, Ino, KernelCache};
+use amphi_wire::XattrMode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::Duration;
+
+const PAGE: u64 = 4096;
+const PAGES: u64 = 8;
+
+/// A kernel that counts how often it has to drop pages.
+#[derive(Default)]
+struct Drops(AtomicU64);
+
+impl KernelPages for Drops {
+    fn drop_pages(&self, _: Ino, _: ByteRange, done: Box<dyn FnOnce() + Send>) {
+        self.0.fetch_add(1, SeqCst);
+        done();
+    }
+
+    fn drop_overwritten(&self, _: Ino, _: ByteRange, done: Box<dyn FnOnce() + Send>) {
+        done();
+    }
+}
+
+async fn set(client: &Client, ino: Ino, name: &[u8], value: &[u8]) {
+    client.setxattr(&root(), ino, name, value, XattrMode::Set).await.expect("set");
+}
+
+/// Goal: a file that becomes contended changes sides at once, also for open files that the kernel serves: writes beside
+/// the pages that these have read take none of them back (docs/HYBRID.md, "Who serves reads"). Method: a mount reads
+/// one page of a file as its kernel does, another one writes others; before the file is contended the first such write
+/// takes the pages back, after it none does, and one of the same page does.
+#[test]
+fn a_contended_file_changes_sides_at_once() {
+    for contended in [false, true] {
+        in_cluster(1, async |c| {
+            let [a, b] = c.two().await;
+            let fa = create(&a, "f").await;
+            write(&a, &fa, 0, &[1; (PAGE * PAGES) as usize]).await;
+            assert_eq!(a.fsync(&root(), &fa, false).await, Ok(()));
+            let fb = open(&b, "f", OpenFlags::READ).await;
+            let drops = Arc::new(Drops::default());
+            b.set_pages(Some(drops.clone()));
+            // Who writes is there already: only the setting of the file leaves its reads to the kernel.
+            fb.by_front.store(true, SeqCst);
+            if contended {
+                let until = b.mount.clock.now_ns() + 60_000_000_000;
+                fb.file.contended_until_ns.store(until, SeqCst);
+            }
+            let page = async || {
+                let hints = Hints { for_pages: true, ..Hints::default() };
+                b.read(&root(), &fb, 0, PAGE as usize, hints).await.expect("a page").to_vec()
+            };
+            assert_eq!(page().await, [1; PAGE as usize]);
+            for other in 1..PAGES {
+                write(&a, &fa, other * PAGE, &[2; PAGE as usize]).await;
+            }
+            c.env.sleep(Duration::from_millis(100)).await;
+            assert_eq!(drops.0.load(SeqCst) == 0, contended, "pages beside the one that was read");
+            write(&a, &fa, 5, &[3]).await;
+            c.until("the page is taken back", || drops.0.load(SeqCst) > 0 && !fb.file.pages.is_taking()).await;
+            assert_eq!(page().await[4..7], [1, 3, 1]);
+            b.set_pages(None);
+        });
+    }
+}
+
+/// Goal: the setting of a file and of its directory travels to other mounts, one setting leaves the others alone, and
+/// each word means itself (docs/HYBRID.md, "Who serves reads"). Method: set and read back on two mounts.
+#[test]
+fn the_setting_is_kept_and_inherited() {
+    in_cluster(2, async |c| {
+        let [a, b] = c.two().await;
+        let dir = a.mkdir(&root(), Ino::ROOT, b"d", 0o755).await.expect("mkdir").ino;
+        set(&a, dir, b"user.amphi.mode", b"direct").await;
+        set(&a, dir, b"user.amphi.kernel_cache", b"on").await;
+        let file = a.create(&root(), dir, b"f", 0o644, OpenFlags::READ_WRITE).await.expect("create").file;
+        let get = async |name: &[u8]| {
+            let value = b.getxattr(&root(), file.ino(), name).await.expect("get");
+            String::from_utf8(value).expect("text")
+        };
+        assert_eq!(get(b"user.amphi.kernel_cache").await, "on");
+        assert_eq!(get(b"user.amphi.mode").await, "direct");
+        assert_eq!(file.file.advice().kernel_cache(), KernelCache::On);
+        for word in ["off", "auto", "on"] {
+            set(&b, file.ino(), b"user.amphi.kernel_cache", word.as_bytes()).await;
+            assert_eq!(get(b"user.amphi.kernel_cache").await, word);
+            assert_eq!(get(b"user.amphi.mode").await, "direct");
+        }
+        let wrong = b.setxattr(&root(), file.ino(), b"user.amphi.kernel_cache", b"yes", XattrMode::Set).await;
+        assert_eq!(wrong, Err(amphi_types::Errno::Inval));
+    });
+}
