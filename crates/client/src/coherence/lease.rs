@@ -121,13 +121,23 @@ pub(crate) async fn touch(mount: &Arc<Mount>, file: &File, range: ByteRange) -> 
         return Ok(());
     }
     for target in targets(file, range) {
-        let now = mount.clock.boot_ns();
-        let Some(lease) = leases.of(target).filter(|lease| !lease.in_touch(now)) else { continue };
-        // A question that changes nothing, and that a server answers to sessions alone that it knows.
-        mount.call(target, &Cred::root(), Request::Revoked { ids: Vec::new() }).await?;
-        // Whatever was pushed before the answer has been taken.
-        leases.surely_heard(&lease, now);
+        touch_target(mount, target).await?;
     }
+    Ok(())
+}
+
+/// As `touch`, for what one target has granted.
+pub(crate) async fn touch_target(mount: &Arc<Mount>, target: TargetId) -> Result<()> {
+    let leases = &mount.coherence.company.leases;
+    let now = mount.clock.boot_ns();
+    if mount.coherence.company.is_alone() || now < leases.all_until_ns.load(Relaxed) {
+        return Ok(());
+    }
+    let Some(lease) = leases.of(target).filter(|lease| !lease.in_touch(now)) else { return Ok(()) };
+    // A question that changes nothing, and that a server answers to sessions alone that it knows.
+    mount.call(target, &Cred::root(), Request::Revoked { ids: Vec::new() }).await?;
+    // Whatever was pushed before the answer has been taken.
+    leases.surely_heard(&lease, now);
     Ok(())
 }
 

@@ -8,6 +8,7 @@
 //! lock; a value is stored only if no change of this mount's own came between question and answer. A hit takes the lock
 //! shared and allocates nothing but the copy.
 
+use crate::coherence::lease;
 use crate::coherence::lent::{LOOK_NS, Lent, Unknown};
 use crate::inode::{File, Moment};
 use crate::mount::Mount;
@@ -68,6 +69,11 @@ pub(crate) async fn call(
     op: Request,
     keys: &[TokenKey],
 ) -> Result<Told> {
+    // Without it none of the tokens that the answer brings could be used, nor those of the answers after it: a mount
+    // that was alone for a while, or stopped, has not heard its servers.
+    if let Err(e) = lease::touch_target(mount, target).await {
+        tracing::debug!(%target, "the server does not say that it is there: {e}");
+    }
     call_on(Lane::Normal, mount, target, cred, op, keys).await
 }
 

@@ -156,6 +156,30 @@ fn calls(client: &Client) -> u64 {
     client.mount.stats.of(Count::Calls).1
 }
 
+/// Goal: a mount that was alone for long, and so has noted nothing of its server, uses the tokens that it is granted in
+/// company, also if it reads and writes no file. Method: a minute alone, another mount; names and attributes twice,
+/// counting messages; a change elsewhere is seen.
+#[test]
+fn tokens_count_behind_a_long_time_alone() {
+    in_cluster(7, async |c| {
+        let a = c.mount().await;
+        drop(create(&a, "f").await);
+        c.env.sleep(Duration::from_secs(60)).await;
+        let b = c.mount().await;
+        c.until("company", || !a.is_alone() && a.mount.coherence.company.uses_tokens()).await;
+        let ino = lookup(&a, "f").await.unwrap().ino;
+        let before = calls(&a);
+        for _ in 0..3 {
+            assert_eq!(lookup(&a, "f").await.map(|x| x.ino), Ok(ino));
+            assert_eq!(a.getattr(&root(), ino).await.map(|x| x.perm), Ok(0o644));
+        }
+        assert_eq!(calls(&a), before, "the cache serves it");
+        let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
+        b.setattr(&root(), ino, set, None).await.unwrap();
+        assert_eq!(a.getattr(&root(), ino).await.map(|x| x.perm), Ok(0o600));
+    });
+}
+
 /// Goal: a name and attributes that were seen once are shown again without a message, and a change by another mount is
 /// seen at once (Promise S1). Method: look up and getattr twice, counting messages; then rename, chmod, unlink and
 /// create elsewhere.
