@@ -91,7 +91,7 @@ impl Mount {
     pub(crate) fn new(config: ClientConfig) -> Mount {
         let tunables = Tunables::new();
         let read = config.read_text.clone();
-        let memory = read.as_ref().and_then(|read| crate::policy::memory_groups::cache_bytes(&**read));
+        let memory = read.as_ref().and_then(|read| amphi_env::memory_groups::cache_bytes(&**read));
         if let Some(bytes) = config.cache_bytes.or(memory) {
             tunables.put(Knob::CacheBytes, bytes);
         }

@@ -8,12 +8,11 @@ pub(crate) mod caller_memory;
 pub mod decision;
 pub(crate) mod kernel_reads;
 pub(crate) mod locality;
-pub(crate) mod memory_groups;
 pub(crate) mod rotational;
 pub(crate) mod throughput;
 
+use amphi_env::memory_groups::Trees;
 use caller_memory::Callers;
-use memory_groups::Trees;
 use rotational::Rotating;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;

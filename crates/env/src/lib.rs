@@ -12,6 +12,7 @@ pub mod addr;
 pub mod buf;
 #[cfg(any(test, feature = "conformance"))]
 pub mod conformance;
+pub mod memory_groups;
 pub mod real;
 pub mod sim;
 

@@ -1,6 +1,7 @@
 //! `ServerConfig`: what a server is started with.
 
 use amphi_env::addr::Addr;
+use amphi_env::memory_groups;
 use amphi_transport::{ClusterKey, ServerAuth, check_listen};
 use amphi_types::limits::{BLOCK, TARGETS_MAX};
 use amphi_types::setting::words;
@@ -26,6 +27,39 @@ pub type HolderGone = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
 /// Says whether the zone at this path lies on rotating storage.
 pub type IsRotating = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+
+/// Reads a small text file such as `/proc/meminfo`; `None` if it cannot be read.
+pub type ReadFile = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
+
+/// Memory of a target for what it reads, if the machine's memory is not known, bytes.
+const READ_CACHE_BYTES: u64 = 16 << 20;
+/// Else this part of it: a server has four targets.
+const READ_CACHE_SHARE: u64 = 256;
+/// At most so many bytes.
+const READ_CACHE_MAX_BYTES: u64 = 1 << 30;
+
+/// What a server asks of the machine that it runs on.
+#[derive(Clone)]
+pub struct Machine {
+    /// Says whether a zone lies on rotating storage; asked once for each zone at the start, which then must be there.
+    pub is_rotating: IsRotating,
+    /// Reads `/proc/meminfo` and the files of memory groups; without it memory is never short.
+    pub read_file: Option<ReadFile>,
+}
+
+impl Default for Machine {
+    fn default() -> Machine {
+        Machine { is_rotating: Arc::new(|_| false), read_file: None }
+    }
+}
+
+impl Machine {
+    /// Where `server.read_cache_bytes` begins.
+    pub fn read_cache_bytes(&self) -> u64 {
+        let all = self.read_file.as_ref().and_then(|read| memory_groups::usable_bytes(&**read));
+        all.map_or(READ_CACHE_BYTES, |bytes| (bytes / READ_CACHE_SHARE).min(READ_CACHE_MAX_BYTES))
+    }
+}
 
 /// What becomes of a data folder without zones, which may be an empty one or that of a disk that is not mounted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -91,8 +125,8 @@ pub struct ServerConfig {
     pub tunables: Vec<(String, String)>,
     /// Says whether a session's holder is known to have ended, so that its session need not be kept.
     pub holder_gone: HolderGone,
-    /// Says whether a zone lies on rotating storage; asked once for each zone at the start, which then must be there.
-    pub is_rotating: IsRotating,
+    /// The machine that it runs on.
+    pub machine: Machine,
     /// What happens when a zone fails. By default nothing: its target answers EIO until the server is started again.
     pub zone_failed: ZoneFailed,
 }
@@ -126,7 +160,7 @@ impl ServerConfig {
             worker_spin: Duration::ZERO,
             tunables: Vec::new(),
             holder_gone: Arc::new(|_| false),
-            is_rotating: Arc::new(|_| false),
+            machine: Machine::default(),
             zone_failed: Arc::new(|_| {}),
         }
     }

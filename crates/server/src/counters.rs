@@ -133,6 +133,15 @@ counters! {
     write_copied = "write_copied_bytes", "Payload bytes that had to be copied to be aligned.";
     edge_reads = "edge_reads", "Blocks read to complete the edges of unaligned writes.";
     data_reads = "data_disk_reads", "Disk reads of file data.";
+    cache_hits = "read_cache_hits", "Reads of file data that were served from memory that the server keeps.";
+    cache_hit_bytes = "read_cache_hit_bytes", "Bytes of them.";
+    cache_misses = "read_cache_misses", "Reads that needed the disk, and brought what lies around them into that memory.";
+    cache_waits = "read_cache_waits", "Reads that waited for others to bring what they need.";
+    cache_ahead_bytes = "read_cache_ahead_bytes", "Bytes that were read and kept though nobody had asked for them.";
+    cache_flushed_bytes = "read_cache_flushed_bytes", "Bytes that were kept when they were flushed.";
+    read_through_large = "read_through_large", "Reads that went by that memory as they are large.";
+    read_through_alone = "read_through_alone", "Likewise, as the mount is alone and keeps what it reads.";
+    read_through_first = "read_through_first", "Likewise, as nobody had read beside them.";
     checksum_errors = "checksum_errors", "Blocks that did not read as their checksum says; each time one was asked for.";
     checksum_retries = "checksum_retries", "Blocks that read wrong once and right when they were read again.";
     scrubbed_bytes = "scrub_bytes", "Bytes of file data that were read to be verified.";

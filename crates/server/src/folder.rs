@@ -198,7 +198,7 @@ pub async fn open_target<E: Env>(
     let reads = queues.entry(zone.disk().device()).or_default().clone();
     match Target::recover(env, zone.clone(), recovered, pool, deadline_ns, config.root_owner, counters.clone(), reads) {
         Ok(target) => {
-            target.rotating.set((config.is_rotating)(&path));
+            target.rotating.set((config.machine.is_rotating)(&path));
             let (env, dir) = (env.clone(), config.data_dir.clone());
             let (clock, sharing) = (env.clone(), zones(&env, &dir)?.len() as u64);
             target.below.begin(&target, move || env.free_bytes(&dir).ok(), move || clock.now().0, sharing);

@@ -8,6 +8,7 @@
 mod accept;
 mod attr;
 mod batch;
+mod cached_read;
 mod contended;
 mod data;
 mod file_lock;
@@ -21,6 +22,7 @@ mod open;
 mod pages;
 mod payload;
 mod read_batch;
+mod read_way;
 mod remove;
 mod rename;
 mod rights;

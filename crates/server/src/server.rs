@@ -17,6 +17,7 @@ use crate::folder;
 use crate::ops::scrub::scrub_agent;
 use crate::session::manager::{Door, Front, end_everywhere};
 use crate::target::Target;
+use crate::target::memory_watch::watch_memory;
 use crate::target::records::HomeRecord;
 use crate::tunables::{Knob, SharedTunables, Tunables};
 use crate::worker::message::{Hail, Message, Question, Told};
@@ -139,6 +140,9 @@ async fn open_worker<E: Env>(env: E, seed: WorkerSeed) -> (Rc<Worker<E>>, MeshRx
         {
             Ok(target) => {
                 env.spawn(scrub_agent(env.clone(), Rc::downgrade(&target), target.verifier.listen()));
+                if let Some(read) = &config.machine.read_file {
+                    env.spawn(watch_memory(env.clone(), Rc::downgrade(&target), read.clone()));
+                }
                 tunables.apply_to_storage(&target);
                 targets.insert(id, target);
             }

@@ -9,9 +9,13 @@
 
 pub(crate) mod accepted;
 pub(crate) mod checksums;
+pub(crate) mod data_disk;
 pub(crate) mod disk_queue;
 pub(crate) mod free_space_below;
 pub(crate) mod gate;
+pub(crate) mod memory_watch;
+pub(crate) mod read_cache;
+pub(crate) mod read_pattern;
 pub(crate) mod records;
 pub(crate) mod shared_blocks;
 pub(crate) mod span_gate;
@@ -29,6 +33,7 @@ use crate::ops::Rights;
 use crate::session::in_flight::{Landing, Landings};
 use crate::session::opens::Opens;
 use crate::session::slots::Slots;
+use crate::target::data_disk::DataDisk;
 use crate::target::disk_queue::DiskQueue;
 use crate::target::free_space_below::RoomBelow;
 use crate::target::gate::{Gate, Hold};
@@ -89,8 +94,8 @@ pub struct Target<E: Env> {
     pub rotating: Cell<bool>,
     /// What the file system below its zone can still give.
     pub below: RoomBelow,
-    /// Its disk, for file data.
-    pub disk: Rc<E::Disk>,
+    /// Its disk, for file data, and what is kept of it.
+    pub disk: DataDisk<E::Disk>,
     /// The queue of reads of that disk, which it shares with other targets of its worker.
     pub reads: Rc<DiskQueue>,
     /// How its blocks are verified.
@@ -245,7 +250,7 @@ impl<E: Env> Target<E> {
         let clock = move || own.now().0;
         let target = Rc::new(Target {
             id,
-            disk: zone.disk(),
+            disk: DataDisk::new(zone.disk(), zone.data_offset()),
             reads,
             verifier: Verifier::default(),
             zone,

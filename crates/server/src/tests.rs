@@ -23,6 +23,7 @@ mod locks;
 mod lost_power;
 mod orphans;
 mod read_batch;
+mod read_cache;
 mod reopen;
 mod sessions;
 mod stories;

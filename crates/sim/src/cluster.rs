@@ -139,7 +139,12 @@ impl Shape {
         ];
         let verified = Dice::new(seed, 20).pick(&["on", "on", "off"]).map_or("on", |on| on);
         let scrubbed = Dice::new(seed, 21).pick(&["0", "1M", "1G"]).map_or("0", |rate| rate);
-        let verified = [("server.checksums", verified.to_string()), ("server.scrub_bytes_per_s", scrubbed.to_string())];
+        let kept = Dice::new(seed, 31).pick(&["0", "128K", "16M"]).map_or("0", |bytes| bytes);
+        let verified = [
+            ("server.checksums", verified.to_string()),
+            ("server.scrub_bytes_per_s", scrubbed.to_string()),
+            ("server.read_cache_bytes", kept.to_string()),
+        ];
         let server_tunables = server_tunables.into_iter().chain(verified).map(|(n, v)| (n.to_string(), v)).collect();
         let sim = SimConfig {
             disk_ns: [20_000..30_000, 40_000..200_000, 1_000..2_000_000][dice.below(3) as usize].clone(),

@@ -212,7 +212,7 @@ mod tests {
         (config.targets, config.workers, config.zone_bytes) = (Some(2), 2, Some(96 << 20));
         config.listen = vec![format!("unix:{folder}/sock")];
         let panics = part.starts_with("panicking");
-        config.is_rotating = Arc::new(move |_| {
+        config.machine.is_rotating = Arc::new(move |_| {
             let second = std::thread::current().name() == Some("worker-1");
             assert!(!(panics && second), "planted");
             false

@@ -120,6 +120,7 @@ fn servers(text: &str) -> String {
         }
     }
     out += &write_back(text);
+    out += &read_cache(text);
     for (what, buckets) in all {
         let sum = |way: usize| buckets.values().map(|n| n[way]).sum::<u64>();
         let sums = [sum(0), sum(1)];
@@ -153,6 +154,16 @@ fn write_back(text: &str) -> String {
     format!(
         "\nwrite-back: {share} % of the flushed units were full, {merged:.1} accepted writes became a run of bytes\n"
     )
+}
+
+/// How many of the reads that could be served from the servers' memory were; nothing if there were none.
+fn read_cache(text: &str) -> String {
+    let rows: BTreeMap<&str, u64> = rows(text).collect();
+    let of = |name: &str| rows.get(name).copied().unwrap_or(0);
+    let (hits, misses) = (of("read_cache_hits"), of("read_cache_misses"));
+    let Some(share) = (100 * hits).checked_div(hits + misses) else { return String::new() };
+    let held = size::show(of("read_cache_bytes"));
+    format!("\nread cache: {share} % of {} small reads were served from memory, {held} are kept\n", hits + misses)
 }
 
 /// A line for each job, its requests by reason below.
@@ -189,6 +200,9 @@ mod tests {
         assert_eq!(servers_json(text)["histogram_disk_bytes_read_to_8192"], 1);
         let text = "write_back 90\nflushes 8\nflushes_whole 2\nflush_runs 20\n";
         let line = "write-back: 25 % of the flushed units were full, 4.5 accepted writes became a run of bytes";
+        assert_eq!(servers(text).lines().last(), Some(line));
+        let text = "read_cache_hits 30\nread_cache_misses 10\nread_cache_bytes 65536\n";
+        let line = "read cache: 75 % of 40 small reads were served from memory, 64 KiB are kept";
         assert_eq!(servers(text).lines().last(), Some(line));
     }
 

@@ -79,7 +79,8 @@ impl Storage {
         config.zone_bytes = self.zone_size;
         config.log_bytes = self.log_size;
         config.workers = self.workers;
-        config.is_rotating = self.rotational.judge();
+        config.machine.is_rotating = self.rotational.judge();
+        config.machine.read_file = Some(Arc::new(|path| std::fs::read_to_string(path).ok()));
         Ok(config)
     }
 

@@ -9,6 +9,7 @@
 //! A page that its target cannot serve fails what begins in it; a read that begins before ends there (`damaged`). For a
 //! page cache in front a read is whole or an error, since the front end takes what is missing for zeros.
 
+mod ahead;
 mod damaged;
 pub(crate) mod shared;
 
@@ -25,10 +26,11 @@ use crate::mount::{Mount, unexpected};
 use crate::policy::decision::{Mode, Reason, decide};
 use crate::policy::throughput::{CALM_FLIGHT_BYTES, Course};
 use crate::prefetch::large_reads;
-use crate::prefetch::readahead::{Limits, Plan};
+use crate::prefetch::readahead::Plan;
 use crate::telemetry::stats::{Copied, Count, Way, thread_shard};
 use crate::telemetry::tunables::Knob;
 use crate::writeback::flush;
+use ahead::{fetch_ahead, plan, read_ahead};
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, limits};
@@ -43,8 +45,6 @@ const TRIES: usize = 4;
 /// Largest request that fills the cache, bytes: what a server reads in one piece, and no more is fetched for nothing
 /// when a stream turns away.
 const FILL_BYTES: u64 = 1 << 20;
-/// Requests of the present size that a stream is read ahead of (docs/EXPERIMENTS.md).
-const AHEAD_REQUESTS: u64 = 10;
 /// Largest read behind which the next one's bytes are brought near (`warm_next`), bytes: beyond, they would push each
 /// other out of a core's cache again.
 const WARM_BYTES: u64 = 256 << 10;
@@ -604,76 +604,6 @@ impl Drop for Fetch {
         self.mount.prefetch.fill_bytes.fetch_sub(self.range.len(), SeqCst);
         if self.file.access_count() == 0 {
             self.mount.files.reap(&self.file);
-        }
-    }
-}
-
-/// How far a stream that has come to `range` is read ahead: not at all if its requests go past the cache, or hits of
-/// what was fetched ahead would keep it in the cache without anybody deciding so.
-fn limits_of(mount: &Mount, open: &OpenFile, range: ByteRange) -> Limits {
-    if mount.passes_cache_by(open, Way::Read, range.len()) {
-        return Limits { window_max: 0, requests: 0 };
-    }
-    Limits { window_max: mount.window_max(), requests: AHEAD_REQUESTS }
-}
-
-fn plan(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u64) -> Plan {
-    if !mount.tunables.on(Knob::ReadAhead) {
-        return Plan::new();
-    }
-    let limits = limits_of(mount, open, range);
-    let mut state = open.readahead.lock();
-    let plan = state.on_read(range, size, limits);
-    open.readahead_on.store(state.is_active(), Relaxed);
-    plan
-}
-
-/// A hit moves its stream on.
-fn read_ahead(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u64) {
-    mount.policy.learned.note_cached_read(range.len(), None, || mount.clock.now_ns());
-    if !mount.tunables.on(Knob::ReadAhead) {
-        return;
-    }
-    let limits = limits_of(mount, open, range);
-    // Another thread is at it: missing one step of a stream does no harm worth waiting for.
-    let plan = match open.readahead.try_lock() {
-        Some(mut state) => {
-            let plan = state.on_read(range, size, limits);
-            open.readahead_on.store(state.is_active(), Relaxed);
-            plan
-        }
-        None => return,
-    };
-    if !plan.is_empty() {
-        fetch_ahead(mount, open, plan);
-    }
-}
-
-/// Fetches what is neither cached nor under way, in the background.
-fn fetch_ahead(mount: &Arc<Mount>, open: &OpenFile, plan: Plan) {
-    let file = &open.file;
-    if !file.group.admits(open.member()) {
-        return;
-    }
-    // Where others use the file, reading ahead would take locks that they need.
-    let wary = !mount.coherence.company.is_alone() && is_wanted_elsewhere(mount, file);
-    for range in plan {
-        let range = range.align_out(PAGE).intersect(&ByteRange::new(0, file.size()));
-        if wary && !locks::permit_reading(mount, file, range) {
-            continue;
-        }
-        for gap in mount.cache.gaps(file, range) {
-            for part in file.not_being_filled(gap) {
-                mount.stats.bytes(Count::ReadAheadIssued, part.len());
-                for (object, piece) in pieces(file, part) {
-                    let run = fetch(mount.clone(), file.clone(), object, piece, true, open.extent()).run();
-                    mount.spawn(async move {
-                        if let Err(e) = run.await {
-                            tracing::debug!("read-ahead: {e}");
-                        }
-                    });
-                }
-            }
         }
     }
 }

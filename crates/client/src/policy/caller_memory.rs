@@ -1,7 +1,7 @@
 //! Memory groups of the processes that call (FEATURES H4).
 //!
 //! Owns: which callers were seen lately and whether their groups are short of memory. Does not own: reading groups
-//! (`policy::memory_groups`), nor what follows from it (`decision`).
+//! (`amphi_env::memory_groups`), nor what follows from it (`decision`).
 //!
 //! What a program writes here is buffered in the memory of the mount's process, not in the program's. Its own group
 //! matters all the same: what it maps lies in pages that its group pays for, and a program at its limit is being
@@ -12,7 +12,7 @@
 //! What is known of a caller is at most `LIFE_NS` and one tick (`writeback.age_ms` / 4, at most 1 s) old; a process
 //! whose number was used before is judged by the other one's group for no longer than that.
 
-use crate::policy::memory_groups::{self, Trees};
+use amphi_env::memory_groups::{self, Trees};
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};

@@ -135,6 +135,13 @@ impl ReadAhead {
         self.streams.push(Stream { last: range, stride, matches: 0, window: 0, ahead_to: range.end, age: self.clock });
     }
 
+    /// The distance to the next read, if the stream that has just read `range` is strided for sure.
+    pub fn stride_of(&self, range: ByteRange) -> Option<u64> {
+        let sure = SURE_STRIDED + self.caution;
+        let is_it = |s: &&Stream| s.last == range && s.stride > range.len() && s.matches >= sure;
+        self.streams.iter().find(is_it).map(|s| s.stride)
+    }
+
     /// Whether a stream has bytes ahead of it. If not, reads that the cache serves need not be told.
     pub fn is_active(&self) -> bool {
         self.streams.iter().any(|s| s.ahead_to > s.last.end)

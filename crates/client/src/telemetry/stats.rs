@@ -84,6 +84,7 @@ counters! {
     Lent = "cache_lent", "bytes";
     Warmed = "cache_warmed", "bytes";
     ReadAheadIssued = "readahead_issued", "bytes";
+    ReadAheadJoint = "readahead_joint", "bytes";
     DirectAheadUsed = "readahead_direct_used", "bytes";
     SmallAheadAsked = "readahead_small_asked", "files";
     SmallAheadGot = "readahead_small_got", "files";

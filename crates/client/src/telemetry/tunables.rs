@@ -23,7 +23,7 @@ amphi_types::tunables! {
     LargeWriteRotating = "hybrid.large_write_bytes_rotating", Bytes, 8 * M, 0 => 2 * G, "the same for writes of files on rotating storage: 8 ms of seeking are 1/5 of such a write";
     LargeReadRotating = "hybrid.large_read_bytes_rotating", Bytes, 32 * M, 0 => 2 * G, "the same for reads of files on rotating storage: read-ahead keeps the disk going up to there";
     Small = "hybrid.small_bytes", Bytes, 32 * K, 0 => 2 * G, "requests below this size are buffered (FAST'24)";
-    Unaligned = "hybrid.unaligned", Switch, 1, 0 => 1, "requests of any offset and length may go past the cache; off: with O_DIRECT those that are no multiples of 4096 fail, others are buffered";
+    Unaligned = "hybrid.unaligned", Switch, 1, 0 => 1, "requests of any offset and length may go past the cache; off: with O_DIRECT those that are no multiples of 4096 fail, others are buffered", for_tests;
     Contention = "hybrid.contention", Switch, 1, 0 => 1, "requests in the window go direct on contended files";
     ContendedMs = "hybrid.contended_ms", Milliseconds, 4000, 0 => 60_000, "how long a file counts as contended after a server said so";
     Memory = "hybrid.memory", Switch, 1, 0 => 1, "requests in the window go direct when memory is short";

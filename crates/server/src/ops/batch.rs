@@ -168,7 +168,7 @@ impl<E: Env> Cx<E> {
         let sizes = &self.worker.counters.histograms.write;
         sizes.note(buf.len() as u64, pieces.iter().map(|p| p.len));
         let since_ns = self.worker.now_ns();
-        let written = payload::write_each(&*self.target.disk, buf, &pieces).await;
+        let written = payload::write_each(&self.target.disk, buf, &pieces).await;
         sizes.disk_us.note(self.worker.now_ns().saturating_sub(since_ns) / 1000);
         for (piece, e) in pieces.iter().zip(written).filter_map(|(piece, r)| r.err().map(|e| (piece, e))) {
             let errno = self.target.disk_error("write", &e);

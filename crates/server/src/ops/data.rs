@@ -98,26 +98,8 @@ impl<E: Env> Cx<E> {
         if plan.is_hole() {
             return Ok((Reply::Data, None));
         }
-        let aligned = plan.aligned();
-        let from_block = aligned.start / BLOCK;
         let pad = (plan.range.start % BLOCK) as usize;
-        let buf = Buf::scratch(aligned.len() as usize);
-        let mut pieces: Vec<Piece> = Vec::with_capacity(plan.segments.len());
-        for s in &plan.segments {
-            let Some(physical) = s.physical else { continue };
-            let at = ((s.file_block - from_block) * BLOCK) as usize;
-            let len = (s.blocks * BLOCK) as usize;
-            payload::push(&mut pieces, Piece { at, len, disk: self.target.block_address(physical) });
-        }
-        let expected = self.target.expect(&plan.segments, from_block, 0);
-        add(&self.worker.counters.data_reads, pieces.len() as u64);
-        let sizes = &self.worker.counters.histograms.read;
-        sizes.note(plan.range.len(), pieces.iter().map(|p| p.len));
-        let since_ns = self.worker.now_ns();
-        let (result, mut buf) = payload::read_pieces(&self.target.reads, &*self.target.disk, buf, &pieces).await;
-        result.map_err(|e| self.target.disk_error("read", &e))?;
-        sizes.disk_us.note(self.worker.now_ns().saturating_sub(since_ns) / 1000);
-        self.target.verify(object, &expected, &mut buf).await?;
+        let mut buf = self.read_blocks(object, &plan).await?;
         self.target.overlay(&plan, &mut buf)?;
         buf.set_window(pad..pad + plan.range.len() as usize);
         add(&self.worker.counters.read_bytes, plan.range.len());
@@ -328,7 +310,7 @@ impl<E: Env> Cx<E> {
 
     /// The old blocks that the plan wants to keep bytes of: as they were written lately, or from the disk.
     pub(super) async fn read_edges(&self, plan: &WritePlan) -> Result<Vec<Image>> {
-        let disk = &*self.target.disk;
+        let disk = &self.target.disk;
         let recent = |edge: &amphi_data::Edge| {
             self.target.data.borrow().recent.get(plan.object, edge.file_block, edge.physical).cloned()
         };
@@ -446,7 +428,7 @@ impl<E: Env> Cx<E> {
         self.lap(since_ns, &self.worker.counters.write_edges_ns);
         add(&self.worker.counters.data_writes, pieces.len() as u64);
         self.worker.counters.histograms.write.note(plan.range.len(), pieces.iter().map(|p| p.len));
-        payload::write_pieces(&*self.target.disk, buf, &pieces)
+        payload::write_pieces(&self.target.disk, buf, &pieces)
             .await
             .map_err(|e| self.target.disk_error("write", &e))?;
         Ok(Written { landing, images, bases })

@@ -188,7 +188,11 @@ impl<E: Env> Target<E> {
         add(&self.counters.data_writes, pieces.len() as u64);
         sizes.note_disk(pieces.iter().map(|p| p.len));
         add(&self.counters.flush_bytes, buf.len() as u64);
-        let written = payload::write_each(&*self.disk, buf, &pieces).await;
+        // What several mounts have written they may read as well; one that is alone keeps it itself.
+        let keeps = self.tokens.on() && self.disk.cache.borrow().is_open();
+        add(&self.counters.cache_flushed_bytes, if keeps { buf.len() as u64 } else { 0 });
+        let disk = self.disk.keeping(keeps);
+        let written = payload::write_each(&disk, buf, &pieces).await;
         let took_ns = self.write_back.now_ns() - begun_ns;
         sizes.disk_us.note(took_ns / 1000);
         self.write_back.note_disk(took_ns);

@@ -274,7 +274,7 @@ impl<E: Env> Cx<E> {
         let sizes = &self.worker.counters.histograms.read;
         sizes.note(buf.len() as u64, pieces.iter().map(|p| p.len));
         let since_ns = self.worker.now_ns();
-        let (result, mut buf) = payload::read_pieces(&self.target.reads, &*self.target.disk, buf, &pieces).await;
+        let (result, mut buf) = payload::read_pieces(&self.target.reads, &self.target.disk, buf, &pieces).await;
         sizes.disk_us.note(self.worker.now_ns().saturating_sub(since_ns) / 1000);
         if let Err(e) = result {
             self.target.disk_error("read", &e);

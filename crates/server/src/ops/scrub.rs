@@ -91,7 +91,7 @@ impl<E: Env> Target<E> {
             );
         }
         let buf = Buf::scratch(aligned.len() as usize);
-        let (result, buf) = payload::read_pieces(&self.reads, &*self.disk, buf, &pieces).await;
+        let (result, buf) = payload::read_pieces(&self.reads, &self.disk, buf, &pieces).await;
         result.map_err(|e| self.disk_error("read", &e))?;
         Ok(buf)
     }

@@ -147,7 +147,7 @@ impl<E: Env> Front<E> {
         let entry = |record: SessionRecord| Entry::new(&record.name, Role::Mount, State::Alive, now_ns);
         let sessions: BTreeMap<_, _> = remembered.into_iter().map(|(id, record)| (id, entry(record))).collect();
         let ids: Vec<SessionId> = sessions.keys().copied().collect();
-        let rotates = |t: &&TargetId| (worker.config.is_rotating)(&worker.config.zone_path(t.0));
+        let rotates = |t: &&TargetId| (worker.config.machine.is_rotating)(&worker.config.zone_path(t.0));
         let rotating = worker.routes.local().iter().filter(rotates).take(ROTATING_MAX).copied().collect();
         let front = Rc::new(Front {
             cluster: RefCell::new(None),

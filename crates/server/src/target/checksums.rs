@@ -4,7 +4,8 @@
 //! (`amphi_data::Checksums`), what is known to be damaged (`verifier`), or what is read when.
 //!
 //! Invariant: every read of file data goes through `expect` in the step that plans it and through `verify` when the
-//! disk has answered; no byte of a block that does not verify leaves the target, nor gets a new checksum.
+//! disk has answered, or did when the block came into the read cache; no byte of a block that does not verify leaves
+//! the target, nor gets a new checksum.
 //!
 //! A block that has become another one since the plan is not judged: nobody uses what was read of it.
 

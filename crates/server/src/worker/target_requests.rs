@@ -345,6 +345,7 @@ fn counters<E: Env>(worker: &Worker<E>, target: &Target<E>, reset: bool) -> Vec<
         ("metadata_rebuilt_blocks", stats.rebuilt_blocks),
         ("scrub_pass_bytes", target.verifier.pass_bytes()),
         ("checksum_items", target.data.borrow().checksums.items()),
+        ("read_cache_bytes", target.disk.cache.borrow().held_bytes()),
         ("tokens_held", target.tokens.count() as u64),
     ]
     .map(|(name, n)| (name.to_string(), n))

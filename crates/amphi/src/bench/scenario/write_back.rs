@@ -1,5 +1,6 @@
 //! `amphi bench writeback`: what write-back on the server does for records that mounts write in turn into one file
-//! (ior-hard), for small synchronous writes, for random overwrites, and what it costs large ones; on beside off.
+//! (ior-hard), for small synchronous writes, for random overwrites, and what it costs large ones; on beside off. And
+//! what the servers' read cache does for who reads such a file behind the others.
 //!
 //! Owns: the workloads, and what is counted of the server meanwhile (disk writes, bytes, syncs, processor time,
 //! extents). Invariant: each workload ends with an `fsync` within the measured time, so no side leaves work for later.
@@ -30,6 +31,11 @@ const SIDES: [Variant; 4] = [
     Variant { name: "off, slow disk", set: &["server.write_back=off", "server.disk_write_delay_us=5000"] },
     Variant { name: "on, slow disk", set: &["server.write_back=on", "server.disk_write_delay_us=5000"] },
 ];
+/// The servers' read cache without and with room for the file.
+const CACHES: [Variant; 2] = [
+    Variant { name: "read cache off", set: &["server.read_cache_bytes=0"] },
+    Variant { name: "read cache on", set: &["server.read_cache_bytes=64M"] },
+];
 /// What is told of each side, in the order of a sample's values.
 const HEADS: [&str; 8] = [
     "write MiB/s",
@@ -52,8 +58,8 @@ struct Workload {
     calls: Calls,
     /// Written in sequence before, so that the measured writes overwrite.
     over: bool,
-    /// Sides of `SIDES` that are compared.
-    sides: usize,
+    /// What is compared.
+    sides: &'static [Variant],
     /// Goals: place in `HEADS`, whether on / off (else the value of on), and the goal.
     goals: &'static [(usize, bool, Goal)],
 }
@@ -95,7 +101,7 @@ fn workloads(quick: bool) -> Vec<Workload> {
             shape: hard.clone(),
             calls: fsync,
             over: false,
-            sides: 4,
+            sides: &SIDES,
             goals: &[
                 (2, false, Goal::AtMost(3.0)),
                 (6, false, Goal::AtMost(1.2)),
@@ -105,11 +111,19 @@ fn workloads(quick: bool) -> Vec<Workload> {
             ],
         },
         Workload {
+            what: "ior-hard, read by others",
+            shape: hard.clone(),
+            calls: fsync,
+            over: false,
+            sides: &CACHES,
+            goals: &[(7, false, Goal::AtMost(0.1)), (1, true, Goal::AtLeast(4.0)), (0, true, Goal::AtLeast(0.97))],
+        },
+        Workload {
             what: "4 KiB appended and synced",
             shape: of(1, 4096, 500 / fewer),
             calls: Calls { fsync_each: true, ..Calls::default() },
             over: false,
-            sides: 2,
+            sides: &SIDES[..2],
             goals: &[(0, true, Goal::AtLeast(0.97))],
         },
         Workload {
@@ -117,7 +131,7 @@ fn workloads(quick: bool) -> Vec<Workload> {
             shape: of(1, 4096, 2000 / fewer),
             calls: Calls { o_direct: true, ..fsync },
             over: false,
-            sides: 2,
+            sides: &SIDES[..2],
             goals: &[(0, true, Goal::AtLeast(0.97))],
         },
         Workload {
@@ -125,7 +139,7 @@ fn workloads(quick: bool) -> Vec<Workload> {
             shape: Shape { random: Some(7), ..of(2, 4096, 2048 / fewer) },
             calls: fsync,
             over: true,
-            sides: 2,
+            sides: &SIDES[..2],
             goals: &[(0, true, Goal::AtLeast(0.97))],
         },
         Workload {
@@ -133,7 +147,7 @@ fn workloads(quick: bool) -> Vec<Workload> {
             shape: of(1, 64 << 10, 1024 / fewer),
             calls: fsync,
             over: false,
-            sides: 2,
+            sides: &SIDES[..2],
             goals: &[(0, true, Goal::AtLeast(0.97)), (1, true, Goal::AtLeast(0.97))],
         },
         Workload {
@@ -141,7 +155,7 @@ fn workloads(quick: bool) -> Vec<Workload> {
             shape: of(1, 1 << 20, 256 / fewer),
             calls: Calls { o_direct: true, ..fsync },
             over: false,
-            sides: 2,
+            sides: &SIDES[..2],
             goals: &[(0, true, Goal::AtLeast(0.97)), (1, true, Goal::AtLeast(0.97))],
         },
     ]
@@ -155,7 +169,7 @@ fn measure(run: &mut Run, cluster: &Mounts, workload: &Workload) -> Outcome {
     let whole = Shape { segments: (shape.bytes() * shape.tasks as u64).div_ceil(1 << 20), ..whole };
     let quiet = Calls { fsync: true, ..Calls::default() };
     let mut before = over.then(|| Tasks::start(&whole.jobs(cluster.dirs(), &file, quiet))).transpose()?;
-    let sides = &SIDES[..workload.sides];
+    let sides = workload.sides;
     let found = in_turn(run, cluster, what, sides, || {
         clear(cluster, &mut tasks)?;
         if let Some(before) = &mut before {
@@ -297,7 +311,7 @@ mod tests {
     fn goals_have_columns() {
         for workload in workloads(true) {
             assert!(workload.goals.iter().all(|(at, ..)| *at < HEADS.len()), "{}", workload.what);
-            assert!(workload.sides >= 2 && workload.sides <= SIDES.len());
+            assert!(workload.sides.len() >= 2, "{}", workload.what);
             workload.shape.check().expect("sizes fit together");
         }
     }

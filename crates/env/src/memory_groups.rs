@@ -1,45 +1,63 @@
-//! Memory groups: how much memory the cache may take, and whether a process' group is short of it.
+//! Memory groups: how much memory a cache may take, and whether a process' group, or the machine, is short of it.
 //!
 //! Owns: reading `/proc/meminfo` and the files of memory groups, versions 1 and 2. Does not own: when that is done, nor
-//! for whom (`callers`, the I/O half). Files are read by a function given to each call. "No limit" is a number near
+//! for whom. Files are read by a function given to each call. "No limit" is a number near
 //! 2^63 in version 1 and `max` in version 2.
 //!
 //! A group counts what its processes have in the kernel's page cache as used, and the kernel fills every group with
 //! that up to its limit. So inactive pages of files do not count here: they make room by themselves.
 
 /// Share of a limit, in percent, that counts as short: what is left is less than what may come at once.
-pub(crate) const SHORT_PERCENT: u64 = 95;
+pub const SHORT_PERCENT: u64 = 95;
 /// Limits beyond this are none, bytes.
 const NO_LIMIT: u64 = 1 << 60;
 /// Levels of groups that are walked up.
 const LEVELS_MAX: usize = 64;
 
-type Read<'a> = dyn Fn(&str) -> Option<String> + 'a;
+/// Reads a small text file.
+pub type Read<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
 /// Bytes for the cache: 1/4 of the machine's memory, at most 3/8 of the smallest limit of this process' groups: what is
 /// under way and kept for the next stream lies beside it (measured: up to 250 MiB beside 256). `None` if the machine's
 /// memory cannot be read.
-pub(crate) fn cache_bytes(read: &Read<'_>) -> Option<u64> {
+pub fn cache_bytes(read: &Read<'_>) -> Option<u64> {
     let quarter = memory_bytes(read)? / 4;
     let trees = Trees::find(read);
     let smallest = own_groups(read).and_then(|text| trees.levels(read, &text).iter().map(|l| l.limit).min());
     Some(smallest.map_or(quarter, |limit| quarter.min(limit / 8 * 3)))
 }
 
+/// The machine's memory, or the smallest limit of this process' groups, bytes.
+pub fn usable_bytes(read: &Read<'_>) -> Option<u64> {
+    let all = memory_bytes(read)?;
+    let limits = own_groups(read).and_then(|text| Trees::find(read).levels(read, &text).iter().map(|l| l.limit).min());
+    Some(limits.map_or(all, |limit| all.min(limit)))
+}
+
+/// Whether less than a sixteenth of the machine's memory can still be had.
+pub fn is_machine_short(read: &Read<'_>) -> bool {
+    let (all, available) = (memory_bytes(read), field_bytes(read, "MemAvailable:"));
+    all.zip(available).is_some_and(|(all, available)| available < all / 16)
+}
+
 /// The machine's memory, bytes.
 fn memory_bytes(read: &Read<'_>) -> Option<u64> {
+    field_bytes(read, "MemTotal:")
+}
+
+fn field_bytes(read: &Read<'_>, name: &str) -> Option<u64> {
     let text = read("/proc/meminfo")?;
-    let line = text.lines().find(|l| l.starts_with("MemTotal:"))?;
+    let line = text.lines().find(|l| l.starts_with(name))?;
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib * 1024)
 }
 
 /// The groups of this process, as `Trees::is_short` takes them.
-pub(crate) fn own_groups(read: &Read<'_>) -> Option<String> {
+pub fn own_groups(read: &Read<'_>) -> Option<String> {
     read("/proc/self/cgroup")
 }
 
 /// Those of another process or thread; `None` if it has gone or may not be looked at.
-pub(crate) fn groups_of(read: &Read<'_>, pid: u32) -> Option<String> {
+pub fn groups_of(read: &Read<'_>, pid: u32) -> Option<String> {
     read(&format!("/proc/{pid}/cgroup"))
 }
 
@@ -111,19 +129,20 @@ impl Tree {
 
 /// The hierarchies of a machine. Found once: a table of thousands of mounts takes milliseconds to read.
 #[derive(Debug)]
-pub(crate) struct Trees {
+pub struct Trees {
     v1: Tree,
     v2: Tree,
 }
 
 impl Trees {
-    pub(crate) fn find(read: &Read<'_>) -> Trees {
+    /// Finds them.
+    pub fn find(read: &Read<'_>) -> Trees {
         let mounts = read("/proc/self/mountinfo");
         Trees { v1: Tree::find(mounts.as_deref(), false), v2: Tree::find(mounts.as_deref(), true) }
     }
 
     /// Whether any of the groups named by `text`, or one above them, has reached `percent` of its limit.
-    pub(crate) fn is_short(&self, read: &Read<'_>, text: &str, percent: u64) -> bool {
+    pub fn is_short(&self, read: &Read<'_>, text: &str, percent: u64) -> bool {
         self.levels(read, text).iter().any(|level| {
             let is_share = |bytes: u64| u128::from(bytes) * 100 >= u128::from(level.limit) * u128::from(percent);
             let used = level.used(read);
@@ -200,6 +219,11 @@ mod tests {
             ("/sys/fs/cgroup/user/memory.current", "7\n"),
         ];
         assert_eq!(cache_bytes(&tree(&v2)), Some(750_000_000));
+        assert_eq!((usable_bytes(&tree(&v2)), usable_bytes(&tree(&[MEM]))), (Some(2_000_000_000), Some(16 << 30)));
+        let of = |available| ("/proc/meminfo", available);
+        assert!(is_machine_short(&tree(&[of("MemTotal: 1600 kB\nMemAvailable: 99 kB\n")])));
+        assert!(!is_machine_short(&tree(&[of("MemTotal: 1600 kB\nMemAvailable: 100 kB\n")])));
+        assert!(!is_machine_short(&tree(&[MEM])) && !is_machine_short(&tree(&[])));
         assert_eq!(cache_bytes(&tree(&[MEM])), Some(4 << 30), "a quarter without a group");
         assert_eq!(cache_bytes(&tree(&[])), None);
         let rubbish = tree(&[("/proc/self/cgroup", "rubbish\n\n::\n0::/a")]);

@@ -1,0 +1,108 @@
+//! What is fetched ahead of a read.
+//!
+//! Owns: asking the streams of the open file and of the file (`prefetch`), and setting fetches on their way. Does not
+//! own: what is fetched and how (`read`).
+
+use super::{PAGE, fetch, is_wanted_elsewhere, pieces};
+use crate::coherence::locks;
+use crate::inode::OpenFile;
+use crate::mount::Mount;
+use crate::prefetch::joint::StridedRead;
+use crate::prefetch::readahead::{Limits, Plan, ReadAhead};
+use crate::telemetry::stats::{Count, Way};
+use crate::telemetry::tunables::Knob;
+use amphi_types::ByteRange;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// Requests of the present size that a stream is read ahead of (docs/EXPERIMENTS.md).
+const AHEAD_REQUESTS: u64 = 10;
+
+/// How far a stream that has come to `range` is read ahead: not at all if its requests go past the cache, or hits of
+/// what was fetched ahead would keep it in the cache without anybody deciding so.
+fn limits_of(mount: &Mount, open: &OpenFile, range: ByteRange) -> Limits {
+    if mount.passes_cache_by(open, Way::Read, range.len()) {
+        return Limits { window_max: 0, requests: 0 };
+    }
+    Limits { window_max: mount.window_max(), requests: AHEAD_REQUESTS }
+}
+
+pub(super) fn plan(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u64) -> Plan {
+    if !mount.tunables.on(Knob::ReadAhead) {
+        return Plan::new();
+    }
+    let limits = limits_of(mount, open, range);
+    let mut state = open.readahead.lock();
+    next_ahead(mount, open, &mut state, range, size, limits)
+}
+
+/// What to fetch ahead of a read: what follows in its own stream, or in the sequence that this and other open files are
+/// together.
+fn next_ahead(
+    mount: &Mount,
+    open: &OpenFile,
+    state: &mut ReadAhead,
+    range: ByteRange,
+    size: u64,
+    limits: Limits,
+) -> Plan {
+    let plan = state.on_read(range, size, limits);
+    open.readahead_on.store(state.is_active(), Relaxed);
+    let Some(stride) = state.stride_of(range) else { return plan };
+    let read = StridedRead { open: std::ptr::from_ref(open).addr() as u64, range, stride };
+    match mount.prefetch.joint.on_read(open.file.ino, read, size, limits) {
+        Some(joint) => {
+            if !joint.is_empty() {
+                mount.stats.bytes(Count::ReadAheadJoint, joint.iter().map(ByteRange::len).sum());
+            }
+            joint
+        }
+        None => plan,
+    }
+}
+
+/// A hit moves its stream on.
+pub(super) fn read_ahead(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u64) {
+    mount.policy.learned.note_cached_read(range.len(), None, || mount.clock.now_ns());
+    if !mount.tunables.on(Knob::ReadAhead) {
+        return;
+    }
+    let limits = limits_of(mount, open, range);
+    // Another thread is at it: missing one step of a stream does no harm worth waiting for.
+    let plan = match open.readahead.try_lock() {
+        Some(mut state) => next_ahead(mount, open, &mut state, range, size, limits),
+        None => return,
+    };
+    if !plan.is_empty() {
+        fetch_ahead(mount, open, plan);
+    }
+}
+
+/// Fetches what is neither cached nor under way, in the background.
+pub(super) fn fetch_ahead(mount: &Arc<Mount>, open: &OpenFile, plan: Plan) {
+    let file = &open.file;
+    if !file.group.admits(open.member()) {
+        return;
+    }
+    // Where others use the file, reading ahead would take locks that they need.
+    let wary = !mount.coherence.company.is_alone() && is_wanted_elsewhere(mount, file);
+    for range in plan {
+        let range = range.align_out(PAGE).intersect(&ByteRange::new(0, file.size()));
+        if wary && !locks::permit_reading(mount, file, range) {
+            continue;
+        }
+        for gap in mount.cache.gaps(file, range) {
+            for part in file.not_being_filled(gap) {
+                mount.stats.bytes(Count::ReadAheadIssued, part.len());
+                for (object, piece) in pieces(file, part) {
+                    let run = fetch(mount.clone(), file.clone(), object, piece, true, open.extent()).run();
+                    mount.spawn(async move {
+                        if let Err(e) = run.await {
+                            tracing::debug!("read-ahead: {e}");
+                        }
+                    });
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,234 @@
+//! `JointStreams`: strided streams of several open files that are one sequence together.
+//!
+//! Owns: recognising them, and the window ahead of all of them. Does not own: the streams of one open file
+//! (`readahead`), fetching, what is cached already.
+//!
+//! Processes that read a shared file in turn have every n-th record each. Seen by itself each is strided, and what is
+//! ahead of it are single records, each in a request of its own: two processes that read records of 47,008 bytes made
+//! 5,590 of them. All processes of a mount together read most of what lies between, so the file is read ahead as if one
+//! of them read all of it, in large pieces.
+//!
+//! Streams belong together if they have one stride and one length and are near each other; they are a sequence if they
+//! cover at least half of what lies between two records of one of them. Then at most as much is fetched for nothing as
+//! is used. If much more is (the others have stopped), it takes more reads in a row before anything is fetched again,
+//! twice as many each time.
+
+use super::readahead::{Limits, Plan};
+use amphi_types::{ByteRange, Ino};
+use parking_lot::Mutex;
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+
+/// Files that are known.
+const FILES_MAX: usize = 64;
+/// Open files of each that are known.
+const MEMBERS_MAX: usize = 64;
+/// Streams are near each other within so many strides.
+const NEAR_STRIDES: u64 = 32;
+/// A stream counts as long as each of the others has read so often without it, on average.
+const SILENT_READS: u64 = 32;
+/// First window, bytes.
+const WINDOW_MIN: u64 = 1 << 20;
+/// Bytes that may be fetched and not used before the sequence is doubted, as a multiple of what was used, and below
+/// which that is ignored.
+const WASTE_FACTOR: u64 = 4;
+const WASTE_MIN: u64 = 16 << 20;
+/// Most reads in a row that are asked for before anything is fetched again.
+const CAUTION_MAX: u64 = 1024;
+
+/// A strided read of an open file.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StridedRead {
+    /// Which open file: a number that no other one has at the same time.
+    pub(crate) open: u64,
+    pub(crate) range: ByteRange,
+    /// Distance to the next read.
+    pub(crate) stride: u64,
+}
+
+struct Member {
+    read: StridedRead,
+    age: u64,
+}
+
+#[derive(Default)]
+struct Joint {
+    members: SmallVec<[Member; 4]>,
+    clock: u64,
+    window: u64,
+    /// Fetched up to here.
+    ahead_to: u64,
+    planned_bytes: u64,
+    used_bytes: u64,
+    /// Reads of the sequence since it was doubted, and how many are asked for.
+    reads: u64,
+    caution: u64,
+}
+
+/// The sequences of a mount's files.
+#[derive(Default)]
+pub(crate) struct JointStreams {
+    /// The file that was read last comes first.
+    files: Mutex<VecDeque<(Ino, Joint)>>,
+}
+
+impl JointStreams {
+    /// Takes note of a read that is strided for sure. If it belongs to a sequence of several open files: what to fetch
+    /// ahead of all of them, instead of what lies ahead of this one. `size` is the length of the file.
+    pub(crate) fn on_read(&self, ino: Ino, read: StridedRead, size: u64, limits: Limits) -> Option<Plan> {
+        let mut files = self.files.lock();
+        let at = files.iter().position(|(known, _)| *known == ino);
+        let (_, mut joint) = at.and_then(|at| files.remove(at)).unwrap_or((ino, Joint::default()));
+        let plan = joint.on_read(read, size, limits);
+        files.push_front((ino, joint));
+        files.truncate(FILES_MAX);
+        plan
+    }
+}
+
+impl Joint {
+    fn on_read(&mut self, read: StridedRead, size: u64, limits: Limits) -> Option<Plan> {
+        self.clock += 1;
+        self.members.retain(|m| m.read.open != read.open);
+        if self.members.len() == MEMBERS_MAX {
+            self.members.remove(0);
+        }
+        self.members.push(Member { read, age: self.clock });
+        let front = self.front(&read)?;
+        if read.range.start < self.ahead_to {
+            self.used_bytes += read.range.len();
+        }
+        self.reads += 1;
+        if self.reads <= self.caution {
+            return None;
+        }
+        let plan = self.ahead(&read, front, size, limits);
+        self.planned_bytes += plan.iter().map(ByteRange::len).sum::<u64>();
+        let outstanding = self.ahead_to.saturating_sub(front);
+        if self.planned_bytes > WASTE_MIN + WASTE_FACTOR * self.used_bytes + outstanding {
+            let caution = (self.caution * 2).clamp(SILENT_READS, CAUTION_MAX);
+            *self = Joint { caution, ..Joint::default() };
+            return None;
+        }
+        Some(plan)
+    }
+
+    /// The end of the foremost read, if this one is part of a sequence.
+    fn front(&self, read: &StridedRead) -> Option<u64> {
+        let (stride, len) = (read.stride, read.range.len());
+        let oldest = self.clock.saturating_sub(SILENT_READS * self.members.len() as u64);
+        let near = self.members.iter().filter(|m| {
+            let is_alike = m.read.stride == stride && m.read.range.len() == len && m.age >= oldest;
+            is_alike && m.read.range.start.abs_diff(read.range.start) <= NEAR_STRIDES * stride
+        });
+        let (mut places, mut front): (SmallVec<[u64; 8]>, u64) = (SmallVec::new(), 0);
+        for m in near {
+            places.push(m.read.range.start % stride);
+            front = front.max(m.read.range.end);
+        }
+        places.sort_unstable();
+        // Two that read the same records are one.
+        places.dedup_by(|b, a| *b - *a < len);
+        let covered = places.len() as u64 * len;
+        (places.len() > 1 && covered * 2 >= stride).then_some(front)
+    }
+
+    fn ahead(&mut self, read: &StridedRead, front: u64, size: u64, limits: Limits) -> Plan {
+        let mut plan = Plan::new();
+        if limits.window_max == 0 {
+            return plan;
+        }
+        if self.ahead_to < front || self.ahead_to > front + self.window + NEAR_STRIDES * read.stride {
+            // It begins, it was overtaken, or it has begun anew.
+            (self.ahead_to, self.window) = (front, 0);
+        }
+        // Refill when half of the window is used, so that fetching goes on while the readers read.
+        if self.ahead_to - front > self.window / 2 {
+            return plan;
+        }
+        let least = read.stride.saturating_mul(limits.requests).max(WINDOW_MIN);
+        self.window = (self.window * 2).max(least).min(limits.window_max);
+        let to = (front + self.window).min(size);
+        if to > self.ahead_to {
+            plan.push(ByteRange::new(self.ahead_to, to));
+            self.ahead_to = to;
+        }
+        plan
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits = Limits { window_max: 64 << 20, requests: 10 };
+    const RECORD: u64 = 47_008;
+    const FILE: Ino = Ino(7);
+
+    /// Reads records of `ranks` in turn, `own` of them of this mount, in an order that drifts by a few records. Returns
+    /// what was fetched ahead, and how many reads it did not cover after the first ten of each rank.
+    fn read(joint: &JointStreams, ranks: u64, own: u64, records: u64) -> (Vec<ByteRange>, u64) {
+        let (size, stride) = (records * ranks * RECORD, ranks * RECORD);
+        let (mut fetched, mut missed): (Vec<ByteRange>, u64) = (Vec::new(), 0);
+        for n in 0..records + 3 {
+            for rank in 0..own {
+                // Each rank is up to three records behind.
+                let Some(n) = n.checked_sub(rank % 4).filter(|n| *n < records) else { continue };
+                let range = ByteRange::at((n * ranks + rank) * RECORD, RECORD);
+                let is_there = fetched.iter().any(|f| f.contains(&range));
+                missed += u64::from(n > 10 && !is_there);
+                let plan = joint.on_read(FILE, StridedRead { open: rank, range, stride }, size, LIMITS);
+                for part in plan.into_iter().flatten() {
+                    match fetched.last_mut() {
+                        Some(last) if last.end == part.start => last.end = part.end,
+                        _ => fetched.push(part),
+                    }
+                }
+            }
+        }
+        (fetched, missed)
+    }
+
+    /// Goal: ranks of one mount that read in turn are one sequence, in one piece without gaps, also if other mounts
+    /// have half of the records, and again when they begin anew; with less than half each is left to itself, as are two
+    /// that read the same. Method: records of two, four and eight ranks.
+    #[test]
+    fn ranks_in_turn_are_one_sequence() {
+        for (ranks, own) in [(2, 2), (4, 4), (4, 2), (8, 4)] {
+            let joint = JointStreams::default();
+            for _ in 0..2 {
+                let (fetched, missed) = read(&joint, ranks, own, 1000);
+                assert_eq!((fetched.len(), missed), (1, 0), "{own} of {ranks}: {fetched:?}");
+                assert_eq!(fetched[0].end, 1000 * ranks * RECORD);
+            }
+        }
+        for (ranks, own) in [(2, 1), (8, 2), (100, 4)] {
+            assert!(read(&JointStreams::default(), ranks, own, 200).0.is_empty(), "{own} of {ranks}");
+        }
+        let joint = JointStreams::default();
+        for n in 0..100 {
+            for open in 0..3 {
+                let range = ByteRange::at(n * 2 * RECORD, RECORD);
+                let read = StridedRead { open, range, stride: 2 * RECORD };
+                assert!(joint.on_read(FILE, read, 1 << 40, LIMITS).is_none());
+            }
+        }
+    }
+
+    /// Goal: a rank that stops ends the sequence, so the others fetch no gaps for it; the number of files is bounded.
+    /// Method: two ranks, then one; many files.
+    #[test]
+    fn a_rank_that_stops_ends_it() {
+        let joint = JointStreams::default();
+        let stride = 2 * RECORD;
+        let read = |open, n| StridedRead { open, range: ByteRange::at(n * stride + open * RECORD, RECORD), stride };
+        let both = (0..100).filter(|n| joint.on_read(FILE, read(n % 2, n / 2), 1 << 40, LIMITS).is_some());
+        assert!(both.count() > 95);
+        let alone = (50..200).filter(|n| joint.on_read(FILE, read(0, *n), 1 << 40, LIMITS).is_some());
+        assert!(alone.count() <= 2 * SILENT_READS as usize);
+        for ino in 0..1000 {
+            joint.on_read(Ino(ino), read(0, 1), 1 << 40, LIMITS);
+        }
+        assert_eq!(joint.files.lock().len(), FILES_MAX);
+    }
+}

@@ -1,0 +1,256 @@
+//! Reading the blocks of a plan: from memory that the server keeps, from the disk, or from the disk with what lies
+//! around them.
+//!
+//! Owns: the order of looking, waiting, reading, verifying and keeping. Does not own: the decision (`read_way`), what
+//! is kept and when it is dropped (`target::read_cache`).
+//!
+//! Invariants: the caller holds the range of the plan, so what it asked for does not change meanwhile. What is read
+//! around it is held by nobody: it is kept only if no write of its blocks was under way (`OnTheWay::end`) and it reads
+//! as its checksums say, and nobody is told if it does not. What is kept was verified when it was brought, or is what
+//! a flush wrote. A read waits for those of others once, and then reads by itself.
+
+use super::payload::{self, Piece};
+use super::read_way::{ReadWay, State, way};
+use crate::counters::add;
+use crate::target::read_cache::OnTheWay;
+use crate::target::verifier::Expected;
+use crate::worker::request::Cx;
+use amphi_data::{Checksum, ReadPlan, ReadSegment};
+use amphi_env::{Buf, Env};
+use amphi_types::limits::BLOCK;
+use amphi_types::{ByteRange, ObjectId, Result};
+
+/// Blocks of a file that lie side by side on the disk.
+#[derive(Clone, Copy)]
+struct Run {
+    file_block: u64,
+    physical: u64,
+    blocks: u64,
+}
+
+impl Run {
+    /// Some blocks of it, counted from its first one.
+    fn part(&self, from: u64, to: u64) -> Run {
+        Run { file_block: self.file_block + from, physical: self.physical + from, blocks: to - from }
+    }
+
+    fn len(&self) -> usize {
+        (self.blocks * BLOCK) as usize
+    }
+}
+
+/// The parts of a plan that lie on the disk.
+fn runs_of(plan: &ReadPlan) -> Vec<Run> {
+    let run = |s: &ReadSegment| Some(Run { file_block: s.file_block, physical: s.physical?, blocks: s.blocks });
+    plan.segments.iter().filter_map(run).collect()
+}
+
+/// A run on its way from the disk, at a place of a buffer.
+struct Fetch {
+    run: Run,
+    at: usize,
+    /// Somebody asked for it.
+    is_asked: bool,
+    expected: Vec<Expected>,
+    way: OnTheWay,
+}
+
+impl<E: Env> Cx<E> {
+    /// The blocks of a plan that was made in this step; holes and what only memory has are arbitrary or zeros.
+    pub(super) async fn read_blocks(&self, object: ObjectId, plan: &ReadPlan) -> Result<Buf> {
+        let counters = &self.worker.counters;
+        let runs = runs_of(plan);
+        match self.read_way(object, plan, &runs) {
+            ReadWay::Kept => {
+                let mut buf = Buf::scratch(plan.aligned().len() as usize);
+                self.copy_kept(plan, &runs, &mut buf);
+                add(&counters.cache_hits, 1);
+                add(&counters.cache_hit_bytes, plan.range.len());
+                counters.histograms.read.note(plan.range.len(), [].into_iter());
+                Ok(buf)
+            }
+            ReadWay::Unit(bytes) => self.read_unit(object, plan, &runs, bytes).await,
+            other => {
+                match other {
+                    ReadWay::DirectLarge => add(&counters.read_through_large, 1),
+                    ReadWay::DirectAlone => add(&counters.read_through_alone, 1),
+                    ReadWay::DirectFirst => add(&counters.read_through_first, 1),
+                    ReadWay::DirectOff | ReadWay::Kept | ReadWay::Unit(_) => {}
+                }
+                self.read_direct(object, plan).await
+            }
+        }
+    }
+
+    fn read_way(&self, object: ObjectId, plan: &ReadPlan, runs: &[Run]) -> ReadWay {
+        let disk = &self.target.disk;
+        let cache = disk.cache.borrow();
+        if !cache.is_open() || runs.is_empty() {
+            return ReadWay::DirectOff;
+        }
+        // A damaged block is read as before, which says what is to be said of it.
+        let data = self.target.data.borrow();
+        let damaged = |r: &Run| data.checksums.of_run(r.physical, r.blocks).contains(&Checksum::DAMAGED);
+        let is_sound = data.checksums.is_empty() || !runs.iter().any(damaged);
+        let alone = !self.target.tokens.on();
+        way(&State {
+            open: is_sound,
+            is_kept: runs.iter().all(|r| cache.has(r.physical..r.physical + r.blocks)),
+            alone,
+            len: plan.range.len(),
+            beside: disk.pattern.borrow_mut().note(object, self.session, plan.range),
+        })
+    }
+
+    /// Copies what is kept into the blocks of a plan; returns what is not. Everything else becomes zeros.
+    fn copy_kept(&self, plan: &ReadPlan, runs: &[Run], buf: &mut Buf) -> Vec<Run> {
+        let from_block = plan.aligned().start / BLOCK;
+        let (mut missing, mut filled) = (Vec::new(), 0);
+        let mut cache = self.target.disk.cache.borrow_mut();
+        for run in runs {
+            let at = ((run.file_block - from_block) * BLOCK) as usize;
+            buf[filled..at].fill(0);
+            filled = at + run.len();
+            missing
+                .extend(cache.copy(run.physical, &mut buf[at..filled]).into_iter().map(|m| run.part(m.start, m.end)));
+        }
+        buf[filled..].fill(0);
+        missing
+    }
+
+    /// Reads the blocks of a plan from the disk.
+    async fn read_direct(&self, object: ObjectId, plan: &ReadPlan) -> Result<Buf> {
+        let aligned = plan.aligned();
+        let from_block = aligned.start / BLOCK;
+        let buf = Buf::scratch(aligned.len() as usize);
+        let mut pieces: Vec<Piece> = Vec::with_capacity(plan.segments.len());
+        for run in runs_of(plan) {
+            let at = ((run.file_block - from_block) * BLOCK) as usize;
+            payload::push(&mut pieces, Piece { at, len: run.len(), disk: self.target.block_address(run.physical) });
+        }
+        let expected = self.target.expect(&plan.segments, from_block, 0);
+        self.worker.counters.histograms.read.request_bytes.note(plan.range.len());
+        let (result, mut buf) = self.read_disk(buf, &pieces).await;
+        result.map_err(|e| self.target.disk_error("read", &e))?;
+        self.target.verify(object, &expected, &mut buf).await?;
+        Ok(buf)
+    }
+
+    async fn read_disk(&self, buf: Buf, pieces: &[Piece]) -> (std::io::Result<()>, Buf) {
+        add(&self.worker.counters.data_reads, pieces.len() as u64);
+        let sizes = &self.worker.counters.histograms.read;
+        sizes.note_disk(pieces.iter().map(|p| p.len));
+        let since_ns = self.worker.now_ns();
+        let read = payload::read_pieces(&self.target.reads, &self.target.disk, buf, pieces).await;
+        sizes.disk_us.note(self.worker.now_ns().saturating_sub(since_ns) / 1000);
+        read
+    }
+
+    /// Takes what is kept of a plan, and brings the rest from the disk with all that lies around it within multiples of
+    /// `unit` bytes, which is kept.
+    async fn read_unit(&self, object: ObjectId, plan: &ReadPlan, runs: &[Run], unit: u64) -> Result<Buf> {
+        let counters = &self.worker.counters;
+        let mut buf = Buf::scratch(plan.aligned().len() as usize);
+        let mut missing = self.copy_kept(plan, runs, &mut buf);
+        let awaited = missing.first().and_then(|run| self.target.disk.cache.borrow_mut().awaited(run.physical));
+        if let Some(awaited) = awaited {
+            add(&counters.cache_waits, 1);
+            // It resolves when the other read has ended, or its reader has gone.
+            let _ = awaited.await;
+            missing = self.copy_kept(plan, runs, &mut buf);
+        }
+        if missing.is_empty() {
+            add(&counters.cache_hits, 1);
+            add(&counters.cache_hit_bytes, plan.range.len());
+            counters.histograms.read.note(plan.range.len(), [].into_iter());
+            return Ok(buf);
+        }
+        let (fetches, len) = self.fetches(object, plan, missing, unit);
+        let mut pieces: Vec<Piece> = Vec::with_capacity(fetches.len());
+        for f in &fetches {
+            let disk = self.target.block_address(f.run.physical);
+            payload::push(&mut pieces, Piece { at: f.at, len: f.run.len(), disk });
+        }
+        let (result, mut read) = self.read_disk(Buf::scratch(len), &pieces).await;
+        if let Err(e) = result {
+            if fetches.iter().all(|f| f.is_asked) {
+                return Err(self.target.disk_error("read", &e));
+            }
+            // It may be a block that nobody has asked for.
+            drop(fetches);
+            return self.read_direct(object, plan).await;
+        }
+        counters.histograms.read.request_bytes.note(plan.range.len());
+        for f in fetches.iter().filter(|f| f.is_asked) {
+            self.target.verify(object, &f.expected, &mut read).await?;
+        }
+        add(&counters.cache_misses, 1);
+        let from_block = plan.aligned().start / BLOCK;
+        for f in fetches {
+            let bytes = &read[f.at..f.at + f.run.len()];
+            if f.is_asked {
+                let at = ((f.run.file_block - from_block) * BLOCK) as usize;
+                buf[at..at + f.run.len()].copy_from_slice(bytes);
+            }
+            self.keep(f, bytes);
+        }
+        Ok(buf)
+    }
+
+    /// What a read brings, in the order of the file, and its bytes together: its missing runs, and what is not kept of
+    /// the unit around it.
+    fn fetches(&self, object: ObjectId, plan: &ReadPlan, missing: Vec<Run>, unit: u64) -> (Vec<Fetch>, usize) {
+        let own = plan.aligned();
+        let around = ByteRange::new(own.start / unit * unit, own.end.next_multiple_of(unit));
+        let (first, end) = (own.start / BLOCK, own.end / BLOCK);
+        let cache = &self.target.disk.cache;
+        let mut wanted: Vec<(Run, bool)> = missing.into_iter().map(|run| (run, true)).collect();
+        let outside = self.target.data.borrow().plan_read(object, around);
+        for run in runs_of(&outside) {
+            for at in 0..run.blocks {
+                let (block, physical) = (run.file_block + at, run.physical + at);
+                if (first..end).contains(&block) || cache.borrow().has(physical..physical + 1) {
+                    continue;
+                }
+                match wanted.last_mut() {
+                    Some((last, false))
+                        if last.file_block + last.blocks == block && last.physical + last.blocks == physical =>
+                    {
+                        last.blocks += 1;
+                    }
+                    _ => wanted.push((Run { file_block: block, physical, blocks: 1 }, false)),
+                }
+            }
+        }
+        wanted.sort_unstable_by_key(|(run, _)| run.file_block);
+        let mut at = 0;
+        let fetches = wanted.into_iter().map(|(run, is_asked)| {
+            let segment = ReadSegment { file_block: run.file_block, blocks: run.blocks, physical: Some(run.physical) };
+            let expected = self.target.expect(&[segment], run.file_block, at);
+            let way = OnTheWay::begin(cache, run.physical..run.physical + run.blocks, false);
+            at += run.len();
+            Fetch { run, at: at - run.len(), is_asked, expected, way }
+        });
+        let fetches = fetches.collect();
+        (fetches, at)
+    }
+
+    /// Keeps what has come, if it may be kept.
+    fn keep(&self, f: Fetch, bytes: &[u8]) {
+        if !f.way.end() {
+            return;
+        }
+        let mut cache = self.target.disk.cache.borrow_mut();
+        let sums = f.expected.first().map_or(&[][..], |e| &e.checksums);
+        for (i, block) in bytes.chunks_exact(BLOCK as usize).enumerate() {
+            let sum = sums.get(i).copied().unwrap_or(Checksum::NONE);
+            // Those that were asked for have been verified.
+            if f.is_asked || !sum.is_known() || Checksum::of(block) == sum {
+                cache.put(f.run.physical + i as u64, block);
+            }
+        }
+        if !f.is_asked {
+            add(&self.worker.counters.cache_ahead_bytes, bytes.len() as u64);
+        }
+    }
+}

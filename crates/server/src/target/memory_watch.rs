@@ -1,0 +1,28 @@
+//! `watch_memory`: gives what a target keeps in memory back when memory is short.
+//!
+//! Owns: when is looked, and what short is. Does not own: what is given up first (`read_cache`).
+
+use crate::config::ReadFile;
+use crate::target::Target;
+use amphi_env::{Env, memory_groups};
+use std::rc::Weak;
+use std::time::Duration;
+
+/// How often is looked while anything is kept.
+const LOOK: Duration = Duration::from_secs(1);
+/// A memory group that has used so much of its limit is short, percent.
+const GROUP_PERCENT: u64 = 95;
+
+/// Looks until the target has gone.
+pub async fn watch_memory<E: Env>(env: E, target: Weak<Target<E>>, read: ReadFile) {
+    let trees = memory_groups::Trees::find(&*read);
+    loop {
+        env.sleep(LOOK).await;
+        let Some(target) = target.upgrade().filter(|t| !t.is_closed()) else { return };
+        let mut cache = target.disk.cache.borrow_mut();
+        let is_group_short =
+            || memory_groups::own_groups(&*read).is_some_and(|text| trees.is_short(&*read, &text, GROUP_PERCENT));
+        let is_short = cache.held_bytes() > 0 && (memory_groups::is_machine_short(&*read) || is_group_short());
+        cache.press(is_short);
+    }
+}

@@ -1,0 +1,94 @@
+//! `ReadPattern`: how small reads of an object lie beside those before them, by whichever mounts.
+//!
+//! Owns: the last reads of the objects that were read last. Does not own: what follows from it (`ops::read_way`).
+//!
+//! A mount sees its own reads alone. Of a shared file with records in turn each mount has every n-th one, and all of
+//! them together are a sequence, which the server alone can see.
+
+use amphi_types::{ByteRange, ObjectId, SessionId};
+use std::collections::VecDeque;
+
+/// Objects that are known.
+const OBJECTS_MAX: usize = 64;
+/// Reads of each that are known.
+const READS_MAX: usize = 16;
+/// Reads that begin so close to each other are neighbours, bytes.
+const NEAR_BYTES: u64 = 128 << 10;
+/// Reads that begin within so many bytes belong together.
+const TOGETHER_BYTES: u64 = 1 << 20;
+/// So many of the last reads, this one included, make a sequence.
+const TOGETHER_READS: usize = 4;
+
+/// How a read lies beside those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Beside {
+    /// Nobody has read here lately.
+    Nothing,
+    /// Somebody has: here or beside it.
+    Neighbour,
+    /// Several mounts read here, one beside the other.
+    Together,
+}
+
+/// The last reads.
+#[derive(Default)]
+pub struct ReadPattern {
+    /// The object that was read last comes first.
+    objects: VecDeque<(ObjectId, VecDeque<(SessionId, u64)>)>,
+}
+
+impl ReadPattern {
+    /// Notes a read, and says how it lies beside those before it.
+    pub fn note(&mut self, object: ObjectId, session: SessionId, range: ByteRange) -> Beside {
+        let at = self.objects.iter().position(|(known, _)| *known == object);
+        let (_, mut reads) = at.and_then(|at| self.objects.remove(at)).unwrap_or((object, VecDeque::new()));
+        let within = |most: u64| reads.iter().filter(move |(_, start)| start.abs_diff(range.start) <= most);
+        let count = within(TOGETHER_BYTES).count() + 1;
+        let beside = if count >= TOGETHER_READS && within(TOGETHER_BYTES).any(|(by, _)| *by != session) {
+            Beside::Together
+        } else if within(NEAR_BYTES).next().is_some() {
+            Beside::Neighbour
+        } else {
+            Beside::Nothing
+        };
+        reads.push_back((session, range.start));
+        if reads.len() > READS_MAX {
+            reads.pop_front();
+        }
+        self.objects.push_front((object, reads));
+        self.objects.truncate(OBJECTS_MAX);
+        beside
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use amphi_types::Ino;
+
+    /// Goal: records in turn of several mounts are a sequence, those of one are neighbours, and reads far from each
+    /// other are nothing; the table is bounded. Method: records of 47,008 bytes, one mount and three; then many
+    /// objects.
+    #[test]
+    fn records_in_turn_are_a_sequence() {
+        let object = |ino| ObjectId { ino: Ino(ino), stripe: 0 };
+        let record = |n: u64| ByteRange::at(n * 47_008, 47_008);
+        let mut pattern = ReadPattern::default();
+        let alone: Vec<Beside> = (0..8).map(|n| pattern.note(object(1), SessionId(1), record(n * 2))).collect();
+        assert_eq!(alone[0], Beside::Nothing);
+        assert!(alone[1..].iter().all(|beside| *beside == Beside::Neighbour), "{alone:?}");
+        let three: Vec<Beside> = (0..9).map(|n| pattern.note(object(2), SessionId(n % 3), record(n))).collect();
+        assert_eq!(three[..3], [Beside::Nothing, Beside::Neighbour, Beside::Neighbour]);
+        assert!(three[3..].iter().all(|beside| *beside == Beside::Together), "{three:?}");
+        let far: Vec<Beside> = (0..9).map(|n| pattern.note(object(3), SessionId(n % 3), record(n * 100))).collect();
+        assert!(far.iter().all(|beside| *beside == Beside::Nothing), "{far:?}");
+        for n in 0..500 {
+            pattern.note(object(n), SessionId(1), record(n));
+        }
+        assert_eq!(pattern.objects.len(), OBJECTS_MAX);
+        for n in 0..500 {
+            pattern.note(object(499), SessionId(1), record(n));
+        }
+        assert_eq!(pattern.objects[0].1.len(), READS_MAX);
+    }
+}
