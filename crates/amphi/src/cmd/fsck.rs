@@ -151,7 +151,8 @@ impl Fsck {
             );
         } else if repaired == Repaired::Yes {
             findings.iter().for_each(|finding| println!("damage: {finding}"));
-            println!("{shown}: {} changes made: {}", steps.len(), if report.is_clean() { "sound" } else { "damaged" });
+            let made = if steps.len() == 1 { "1 change".into() } else { format!("{} changes", steps.len()) };
+            println!("{shown}: {made} made: {}", if report.is_clean() { "sound" } else { "damaged" });
         }
         match repaired {
             Repaired::NotWanted => {

@@ -327,7 +327,7 @@ pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let end = std::time::Instant::now() + std::time::Duration::from_secs(60);
     while !so() {
         assert!(std::time::Instant::now() < end, "never: {what}");
-        std::thread::yield_now();
+        std::thread::sleep(std::time::Duration::from_millis(1));
     }
 }
 
