@@ -112,7 +112,8 @@ fn a_damaged_block_of_metadata_loses_nothing() {
         let zone = File::options().read(true).write(true).open(&path).expect("open");
         let blocks = used_blocks(&zone);
         let kind = (round % 3) as usize;
-        assert!(!blocks[kind].is_empty(), "round {round}: nothing of kind {kind}");
+        // The log is empty if the killed server took a checkpoint at its very end.
+        let kind = if blocks[kind].is_empty() { 2 } else { kind };
         let block = blocks[kind][random.below(blocks[kind].len() as u64) as usize];
         let mut bytes = [0; BLOCK as usize];
         zone.read_exact_at(&mut bytes, block).expect("read");
@@ -135,6 +136,9 @@ fn a_damaged_block_of_metadata_loses_nothing() {
         let out = run(&["status", "--json", &root.display().to_string()]);
         let status: serde_json::Value = serde_json::from_slice(&out.stdout).expect("json");
         rebuilt += status["targets"][0]["rebuilt_blocks"].as_u64().expect("a number");
+        // A start may have taken a checkpoint, and the next round wants a block of the log.
+        fs::create_dir(root.join("comes and goes")).expect("mkdir");
+        fs::remove_dir(root.join("comes and goes")).expect("rmdir");
         mount.stop();
         server.kill();
     }

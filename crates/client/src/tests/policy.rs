@@ -250,9 +250,9 @@ fn requests_of_small_files() {
         for (name, n) in singles.into_iter().chain([("WriteBatch", together)]) {
             assert_eq!(sent(&w, name), n, "{name} with batches {batch}");
         }
-        // A close that is due while none is under way leaves alone.
-        let (single, batches) = (sent(&w, "Close"), sent(&w, "CloseBatch"));
-        assert!(single <= alone / 10 && batches == 1, "{single} closes alone, {batches} batches; batches {batch}");
+        // Where the writes leave one by one the closes do not fall due together.
+        let closes = (sent(&w, "Close"), sent(&w, "CloseBatch"));
+        assert!(closes == (0, 1) || batch == "off" && closes.0 + closes.1 < 6, "{closes:?} with batches {batch}");
     }
 }
 
