@@ -154,7 +154,8 @@ impl Claims {
     ///
     /// Errors: it cannot be.
     fn looked(&self, wish: &Wish, begin: u64, now: u64, found: bool) -> Told {
-        let all_the_while = |c: &Claim| c.certain.start <= begin && c.certain.end == NEVER;
+        // What happens at one instant has no order: a lock that was granted at `begin` may have come behind the look.
+        let all_the_while = |c: &Claim| c.certain.start < begin && c.certain.end == NEVER;
         let at_all = |c: &Claim| c.possible.start <= now && c.possible.end >= begin;
         let in_the_way = || self.all.iter().filter(|c| wish.conflicts(c));
         match found {
