@@ -9,9 +9,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::cluster::map::{ADDRS_MAX, NAME_MAX};
 use crate::error::{ServerError, ServerErrorKind};
 
+/// Most addresses of a server.
+pub const ADDRS_MAX: usize = 16;
+/// Most bytes of a server's name.
+pub const NAME_MAX: usize = 255;
 /// Smallest zone: superblock, log and some room for data, bytes.
 pub const ZONE_MIN_BYTES: u64 = 16 << 20;
 /// Smallest log, bytes.

@@ -9,6 +9,7 @@ use crate::cluster::follower::{Enlisted, enlist};
 use crate::config::{NewZones, ServerConfig, zone_index, zone_name, zone_path};
 use crate::counters::Counters;
 use crate::error::{ServerError, ServerErrorKind};
+use crate::ops::flush_agent;
 use crate::target::Target;
 use crate::target::disk_queue::DiskQueue;
 use amphi_env::{Disk, Env};
@@ -197,7 +198,8 @@ pub async fn open_target<E: Env>(
     let deadline_ns = config.callback_deadline.as_nanos() as u64;
     let reads = queues.entry(zone.disk().device()).or_default().clone();
     match Target::recover(env, zone.clone(), recovered, pool, deadline_ns, config.root_owner, counters.clone(), reads) {
-        Ok(target) => {
+        Ok((target, flush_rung)) => {
+            env.spawn(flush_agent(env.clone(), Rc::downgrade(&target), flush_rung));
             target.rotating.set((config.machine.is_rotating)(&path));
             let (env, dir) = (env.clone(), config.data_dir.clone());
             let (clock, sharing) = (env.clone(), zones(&env, &dir)?.len() as u64);

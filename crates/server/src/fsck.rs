@@ -16,7 +16,7 @@ pub use repair::{RepairPlan, plan_repair};
 
 use crate::error::{ServerError, ServerErrorKind};
 use crate::folder;
-use crate::target::records::{self, HomeRecord, Intent, Item, TxId};
+use crate::records::{self, HomeRecord, Intent, Item, TxId};
 use amphi_data::DataReport;
 use amphi_env::Env;
 use amphi_meta::MetaStore;

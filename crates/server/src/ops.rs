@@ -11,13 +11,12 @@ mod batch;
 mod cached_read;
 mod contended;
 mod data;
-mod file_lock;
+pub(crate) mod file_lock;
 mod flush;
 mod link;
 mod lock;
 mod make;
 pub(crate) mod names;
-mod objects;
 mod open;
 mod pages;
 mod payload;
@@ -32,11 +31,10 @@ mod xattr;
 
 pub use attr::{at_once, view};
 pub use flush::flush_agent;
-pub use objects::{Orphans, destroy_objects, orphaned, reap_orphans, resume_pending, trim_objects};
 #[cfg(test)]
 pub(crate) use open::KEPT_FOR;
 pub use open::{Opening, after_close, open_here, present};
-pub use rights::{Right, Rights, right_of};
+pub use rights::right_of;
 
 use crate::counters::add;
 use crate::session::slots::Begin;

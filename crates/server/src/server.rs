@@ -10,17 +10,18 @@
 use crate::cluster::follower::Enlisted;
 use crate::cluster::map::{self, Belonging};
 use crate::cluster::peers::Cluster;
+use crate::cluster::sessions::{Door, Front, end_everywhere};
 use crate::config::{NewZones, ServerConfig, SharedConfig};
 use crate::counters::Counters;
+use crate::dispatch;
 use crate::error::{ServerError, ServerErrorKind};
 use crate::folder;
+use crate::message::{Hail, Message, Question, Told};
 use crate::ops::scrub::scrub_agent;
-use crate::session::manager::{Door, Front, end_everywhere};
+use crate::records::HomeRecord;
 use crate::target::Target;
 use crate::target::memory_watch::watch_memory;
-use crate::target::records::HomeRecord;
 use crate::tunables::{Knob, SharedTunables, Tunables};
-use crate::worker::message::{Hail, Message, Question, Told};
 use crate::worker::routes::{Routes, SharedRoutes};
 use crate::worker::{RING_MESSAGES, Worker};
 use amphi_dlm::SessionEnd;
@@ -33,7 +34,7 @@ use amphi_wire::{ClusterMap, ServerInfo};
 use futures_channel::oneshot;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -49,7 +50,7 @@ pub struct Server<E: Env> {
     env: E,
     pub(crate) worker: Rc<Worker<E>>,
     front: Rc<Front<E>>,
-    cluster: Rc<Cluster<E>>,
+    pub(crate) cluster: Rc<Cluster<E>>,
     dialer: LocalDialer,
     addrs: Vec<String>,
     stop_listening: RefCell<Vec<oneshot::Sender<()>>>,
@@ -116,7 +117,7 @@ impl Seeds {
 /// Runs a worker other than 0 until the server stops.
 pub async fn run_worker<E: Env>(env: E, seed: WorkerSeed) {
     let (worker, mesh, _) = open_worker(env, seed).await;
-    worker.run(mesh).await;
+    dispatch::run(worker, mesh).await;
 }
 
 async fn open_worker<E: Env>(env: E, seed: WorkerSeed) -> (Rc<Worker<E>>, MeshRx<Message>, Option<Enlisted>) {
@@ -143,7 +144,7 @@ async fn open_worker<E: Env>(env: E, seed: WorkerSeed) -> (Rc<Worker<E>>, MeshRx
                 if let Some(read) = &config.machine.read_file {
                     env.spawn(watch_memory(env.clone(), Rc::downgrade(&target), read.clone()));
                 }
-                tunables.apply_to_storage(&target);
+                target.tune_storage(&tunables);
                 targets.insert(id, target);
             }
             Err(e) => {
@@ -153,9 +154,10 @@ async fn open_worker<E: Env>(env: E, seed: WorkerSeed) -> (Rc<Worker<E>>, MeshRx
         }
     }
     let opened: Vec<_> = targets.values().cloned().collect();
-    let worker = Worker::new(env, config, tunables, counters, tx, routes, targets, failure);
+    let worker =
+        Worker::new(env, config, tunables, counters, tx, routes, targets, failure, dispatch::target_requests::answer);
     if !worker.config.tunables.is_empty() {
-        opened.iter().for_each(|target| worker.tunables.apply_to(&worker, target));
+        opened.iter().for_each(|target| target.tune(&worker.env, &worker.tunables));
     }
     (worker, rx, enlisted)
 }
@@ -173,7 +175,7 @@ impl<E: Env> Server<E> {
     /// Starts worker 0 and with it the server; the other workers run, or will run, elsewhere.
     pub async fn lead(env: E, seed: WorkerSeed) -> Result<Rc<Server<E>>, ServerError> {
         let (worker, mesh, enlisted) = open_worker(env.clone(), seed).await;
-        env.spawn(worker.clone().run(mesh));
+        env.spawn(dispatch::run(worker.clone(), mesh));
         let started = Self::come_up(env, worker.clone(), enlisted).await;
         if started.is_err() {
             for target in worker.routes.local() {
@@ -206,7 +208,8 @@ impl<E: Env> Server<E> {
         let is_new = enlisted.is_some();
         let (cluster, has_map) = know_cluster(&worker, belonging, enlisted, &addrs, &connections)?;
         let id = cluster.map().cluster;
-        worker.set_cluster(&cluster);
+        let peers: Weak<Cluster<E>> = Rc::downgrade(&cluster);
+        worker.set_peers(peers);
         let is_master = cluster.is_master();
         let mut serving = Serving { env: env.clone(), auth, connections: connections.clone(), stops: Vec::new() };
         let home = HomeRecord { server: cluster.id(), targets: local.to_vec() };
@@ -254,7 +257,7 @@ impl<E: Env> Server<E> {
             }
             None => {
                 cluster.keep_map(has_map).await?;
-                let remembered = reconcile_sessions(&worker, &hails).await.map_err(disk)?;
+                let remembered = reconcile_sessions(&worker, &cluster, &hails).await.map_err(disk)?;
                 let front = Front::new(worker.clone(), connections, id, remembered);
                 attach(&worker, &front, &cluster);
                 front.begin(hails.iter().any(|h| h.cut_off)).await.map_err(disk)?;
@@ -392,7 +395,8 @@ fn know_cluster<E: Env>(
 
 /// Makes front and cluster known to each other and to the worker.
 fn attach<E: Env>(worker: &Rc<Worker<E>>, front: &Rc<Front<E>>, cluster: &Rc<Cluster<E>>) {
-    worker.set_front(front);
+    let clients: Weak<Front<E>> = Rc::downgrade(front);
+    worker.set_clients(clients);
     cluster.set_front(front);
     front.set_cluster(cluster.clone());
 }
@@ -430,12 +434,13 @@ impl<E: Env> Serving<E> {
 /// What target 0 knows is a session; what only others know has ended, or never began.
 async fn reconcile_sessions<E: Env>(
     worker: &Rc<Worker<E>>,
+    cluster: &Rc<Cluster<E>>,
     hails: &[Hail],
-) -> amphi_types::Result<Vec<(SessionId, crate::target::records::SessionRecord)>> {
+) -> amphi_types::Result<Vec<(SessionId, crate::records::SessionRecord)>> {
     let known: BTreeMap<_, _> = hails.first().map(|h| h.sessions.iter().cloned().collect()).unwrap_or_default();
     for (target, hail) in worker.routes.local().iter().zip(hails) {
         for (id, _) in hail.sessions.iter().filter(|(id, _)| !known.contains_key(id)) {
-            end_everywhere(worker, *id, SessionEnd::CutOff, || ()).await?;
+            end_everywhere(worker, Some(cluster), *id, SessionEnd::CutOff, || ()).await?;
         }
         let here: Vec<SessionId> = hail.sessions.iter().map(|(id, _)| *id).collect();
         for (id, record) in known.iter().filter(|(id, _)| !here.contains(id)) {

@@ -1,9 +1,9 @@
-//! Sessions: clients that were let in, what they have open, and the answers that a resend must find again.
+//! What a target knows of each session: what it has open, and the answers that a resend must find again.
 //!
-//! Owns: admission and its end, deaf clients, the rule for a client that is alone, open inodes, reply slots, changes
-//! that are on their way to the disk. Does not own: locks and tokens of a session (`coherence`).
+//! Owns: open inodes, reply slots, rights in files of other targets, changes that are on their way to the disk. Does
+//! not own: locks and tokens of a session (`coherence`), who may come in (`cluster::sessions`).
 
 pub(crate) mod in_flight;
-pub(crate) mod manager;
 pub(crate) mod opens;
+pub(crate) mod rights;
 pub(crate) mod slots;

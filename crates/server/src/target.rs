@@ -11,14 +11,16 @@ pub(crate) mod accepted;
 pub(crate) mod checksums;
 pub(crate) mod data_disk;
 pub(crate) mod disk_queue;
+pub(crate) mod foreseen;
 pub(crate) mod free_space_below;
 pub(crate) mod gate;
+pub(crate) mod intents;
 pub(crate) mod memory_watch;
 pub(crate) mod read_cache;
 pub(crate) mod read_pattern;
-pub(crate) mod records;
 pub(crate) mod shared_blocks;
 pub(crate) mod span_gate;
+mod tuning;
 pub(crate) mod unstable;
 pub(crate) mod verifier;
 pub(crate) mod write_back;
@@ -29,21 +31,21 @@ use crate::coherence::left_pages::LeftPages;
 use crate::coherence::locks::Locks;
 use crate::coherence::tokens::{TOKEN_LIFE, TOKEN_MARGIN, Tokens};
 use crate::counters::{Counters, add};
-use crate::ops::Rights;
+use crate::records::{self, ClusterRecord, HomeRecord, Item, SessionRecord};
 use crate::session::in_flight::{Landing, Landings};
 use crate::session::opens::Opens;
+use crate::session::rights::Rights;
 use crate::session::slots::Slots;
 use crate::target::data_disk::DataDisk;
 use crate::target::disk_queue::DiskQueue;
 use crate::target::free_space_below::RoomBelow;
 use crate::target::gate::{Gate, Hold};
-use crate::target::records::{ClusterRecord, HomeRecord, Item, SessionRecord};
+use crate::target::intents::Intents;
 use crate::target::shared_blocks::Edges;
 use crate::target::span_gate::SpanGate;
 use crate::target::unstable::Unstable;
 use crate::target::verifier::Verifier;
 use crate::target::write_back::WriteBack;
-use crate::tx::two_phase::Intents;
 use amphi_data::{CHECKSUM_ITEM_BYTES, DataStore, Freed, TrimPlan};
 use amphi_dlm::{LockCounts, LockLimits};
 use amphi_env::{Buf, Disk, Env};
@@ -189,7 +191,8 @@ pub struct Target<E: Env> {
 }
 
 impl<E: Env> Target<E> {
-    /// Builds the target from what its zone held. Nothing is written before `begin`.
+    /// Builds the target from what its zone held, and the bell that its flush agent listens to. Nothing is written
+    /// before `begin`.
     ///
     /// Errors: a sentence that names the item that does not fit.
     #[expect(clippy::too_many_arguments, reason = "made in one place from parts of different origin")]
@@ -202,7 +205,7 @@ impl<E: Env> Target<E> {
         root_owner: (u32, u32),
         counters: Rc<Counters>,
         reads: Rc<DiskQueue>,
-    ) -> std::result::Result<Rc<Target<E>>, String> {
+    ) -> std::result::Result<(Rc<Target<E>>, mpsc::Receiver<()>), String> {
         let id = zone.target();
         let mut meta = MetaStore::empty(id);
         let mut data = DataStore::new(zone.data_blocks());
@@ -303,8 +306,7 @@ impl<E: Env> Target<E> {
         txn.put(records::cluster_key(), records::encode(&ClusterRecord { pool, starts }));
         target.first.replace(txn);
         env.spawn(release_freed(Rc::downgrade(&target), rung));
-        env.spawn(crate::ops::flush_agent(env.clone(), Rc::downgrade(&target), flush_rung));
-        Ok(target)
+        Ok((target, flush_rung))
     }
 
     /// Logs the new count of starts, the server that it belongs to, and the first items of a new target. Stable when it

@@ -6,11 +6,6 @@
 
 use crate::config::ServerConfig;
 use crate::error::{ServerError, ServerErrorKind};
-use crate::target::Target;
-use crate::target::write_back::Settings;
-use crate::worker::Worker;
-use amphi_dlm::{ContentionLimits, LockLimits};
-use amphi_env::Env;
 use amphi_types::tunable::Values;
 use amphi_types::{Errno, Result};
 use std::sync::Arc;
@@ -110,51 +105,6 @@ impl Tunables {
         Some(self.get(Knob::DeafMs)).filter(|ms| *ms > 0).map(Duration::from_millis)
     }
 
-    /// The part of `apply_to` that a target does not come with by itself.
-    pub fn apply_to_storage<E: Env>(&self, target: &Target<E>) {
-        target.reads.tune(self.get(Knob::DiskReadBytes));
-        target.disk.cache.borrow_mut().tune(self.get(Knob::ReadCacheBytes));
-        target.reuse_bytes.set(self.get(Knob::ReuseBytes));
-        target.verifier.tune(self.on(Knob::Checksums), self.get(Knob::ScrubBytesPerS));
-    }
-
-    /// The part of `apply_to` that concerns accepted writes.
-    pub fn apply_to_write_back<E: Env>(&self, worker: &Worker<E>, target: &Target<E>) {
-        let write_back = Settings {
-            on: self.on(Knob::WriteBack),
-            bytes: self.get(Knob::WriteBackBytes),
-            through_bytes: self.get(Knob::WriteThroughBytes),
-            age_ns: self.get(Knob::WriteBackAgeMs) * 1_000_000,
-        };
-        target.tune_write_back(&worker.env, write_back);
-    }
-
-    /// Hands the present values to the parts of one target, and of the worker that owns it, that keep a copy.
-    pub fn apply_to<E: Env>(&self, worker: &Worker<E>, target: &Target<E>) {
-        let contention = ContentionLimits {
-            threshold: self.get(Knob::ContendedConflicts) as usize,
-            fights: self.get(Knob::ContendedFights) as usize,
-            window_ns: self.get(Knob::ContendedWindowMs) * 1_000_000,
-            hold_ns: self.get(Knob::ContendedHoldMs) * 1_000_000,
-            enabled: self.on(Knob::Contention),
-            ..ContentionLimits::default()
-        };
-        target.locks.tune(LockLimits {
-            callback_deadline_ns: self.callback_deadline_ns(),
-            granularity_bytes: self.get(Knob::LockGranularityBytes),
-            grows: self.on(Knob::LockGrowth),
-            contention,
-            ..LockLimits::default()
-        });
-        target.tokens.tune(self.callback_deadline_ns());
-        self.apply_to_storage(target);
-        let (interval, keeps) = (Duration::from_millis(self.get(Knob::SyncIntervalMs)), self.on(Knob::LogMemory));
-        self.apply_to_write_back(worker, target);
-        target.zone.tune(interval, self.get(Knob::CheckpointBytes), keeps);
-        worker.env.set_spin(Duration::from_micros(self.get(Knob::WorkerSpinUs)));
-        worker.env.set_write_delay(Duration::from_micros(self.get(Knob::DiskWriteDelayUs)));
-    }
-
     /// Reads what matches the pattern as (name, value, help), after setting all of it if there is a value.
     ///
     /// Errors: `NoEnt` when nothing matches, `Inval` when the value is none or beyond the bounds of one of them; then
@@ -173,6 +123,7 @@ impl Tunables {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use amphi_dlm::LockLimits;
     use amphi_zone::OpenOptions;
 
     /// Goal: the defaults of the table are those of the parts that it steers, and of the configuration.

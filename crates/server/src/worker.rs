@@ -1,38 +1,36 @@
 //! `Worker`: routes requests and questions to targets, here or at another worker.
 //!
-//! Owns: the targets of one thread, the sending half of the mesh, who waits for which answer. Does not own:
-//! connections and sessions of the cluster (`front`), the operations (`ops`).
+//! Owns: the targets of one thread, the sending half of the mesh, who waits for which answer. Does not own: what comes
+//! in (`dispatch`), connections and sessions (`cluster::sessions`), the operations (`ops`); what it needs of those it
+//! is handed at the start (`above`).
 //!
 //! Invariants: a target's state is touched by its own worker alone; the mesh is always drained, because a message never
 //! waits for anything but becomes a task; a message that finds its ring full waits in a queue that the credits of the
 //! sessions bound.
 
-pub(crate) mod message;
+pub(crate) mod above;
 pub(crate) mod request;
 pub(crate) mod routes;
-pub(crate) mod target_requests;
 pub(crate) mod turns;
 
-use crate::cluster::peers::Cluster;
 use crate::coherence::locks::Locks;
 use crate::coherence::tokens::Tokens;
 use crate::config::SharedConfig;
 use crate::counters::{Counters, add};
 use crate::error::ServerError;
-use crate::session::manager::Front;
+use crate::message::{Message, Question, Told};
 use crate::target::Target;
 use crate::tunables::SharedTunables;
-use crate::worker::message::{Message, Question, Told};
+use crate::worker::above::{Above, AnswerTarget, Clients, Peers};
 use crate::worker::routes::SharedRoutes;
 use crate::worker::turns::{Turn, Turns};
 use amphi_env::{Buf, Env};
-use amphi_sched::{Lane, MeshRx, MeshTx, SendError};
+use amphi_sched::{Lane, MeshTx, SendError};
 use amphi_types::{Errno, Result, SessionId, TargetId};
 use amphi_wire::{Answer, Call, Push, Request, RequestId};
 use futures_channel::oneshot;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
-use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
@@ -46,7 +44,8 @@ const OPERATIONS_MAX: usize = 256;
 /// Pause before another server that could not be reached is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 
-type Called = (Answer, Option<Buf>);
+/// The answer to a client's request, with its payload.
+pub type Called = (Answer, Option<Buf>);
 
 /// One worker.
 pub struct Worker<E: Env> {
@@ -67,16 +66,28 @@ pub struct Worker<E: Env> {
     targets: RefCell<BTreeMap<TargetId, Rc<Target<E>>>>,
     /// Why not all targets could be opened.
     failure: Option<ServerError>,
-    front: RefCell<Weak<Front<E>>>,
-    /// At worker 0: the other servers.
-    cluster: RefCell<Weak<Cluster<E>>>,
+    above: Above<E>,
     mesh: MeshTx<Message>,
+    /// Messages that found their ring full.
     full: RefCell<VecDeque<(usize, Lane, Message)>>,
     turns: Turns,
     stopped: Cell<bool>,
-    next_token: Cell<u64>,
+    waiters: Waiters,
+}
+
+/// Who waits for the answer of another worker, by token.
+#[derive(Default)]
+struct Waiters {
+    last: Cell<u64>,
     calls: RefCell<BTreeMap<u64, oneshot::Sender<Called>>>,
     asks: RefCell<BTreeMap<u64, oneshot::Sender<Result<Told>>>>,
+}
+
+impl Waiters {
+    fn token(&self) -> u64 {
+        self.last.set(self.last.get() + 1);
+        self.last.get()
+    }
 }
 
 impl<E: Env> Worker<E> {
@@ -91,6 +102,7 @@ impl<E: Env> Worker<E> {
         routes: SharedRoutes,
         targets: BTreeMap<TargetId, Rc<Target<E>>>,
         failure: Option<ServerError>,
+        answer: AnswerTarget<E>,
     ) -> Rc<Worker<E>> {
         let turns = Turns::new(OPERATIONS_MAX / mesh.workers().max(1));
         Rc::new(Worker {
@@ -103,31 +115,23 @@ impl<E: Env> Worker<E> {
             routes,
             targets: RefCell::new(targets),
             failure,
-            front: RefCell::new(Weak::new()),
-            cluster: RefCell::new(Weak::new()),
+            above: Above { answer, clients: RefCell::default(), peers: RefCell::default() },
             mesh,
             full: RefCell::default(),
             turns,
             stopped: Cell::new(false),
-            next_token: Cell::new(0),
-            calls: RefCell::default(),
-            asks: RefCell::default(),
+            waiters: Waiters::default(),
         })
     }
 
     /// Tells the worker who has the connections.
-    pub fn set_front(&self, front: &Rc<Front<E>>) {
-        *self.front.borrow_mut() = Rc::downgrade(front);
+    pub fn set_clients(&self, clients: Weak<dyn Clients>) {
+        *self.above.clients.borrow_mut() = Some(clients);
     }
 
     /// Tells worker 0 of the other servers.
-    pub fn set_cluster(&self, cluster: &Rc<Cluster<E>>) {
-        *self.cluster.borrow_mut() = Rc::downgrade(cluster);
-    }
-
-    /// The other servers, at worker 0.
-    pub fn cluster(&self) -> Option<Rc<Cluster<E>>> {
-        self.cluster.borrow().upgrade()
+    pub fn set_peers(&self, peers: Weak<dyn Peers>) {
+        *self.above.peers.borrow_mut() = Some(peers);
     }
 
     /// Number of targets of the cluster.
@@ -146,7 +150,8 @@ impl<E: Env> Worker<E> {
         drop(dropped);
     }
 
-    fn target(&self, target: TargetId) -> Option<Rc<Target<E>>> {
+    /// A target of this worker.
+    pub fn target(&self, target: TargetId) -> Option<Rc<Target<E>>> {
         self.targets.borrow().get(&target).cloned()
     }
 
@@ -155,12 +160,8 @@ impl<E: Env> Worker<E> {
         self.env.now().0
     }
 
-    fn token(&self) -> u64 {
-        self.next_token.set(self.next_token.get() + 1);
-        self.next_token.get()
-    }
-
-    fn send(self: &Rc<Self>, to: usize, lane: Lane, message: Message) {
+    /// Sends a message to another worker. One that finds its ring full goes out later, in the order of its lane.
+    pub fn send(self: &Rc<Self>, to: usize, lane: Lane, message: Message) {
         let waits = self.full.borrow().iter().any(|(t, l, _)| (*t, *l) == (to, lane));
         let message = if waits {
             message
@@ -200,47 +201,21 @@ impl<E: Env> Worker<E> {
         *self.full.borrow_mut() = still;
     }
 
-    /// Receives until it is told to stop. Everything received becomes a task.
-    pub async fn run(self: Rc<Self>, mut mesh: MeshRx<Message>) {
-        loop {
-            let (from, _, message) = mesh.recv().await;
-            match message {
-                Message::Call { token, session, id, call, payload, until_ns } => {
-                    let worker = self.clone();
-                    self.env.spawn(async move {
-                        let lane = lane_of(&call.op);
-                        let (answer, payload) = worker.call_here(session, id, *call, payload, until_ns).await;
-                        worker.send(from, lane, Message::Called { token, answer: Box::new(answer), payload });
-                    });
-                }
-                Message::Called { token, answer, payload } => {
-                    if let Some(waiter) = self.calls.borrow_mut().remove(&token) {
-                        drop(waiter.send((*answer, payload)));
-                    }
-                }
-                Message::Ask { token, target, question } => {
-                    let worker = self.clone();
-                    self.env.spawn(async move {
-                        let told = Box::new(worker.ask_here(target, *question).await);
-                        worker.send(from, Lane::Urgent, Message::Told { token, told });
-                    });
-                }
-                Message::Told { token, told } => {
-                    if let Some(waiter) = self.asks.borrow_mut().remove(&token) {
-                        drop(waiter.send(*told));
-                    }
-                }
-                Message::Push { session, push } => self.push(session, push),
-                Message::Overdue { session } => self.overdue(session),
-                Message::Stop => {
-                    self.stopped.set(true);
-                    return;
-                }
-            }
+    /// An answer that another worker has sent back.
+    pub fn called(&self, token: u64, answer: Answer, payload: Option<Buf>) {
+        if let Some(waiter) = self.waiters.calls.borrow_mut().remove(&token) {
+            drop(waiter.send((answer, payload)));
         }
     }
 
-    /// Nobody waits any more for servers that cannot be reached.
+    /// A reply that another worker has sent back.
+    pub fn told(&self, token: u64, told: Result<Told>) {
+        if let Some(waiter) = self.waiters.asks.borrow_mut().remove(&token) {
+            drop(waiter.send(told));
+        }
+    }
+
+    /// The worker has been told to stop: nobody waits any more for servers that cannot be reached.
     pub fn give_up_waiting(&self) {
         self.stopped.set(true);
     }
@@ -252,54 +227,23 @@ impl<E: Env> Worker<E> {
         }
     }
 
-    /// Executes a client's request, wherever its target is, unless `until_ns` (monotonic) passes before it begins.
-    pub async fn call(
+    /// Hands a client's request to worker `to`, which has its target, and waits for the answer.
+    pub async fn forward(
         self: &Rc<Self>,
+        to: usize,
         session: SessionId,
         id: RequestId,
         call: Call,
         payload: Option<Buf>,
         until_ns: Option<u64>,
     ) -> Called {
-        let Some(to) = self.routes.owner(call.target) else {
-            return (Answer::of(Err(Errno::Inval)), None);
-        };
-        if to == usize::from(self.index) {
-            return self.call_here(session, id, call, payload, until_ns).await;
-        }
         add(&self.counters.forwarded, 1);
         let (sender, receiver) = oneshot::channel();
-        let token = self.token();
-        self.calls.borrow_mut().insert(token, sender);
+        let token = self.waiters.token();
+        self.waiters.calls.borrow_mut().insert(token, sender);
         let lane = lane_of(&call.op);
         self.send(to, lane, Message::Call { token, session, id, call: Box::new(call), payload, until_ns });
         receiver.await.unwrap_or((Answer::of(Err(Errno::Io)), None))
-    }
-
-    /// The answer to a request that a target of this worker can give without waiting for anything; `None`: it is to be
-    /// `call`ed.
-    pub fn at_once(self: &Rc<Self>, session: SessionId, call: &Call) -> Option<Answer> {
-        let Request::GetAttr { ino } = call.op else { return None };
-        let target = self.target(call.target)?;
-        let answer = crate::ops::at_once(self, &target, session, ino)?;
-        self.counters.request(&call.op);
-        tracing::trace!(?session, op = ?call.op, ?answer, "answered at once");
-        Some(answer)
-    }
-
-    async fn call_here(
-        self: &Rc<Self>,
-        session: SessionId,
-        id: RequestId,
-        call: Call,
-        payload: Option<Buf>,
-        until_ns: Option<u64>,
-    ) -> Called {
-        self.counters.request(&call.op);
-        match self.target(call.target) {
-            Some(target) => crate::ops::execute(self, &target, session, id, call, payload, until_ns).await,
-            None => (Answer::of(Err(Errno::Inval)), None),
-        }
     }
 
     /// Asks a target, wherever it is: the one way between targets. One of another server is asked by worker 0; `Io` if
@@ -310,8 +254,8 @@ impl<E: Env> Worker<E> {
             return self.ask_here(target, question).await;
         }
         let (sender, receiver) = oneshot::channel();
-        let token = self.token();
-        self.asks.borrow_mut().insert(token, sender);
+        let token = self.waiters.token();
+        self.waiters.asks.borrow_mut().insert(token, sender);
         self.send(to, Lane::Urgent, Message::Ask { token, target, question: Box::new(question) });
         receiver.await.unwrap_or(Err(Errno::Io))
     }
@@ -379,24 +323,22 @@ impl<E: Env> Worker<E> {
         }
     }
 
-    fn ask_here(self: &Rc<Self>, target: TargetId, question: Question) -> Pin<Box<dyn Future<Output = Result<Told>>>> {
-        let worker = self.clone();
-        // Boxed, because some answers ask on.
-        Box::pin(async move {
-            if let (Question::Hail, Some(failure)) = (&question, &worker.failure) {
-                return Ok(Told::Hail(Box::new(Err(failure.clone()))));
-            }
-            if let Some(target) = worker.target(target) {
-                return crate::worker::target_requests::answer(&worker, &target, question).await;
-            }
-            if worker.routes.is_local(target) {
-                return Err(Errno::Stale);
-            }
-            match worker.cluster() {
-                Some(cluster) => cluster.ask(target, question).await,
-                None => Err(Errno::Stale),
-            }
-        })
+    /// Asks a target that no other worker of this server has.
+    pub async fn ask_here(self: &Rc<Self>, target: TargetId, question: Question) -> Result<Told> {
+        if let (Question::Hail, Some(failure)) = (&question, &self.failure) {
+            return Ok(Told::Hail(Box::new(Err(failure.clone()))));
+        }
+        if let Some(target) = self.target(target) {
+            return (self.above.answer)(self, &target, question).await;
+        }
+        if self.routes.is_local(target) {
+            return Err(Errno::Stale);
+        }
+        let peers = self.above.peers.borrow().as_ref().and_then(Weak::upgrade);
+        match peers {
+            Some(peers) => peers.ask(target, question).await,
+            None => Err(Errno::Stale),
+        }
     }
 
     /// Sends the callbacks that a target's lock space asked for.
@@ -463,8 +405,8 @@ impl<E: Env> Worker<E> {
         if self.index != 0 {
             return self.send(0, Lane::Urgent, Message::Push { session, push });
         }
-        if let Some(front) = self.front.borrow().upgrade() {
-            front.push(session, push);
+        if let Some(clients) = self.clients() {
+            clients.push(session, push);
         }
     }
 
@@ -473,13 +415,18 @@ impl<E: Env> Worker<E> {
         if self.index != 0 {
             return self.send(0, Lane::Urgent, Message::Overdue { session });
         }
-        if let Some(front) = self.front.borrow().upgrade() {
-            front.evict(session, "it did not answer a callback in time");
+        if let Some(clients) = self.clients() {
+            clients.evict(session, "it did not answer a callback in time");
         }
+    }
+
+    fn clients(&self) -> Option<Rc<dyn Clients>> {
+        self.above.clients.borrow().as_ref().and_then(Weak::upgrade)
     }
 }
 
-fn lane_of(op: &Request) -> Lane {
+/// The lane of the mesh for a request: what ends the wait of others overtakes what may wait.
+pub fn lane_of(op: &Request) -> Lane {
     match op {
         Request::LockCancel { .. } | Request::LockKept { .. } | Request::PagesLeft { .. } => Lane::Urgent,
         Request::GlimpseReply { .. } | Request::Revoked { .. } | Request::FileLockClosed { .. } => Lane::Urgent,

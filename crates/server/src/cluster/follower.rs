@@ -10,11 +10,11 @@
 use crate::cluster::peers::{
     ALREADY_HERE, Begun, Cluster, PeerName, PeerQuestion, PeerTold, STOPPING, peer_link_config,
 };
+use crate::cluster::sessions::{Eviction, ROBBED};
 use crate::config::ServerConfig;
 use crate::error::{ServerError, ServerErrorKind};
-use crate::session::manager::{Eviction, ROBBED};
-use crate::target::records::SessionRecord;
-use crate::worker::message::{Hail, Question};
+use crate::message::{Hail, Question};
+use crate::records::SessionRecord;
 use amphi_env::Env;
 use amphi_transport::{Link, LinkConfig};
 use amphi_types::{Cred, Errno, Result, SessionId, TargetId};
@@ -317,9 +317,7 @@ impl<E: Env> Cluster<E> {
     async fn own_targets(&self) -> Result<Vec<TargetStatus>> {
         let mut all = Vec::new();
         for target in self.worker.routes.local() {
-            if let crate::worker::message::Told::Status(mut status, _) =
-                self.worker.ask(*target, Question::Status).await?
-            {
+            if let crate::message::Told::Status(mut status, _) = self.worker.ask(*target, Question::Status).await? {
                 // Whoever asks this server is told them.
                 status.findings.clear();
                 all.push(*status);

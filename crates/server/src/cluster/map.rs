@@ -7,18 +7,14 @@
 //! server never change; the epoch grows with each change. So "which server has a target" has one answer per epoch, and
 //! an answer once given stays right.
 
+use crate::config::{ADDRS_MAX, NAME_MAX};
 use crate::error::{ServerError, ServerErrorKind};
-use crate::target::records::HomeRecord;
-use crate::worker::message::Hail;
+use crate::message::Hail;
+use crate::records::HomeRecord;
 use amphi_types::TargetId;
 use amphi_types::limits::TARGETS_MAX;
 use amphi_wire::{ClusterMap, ServerInfo};
 use std::collections::BTreeSet;
-
-/// Most addresses of a server.
-pub const ADDRS_MAX: usize = 16;
-/// Most bytes of a server's name.
-pub const NAME_MAX: usize = 255;
 
 /// The first map of a cluster.
 pub fn first(cluster: u64, master: ServerInfo) -> ClusterMap {

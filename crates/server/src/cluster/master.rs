@@ -8,10 +8,10 @@
 //! sees a new one compares (`member`).
 
 use crate::cluster::peers::{Cluster, Heard, PATIENCE, PeerQuestion, PeerTold};
+use crate::cluster::sessions::{Eviction, TOLD_LOOK};
 use crate::error::ServerError;
-use crate::session::manager::{Eviction, TOLD_LOOK};
-use crate::target::records::SessionRecord;
-use crate::worker::message::Question;
+use crate::message::Question;
+use crate::records::SessionRecord;
 use amphi_env::Env;
 use amphi_types::{Errno, Result, SessionId, TargetId};
 use amphi_wire::{Reply, ServerInfo, ServerStatus, TargetStatus};

@@ -16,7 +16,7 @@
 use crate::cluster::follower::BEAT;
 use crate::cluster::peers::{Cluster, PeerTold};
 use crate::coherence::tokens::{TOKEN_LIFE, TOKEN_MARGIN};
-use crate::worker::message::{Question, Told};
+use crate::message::{Question, Told};
 use amphi_env::Env;
 use amphi_types::{Errno, Result, SessionId};
 use std::cell::Cell;

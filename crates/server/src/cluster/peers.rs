@@ -16,11 +16,12 @@ mod callers;
 mod links;
 
 use crate::cluster::master_lease::Step;
+use crate::cluster::sessions::{Eviction, Front};
 use crate::cluster::tuned::Tuned;
-use crate::session::manager::{Eviction, Front};
-use crate::target::records::SessionRecord;
+use crate::message::{Question, Told};
+use crate::records::SessionRecord;
 use crate::worker::Worker;
-use crate::worker::message::{Question, Told};
+use crate::worker::above::{Peers, Replying};
 use crate::worker::turns::{Turn, Turns};
 use amphi_env::Env;
 use amphi_transport::{CallOptions, Connections, Incoming};
@@ -176,6 +177,12 @@ pub struct Cluster<E: Env> {
     /// At the master: the begin of each session.
     pub(crate) starts: RefCell<BTreeMap<SessionId, u64>>,
     ended: RefCell<(BTreeSet<Begun>, VecDeque<Begun>)>,
+}
+
+impl<E: Env> Peers for Cluster<E> {
+    fn ask(self: Rc<Self>, target: TargetId, question: Question) -> Replying {
+        Box::pin(async move { Cluster::ask(&self, target, question).await })
+    }
 }
 
 impl<E: Env> Cluster<E> {

@@ -12,20 +12,14 @@
 
 pub mod closing;
 
-use crate::counters::add;
-use crate::target::Target;
-use crate::worker::Worker;
 use amphi_dlm::{
     Asking, FileLock, FileLockLimits, FileLockRefusal, FileLocks, LockFamily, LockKind, LockOwner, Outcome, WaitId,
 };
-use amphi_env::Env;
 use amphi_types::{ByteRange, Errno, Ino, Result, SessionId};
-use amphi_wire::{FileLockFamily, FileLockOwner, FileLockSpec, LockMode, Push};
+use amphi_wire::{FileLockFamily, FileLockOwner, FileLockSpec, LockMode};
 use closing::Closing;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::rc::Rc;
-use std::time::Duration;
 
 /// Requests that wait for sessions of an earlier run; beyond, `NoLck`.
 const POSTPONED_MAX: usize = 65_536;
@@ -195,7 +189,8 @@ impl FileLockDesk {
         lost
     }
 
-    fn drop_session(&self, session: SessionId) {
+    /// The session has ended: its locks and requests go.
+    pub fn drop_session(&self, session: SessionId) {
         let inner = &mut *self.inner.borrow_mut();
         inner.locks.drop_session(session);
         let all = (session, 0)..=(session, u64::MAX);
@@ -207,57 +202,36 @@ impl FileLockDesk {
         inner.pump();
     }
 
+    /// All sessions have said what they hold: what was kept back until then may be asked again.
+    pub fn recovered(&self) {
+        let inner = &mut *self.inner.borrow_mut();
+        inner.news.extend(std::mem::take(&mut inner.postponed));
+    }
+
+    /// Requests whose sessions are to be told to ask again.
+    pub fn take_news(&self) -> Vec<(SessionId, u64)> {
+        std::mem::take(&mut self.inner.borrow_mut().news)
+    }
+
+    /// When the first request that yields is due, monotonic ns, if nobody looks after those yet: the caller does now.
+    pub fn start_watch(&self) -> Option<u64> {
+        let inner = &mut *self.inner.borrow_mut();
+        let next = inner.locks.next_deadline()?;
+        (!std::mem::replace(&mut inner.watched, true)).then_some(next)
+    }
+
+    /// What was due is done: when the next one is. `None`: nothing is left to be looked after.
+    pub fn watch(&self, now_ns: u64) -> Option<u64> {
+        let inner = &mut *self.inner.borrow_mut();
+        inner.locks.handle_timeout(now_ns);
+        inner.pump();
+        let next = inner.locks.next_deadline();
+        inner.watched = next.is_some();
+        next
+    }
+
     /// Number of locks held and of requests that wait.
     pub fn count(&self) -> (usize, usize) {
         self.inner.borrow().locks.len()
     }
-}
-
-/// The session has ended: its locks and requests go.
-pub fn drop_session<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, session: SessionId) {
-    target.file_locks.drop_session(session);
-    tell(worker, target);
-}
-
-/// If all sessions have said what they hold, what was kept back until then may be asked again.
-pub fn recovered<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
-    if target.absent.borrow().is_empty() {
-        let inner = &mut *target.file_locks.inner.borrow_mut();
-        inner.news.extend(std::mem::take(&mut inner.postponed));
-    }
-    tell(worker, target);
-}
-
-/// Tells sessions what has become of their requests, and looks after those that wait.
-pub fn tell<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
-    let news = std::mem::take(&mut target.file_locks.inner.borrow_mut().news);
-    for (session, number) in news {
-        add(&worker.counters.file_lock_news, 1);
-        worker.push(session, Push::FileLockNews { number });
-    }
-    let next = {
-        let inner = &mut *target.file_locks.inner.borrow_mut();
-        let next = inner.locks.next_deadline();
-        if next.is_none() || std::mem::replace(&mut inner.watched, true) {
-            return;
-        }
-        next
-    };
-    let (env, weak) = (worker.env.clone(), (Rc::downgrade(worker), Rc::downgrade(target)));
-    worker.env.spawn(async move {
-        let mut next = next;
-        while let Some(due_ns) = next {
-            env.sleep(Duration::from_nanos(due_ns.saturating_sub(env.now().0) + 1)).await;
-            let (Some(worker), Some(target)) = (weak.0.upgrade(), weak.1.upgrade()) else { return };
-            next = {
-                let inner = &mut *target.file_locks.inner.borrow_mut();
-                inner.locks.handle_timeout(worker.now_ns());
-                inner.pump();
-                let next = inner.locks.next_deadline();
-                inner.watched = next.is_some();
-                next
-            };
-            tell(&worker, &target);
-        }
-    });
 }

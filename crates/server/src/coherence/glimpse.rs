@@ -1,26 +1,18 @@
-//! Glimpses: asking those who write a file what they have not written back yet.
+//! Glimpses: questions to those who write a file what they have not written back yet.
 //!
-//! Owns: the questions of one target that are not answered, and in which order holders of an object's locks are asked.
-//! Does not own: who holds a lock (`locks`), what the objects say (`amphi_data`).
+//! Owns: the questions of one target that are not answered. Does not own: who is asked, in which order
+//! (`objects::glimpse`).
 //!
-//! Invariants: a question ends with its answer, with the lock it is about or with its session; who leaves it unanswered
-//! is evicted. Nobody waits here while holding a name or a byte. At most one question for each view of each object
-//! under way.
+//! Invariants: a question ends with its answer, with the lock it is about or with its session. At most one question for
+//! each view of each object under way.
 
-use crate::counters::add;
-use crate::target::Target;
-use crate::worker::Worker;
 use amphi_dlm::LockId;
-use amphi_env::{Env, timeout};
-use amphi_meta::Gathered;
-use amphi_types::{Ino, ObjectId, SessionId, TargetId, Timespec};
+use amphi_types::{ObjectId, SessionId, TargetId, Timespec};
 use amphi_wire::Push;
 use futures_channel::oneshot;
-use futures_util::future::join_all;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
-use std::time::Duration;
 
 /// Where the target begins in a question's id. Below it are 16 bits of the number of the target's start, so that an
 /// answer that is sent again after a restart meets no question of the new run, then the count of questions.
@@ -51,7 +43,14 @@ pub struct Glimpses {
 }
 
 /// A question; dropping it withdraws it.
-struct Open<'a>(&'a Glimpses, u64);
+pub struct Open<'a>(&'a Glimpses, u64);
+
+impl<'a> Open<'a> {
+    /// The question under this number.
+    pub fn new(glimpses: &'a Glimpses, id: u64) -> Open<'a> {
+        Open(glimpses, id)
+    }
+}
 
 impl Drop for Open<'_> {
     fn drop(&mut self) {
@@ -67,7 +66,8 @@ impl Glimpses {
         Glimpses { asked: Rc::default(), common, last: Rc::default() }
     }
 
-    fn ask(
+    /// Enters a question to the holder of a lock: its number, and where the answer comes.
+    pub fn ask(
         &self,
         asked_ns: u64,
         session: SessionId,
@@ -129,127 +129,4 @@ impl Glimpses {
         let of_session = asked.iter().filter(|(_, a)| a.session == session);
         of_session.map(|(id, a)| Push::Glimpse { id: *id, object: a.object }).collect()
     }
-}
-
-/// What the objects of a file on this target say, with what sessions other than `asker` have not written back yet.
-pub async fn gathered_with_writers<E: Env>(
-    worker: &Rc<Worker<E>>,
-    target: &Rc<Target<E>>,
-    ino: Ino,
-    asker: SessionId,
-) -> Gathered {
-    let objects = target.locks.objects(ino);
-    // Bytes of an object that nobody has locked have all landed: it is as long as it is now.
-    let free = |object: &ObjectId| objects.binary_search(object).is_err();
-    let ends = target.data.borrow().objects_of(ino).filter(|(object, _)| free(object)).map(|(_, o)| o.end).max();
-    let mut sum = Gathered { size: ends.unwrap_or(0), ..Gathered::default() };
-    for one in join_all(objects.iter().map(|&object| glimpse(worker, target, object, asker))).await {
-        sum.join(&one);
-    }
-    // Not their sizes as of now: part of what was written since may have landed.
-    sum.join(&Gathered { size: 0, ..target.gathered(ino) });
-    sum
-}
-
-/// How often an object is looked at again because its end moved meanwhile.
-const TRIES: usize = 8;
-
-/// How long one object is, as it and its writers say.
-///
-/// A holder says all that it has written under its locks, landed or not. What lands after that may be part of a call
-/// that has not landed whole, so an end that moved beyond all answers is not believed: everybody is asked again, a few
-/// times.
-async fn glimpse<E: Env>(
-    worker: &Rc<Worker<E>>,
-    target: &Rc<Target<E>>,
-    object: ObjectId,
-    asker: SessionId,
-) -> Gathered {
-    let end = || target.data.borrow().object(object).map_or(0, |o| o.end);
-    for _ in 1..TRIES {
-        let mut sum = Gathered { size: end(), ..Gathered::default() };
-        if ask_all(worker, target, object, asker, &mut sum).await && end() <= sum.size {
-            return sum;
-        }
-    }
-    let mut sum = Gathered::default();
-    ask_all(worker, target, object, asker, &mut sum).await;
-    sum.join(&Gathered { size: end(), ..Gathered::default() });
-    sum
-}
-
-/// Adds what writers of one object know: from the highest lock down to a holder who knows of a byte at or above its
-/// lock's start. Returns whether all was so at one time: when that holder had answered, nobody above it had written
-/// either.
-async fn ask_all<E: Env>(
-    worker: &Rc<Worker<E>>,
-    target: &Rc<Target<E>>,
-    object: ObjectId,
-    asker: SessionId,
-    sum: &mut Gathered,
-) -> bool {
-    let add_to = |sum: &mut Gathered, size, mtime| sum.join(&Gathered { size, mtime, blocks: 0 });
-    // Each member of a group may have written the end.
-    let members = target.locks.members(object).into_iter().filter(|(_, session)| *session != asker);
-    let asked = members.map(|(lock, session)| ask(worker, target, object, lock, session));
-    for (size, mtime) in join_all(asked).await.into_iter().flatten() {
-        add_to(sum, size, mtime);
-    }
-    let mut silent: Vec<(u64, LockId, SessionId)> = Vec::new();
-    let mut at = target.locks.glimpse(object, None);
-    let found = loop {
-        let Some((lock, session, range)) = at else { return true };
-        if session != asker {
-            let answer = ask(worker, target, object, lock, session).await;
-            answer.into_iter().for_each(|(size, mtime)| add_to(sum, size, mtime));
-            if answer.is_some_and(|(size, _)| size > range.start) {
-                break (range.start, lock);
-            }
-            silent.push((range.start, lock, session));
-        }
-        at = target.locks.glimpse(object, Some((range.start, lock)));
-    };
-    if silent.is_empty() {
-        return true;
-    }
-    let mut at = target.locks.glimpse(object, None);
-    while let Some((lock, session, range)) = at.filter(|(lock, _, range)| (range.start, *lock) > found) {
-        if session != asker && !silent.iter().any(|(_, known, _)| *known == lock) {
-            return false;
-        }
-        at = target.locks.glimpse(object, Some((range.start, lock)));
-    }
-    let again = silent.iter().map(|&(start, lock, session)| async move {
-        let answer = ask(worker, target, object, lock, session).await;
-        answer.is_none_or(|(size, _)| size <= start)
-    });
-    join_all(again).await.into_iter().all(|still| still)
-}
-
-/// Asks one holder; `None` when its lock or session has gone before it answered.
-async fn ask<E: Env>(
-    worker: &Rc<Worker<E>>,
-    target: &Rc<Target<E>>,
-    object: ObjectId,
-    lock: LockId,
-    session: SessionId,
-) -> Option<(u64, Timespec)> {
-    let (id, mut receiver) = target.glimpses.ask(worker.now_ns(), session, object, lock);
-    let _open = Open(&target.glimpses, id);
-    add(&worker.counters.glimpses, 1);
-    worker.push(session, Push::Glimpse { id, object });
-    let mut left_ns = worker.tunables.callback_deadline_ns();
-    while left_ns > 0 {
-        let wait_ns = left_ns.min(worker.tunables.callback_again_ns());
-        if let Some(answer) = timeout(&worker.env, Duration::from_nanos(wait_ns), &mut receiver).await {
-            return answer.ok();
-        }
-        left_ns -= wait_ns;
-        if left_ns > 0 {
-            add(&worker.counters.again, 1);
-            worker.push(session, Push::Glimpse { id, object });
-        }
-    }
-    worker.overdue(session);
-    receiver.await.ok()
 }

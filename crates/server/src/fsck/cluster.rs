@@ -1,7 +1,7 @@
 //! Checks over all zones together.
 
 use super::{Report, ZoneImage};
-use crate::target::records::TxId;
+use crate::records::TxId;
 use amphi_meta::Part;
 use amphi_types::{Ino, Kind, ObjectId, TargetId, Timespec};
 use std::collections::{BTreeMap, BTreeSet};

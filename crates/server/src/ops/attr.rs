@@ -3,12 +3,12 @@
 //! A file whose data has spread to other targets has the size that its objects say (`objects`). A set size is logged
 //! with the cut of the objects here; those on other targets follow, and are cut again after a crash until all are.
 
-use super::objects::{gather, give_cut_up, settle_later, trim_everywhere};
 use crate::coherence::tokens::Changing;
+use crate::message::Cut;
+use crate::objects::{gather, give_cut_up, settle_later, trim_everywhere};
 use crate::target::gate::Hold;
 use crate::target::{NameKey, Target};
 use crate::worker::Worker;
-use crate::worker::message::Cut;
 use crate::worker::request::Cx;
 use amphi_data::Resize;
 use amphi_dlm::Changed;

@@ -14,9 +14,9 @@
 
 use super::accept::{Accepted, Accepting};
 use super::payload::{self, Piece};
-use super::rights::Touch;
 use crate::counters::add;
 use crate::planted::{self, Mistake};
+use crate::session::rights::Touch;
 use crate::target::BLOCK_BYTES;
 use crate::target::gate::Hold;
 use crate::target::shared_blocks::Image;

@@ -11,11 +11,11 @@
 
 use super::accept::Accepting;
 use super::payload::{self, Piece};
-use super::rights::Touch;
 use crate::coherence::locks::DirectLock;
 use crate::counters::add;
 use crate::planted::{self, Mistake};
 use crate::session::in_flight::Landing;
+use crate::session::rights::Touch;
 use crate::target::EXTENTS_A_RECORD;
 use crate::target::gate::Hold;
 use crate::target::shared_blocks::{Edge, Image};

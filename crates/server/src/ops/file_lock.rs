@@ -4,12 +4,15 @@
 //! then.
 
 use crate::coherence::file_locks::closing::WAIT;
-use crate::coherence::file_locks::tell;
 use crate::counters::add;
+use crate::target::Target;
+use crate::worker::Worker;
 use crate::worker::request::Cx;
 use amphi_env::{Env, timeout};
-use amphi_types::{ByteRange, Errno, Ino, Result};
+use amphi_types::{ByteRange, Errno, Ino, Result, SessionId};
 use amphi_wire::{FileLockOwner, FileLockSpec, Push, Reply};
+use std::rc::Rc;
+use std::time::Duration;
 
 impl<E: Env> Cx<E> {
     fn file_lock_target(&self, ino: Ino) -> Result<()> {
@@ -109,4 +112,40 @@ impl<E: Env> Cx<E> {
         tell(&self.worker, &self.target);
         Ok(Reply::FileLocksLost(lost))
     }
+}
+
+/// The session has ended: its locks and requests go.
+pub fn drop_session<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, session: SessionId) {
+    target.file_locks.drop_session(session);
+    tell(worker, target);
+}
+
+/// If all sessions have said what they hold, what was kept back until then may be asked again.
+pub fn recovered<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
+    if target.absent.borrow().is_empty() {
+        target.file_locks.recovered();
+    }
+    tell(worker, target);
+}
+
+/// Tells sessions what has become of their requests, and looks after those that wait.
+fn tell<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
+    for (session, number) in target.file_locks.take_news() {
+        add(&worker.counters.file_lock_news, 1);
+        worker.push(session, Push::FileLockNews { number });
+    }
+    let next = target.file_locks.start_watch();
+    if next.is_none() {
+        return;
+    }
+    let (env, weak) = (worker.env.clone(), (Rc::downgrade(worker), Rc::downgrade(target)));
+    worker.env.spawn(async move {
+        let mut next = next;
+        while let Some(due_ns) = next {
+            env.sleep(Duration::from_nanos(due_ns.saturating_sub(env.now().0) + 1)).await;
+            let (Some(worker), Some(target)) = (weak.0.upgrade(), weak.1.upgrade()) else { return };
+            next = target.file_locks.watch(worker.now_ns());
+            tell(&worker, &target);
+        }
+    });
 }

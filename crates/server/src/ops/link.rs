@@ -1,8 +1,8 @@
 //! Link: a further name for an inode, perhaps of another target.
 
 use super::PLAN_TRIES;
+use crate::message::{Question, Told};
 use crate::tx::run::Ran;
-use crate::worker::message::{Question, Told};
 use crate::worker::request::Cx;
 use amphi_env::Env;
 use amphi_meta::{Facts, plan};
@@ -27,7 +27,7 @@ impl<E: Env> Cx<E> {
         let known = if self.target.tokens.on() { self.view_anywhere(ino, true).await.ok() } else { None };
         self.granted_attributes(None);
         for _ in 0..PLAN_TRIES {
-            let place = crate::worker::target_requests::place(&self.target, dir, &name).await?;
+            let place = super::names::place(&self.target, dir, &name).await?;
             let file = match self.facts_anywhere(ino).await {
                 Err(Errno::Stale) => return Err(Errno::NoEnt),
                 other => other?,

@@ -1,9 +1,9 @@
 //! Making inodes: files, directories, links, nodes, files without a name.
 
 use super::PLAN_TRIES;
+use crate::message::{Question, Told};
 use crate::tunables::Knob;
 use crate::tx::run::Ran;
-use crate::worker::message::{Question, Told};
 use crate::worker::request::Cx;
 use amphi_dlm::{Growth, Mode};
 use amphi_env::Env;
@@ -35,7 +35,7 @@ impl<E: Env> Cx<E> {
         // A number taken for a plan that failed is not used again; the next plan may use it.
         let mut foreign = None;
         for _ in 0..PLAN_TRIES {
-            let place = crate::worker::target_requests::place(&self.target, dir, &name).await?;
+            let place = super::names::place(&self.target, dir, &name).await?;
             if let (Some((child, kind)), false) = (place.child, exclusive) {
                 perm::search(&self.cred, &place.dir)?;
                 if kind == Kind::Dir {

@@ -1,8 +1,8 @@
 //! Looking up: names, parents, links, listings.
 
-use crate::target::NameKey;
+use crate::message::{Place, Question, Told};
+use crate::target::{NameKey, Target};
 use crate::tx::two_phase;
-use crate::worker::message::{Question, Told};
 use crate::worker::request::Cx;
 use amphi_env::Env;
 use amphi_meta::{Inode, MetaStore, perm};
@@ -152,4 +152,17 @@ impl<E: Env> Cx<E> {
             }
         }
     }
+}
+
+/// A directory of this target and where a name in it leads.
+pub async fn place<E: Env>(target: &Target<E>, dir: Ino, name: &Name) -> Result<Place> {
+    target.settle(vec![NameKey::Inode(dir), NameKey::Entry(dir, name.clone())]).await;
+    let meta = target.meta.borrow();
+    let facts = meta.facts(dir)?;
+    let child = meta.find(dir, name)?.map(|d| (d.child, d.kind));
+    let child_facts = match child {
+        Some((ino, _)) if ino.target() == target.id => Some(meta.facts(ino)?),
+        _ => None,
+    };
+    Ok(Place { dir: facts, child, facts: child_facts })
 }

@@ -1,11 +1,11 @@
 //! Open, close, and what a session says it has open after a restart.
 
 use super::attr::view;
-use super::objects::{destroy_orphan, reap_orphans, settle_later};
+use crate::message::{Question, Told};
+use crate::objects::{destroy_orphan, reap_orphans, settle_later};
 use crate::target::gate::Hold;
 use crate::target::{NameKey, Target};
 use crate::worker::Worker;
-use crate::worker::message::{Question, Told};
 use crate::worker::request::Cx;
 use amphi_dlm::{Changed, GroupId, Mode, Owner};
 use amphi_env::Env;
@@ -208,7 +208,7 @@ pub fn present<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, session: 
                 let _ = waiting.send(());
             }
         }
-        crate::coherence::file_locks::recovered(worker, target);
+        super::file_lock::recovered(worker, target);
     }
 }
 

@@ -3,7 +3,7 @@
 //! Owns: how they are read anew and written back. Does not own: what is known of changes beneath them (`left_pages`).
 
 use super::data::write_growth;
-use super::rights::Touch;
+use crate::session::rights::Touch;
 use crate::target::Target;
 use crate::worker::request::Cx;
 use amphi_dlm::Mode;

@@ -23,7 +23,7 @@ impl<E: Env> Cx<E> {
 
     async fn remove(&self, dir: Ino, name: Name, planner: Planner) -> Result<Reply> {
         for _ in 0..PLAN_TRIES {
-            let place = crate::worker::target_requests::place(&self.target, dir, &name).await?;
+            let place = super::names::place(&self.target, dir, &name).await?;
             perm::search(&self.cred, &place.dir)?;
             let (child, _) = place.child.ok_or(Errno::NoEnt)?;
             let facts = match place.facts {

@@ -5,8 +5,8 @@
 //! new parent up to the root is certain.
 
 use super::PLAN_TRIES;
+use crate::message::{Place, Question, Told};
 use crate::tx::run::Ran;
-use crate::worker::message::{Place, Question, Told};
 use crate::worker::request::Cx;
 use amphi_env::Env;
 use amphi_meta::{Facts, perm, plan};
@@ -133,7 +133,7 @@ impl<E: Env> Cx<E> {
 
     async fn place(&self, dir: Ino, name: &Name) -> Result<Place> {
         if dir.target() == self.target.id {
-            return crate::worker::target_requests::place(&self.target, dir, name).await;
+            return super::names::place(&self.target, dir, name).await;
         }
         match self.worker.ask(dir.target(), Question::Place(dir, name.clone())).await? {
             Told::Place(place) => Ok(*place),

@@ -1,7 +1,7 @@
 //! Which objects a session may touch: those of files that it has open.
 //!
-//! Owns: the checks before a request on file data, and what a target learns from the target of an inode about sessions
-//! that come for its other stripes (`Rights`). Does not own: opens (`crate::session::opens`), locks.
+//! Owns: the checks before a request on file data. Does not own: opens (`crate::session::opens`), what a target has
+//! learnt about sessions that come for stripes of other targets' files (`crate::session::rights`), locks.
 //!
 //! Stripe 0 lies with its inode, so its target looks at its own opens. The target of another stripe asks the inode's
 //! target when a session first comes for the file, and remembers the answer until the session ends or the objects of
@@ -13,92 +13,18 @@
 //! layout puts it, so whoever destroys the inode finds it. Each change looks twice: before it waits for anything, and
 //! in the step in which it has its span, behind which a destruction waits (`destroy_objects`).
 
+use crate::message::{Question, Told};
+use crate::session::rights::{Right, Touch};
 use crate::target::Target;
-use crate::worker::message::{Question, Told};
 use crate::worker::request::Cx;
 use amphi_env::Env;
-use amphi_types::{Errno, Ino, Kind, Layout, ObjectId, Result, SessionId, TargetId};
-use amphi_wire::Access;
-use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use amphi_types::{Errno, Ino, Kind, ObjectId, Result, SessionId};
 use std::time::Duration;
 
-/// Sessions and files of other targets that a target remembers; beyond, all are asked for anew.
-const RIGHTS_MAX: usize = 65_536;
 /// How often is asked anew because the answer was outdated when it came.
 const TRIES: usize = 3;
 /// Pause before the inode's target is asked again whether a session has come back to it.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
-
-/// What a request does with an object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Touch {
-    /// Looks at it: any open will do, since a mount fills pages around what is written.
-    Look,
-    /// Changes it: needs an open for writing.
-    Change,
-}
-
-/// What a session may do with the stripes of a file, as the inode's target says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Right {
-    /// How it has the file open, or had it open lately.
-    access: Access,
-    /// The file may have objects beyond stripe 0.
-    wide: bool,
-    layout: Layout,
-}
-
-impl Right {
-    fn allows(&self, object: ObjectId, here: TargetId, touch: Touch) -> bool {
-        self.lies(object, here) && (touch == Touch::Look || (self.access.write && self.wide))
-    }
-
-    fn lies(&self, object: ObjectId, here: TargetId) -> bool {
-        object.stripe < self.layout.stripes() && self.layout.target(object.ino, object.stripe) == here
-    }
-
-    /// Why a request that is not allowed is refused. A file that nobody has spread has no such object: a hole is there.
-    fn refusal(&self, object: ObjectId, here: TargetId) -> Errno {
-        if self.lies(object, here) && self.access.write && !self.wide { Errno::NoEnt } else { Errno::BadFd }
-    }
-}
-
-/// Rights of sessions in files of other targets. `None`: the inode's target is being asked.
-#[derive(Default)]
-pub struct Rights(BTreeMap<(Ino, SessionId), Option<Right>>);
-
-impl Rights {
-    /// The objects of the inode are about to go.
-    pub fn forget_file(&mut self, ino: Ino) {
-        let of_file = (ino, SessionId(0))..=(ino, SessionId(u64::MAX));
-        let gone: Vec<_> = self.0.range(of_file).map(|(key, _)| *key).collect();
-        for key in gone {
-            self.0.remove(&key);
-        }
-    }
-
-    /// The session has ended.
-    pub fn forget_session(&mut self, session: SessionId) {
-        self.0.retain(|(_, of), _| *of != session);
-    }
-
-    fn get(&self, ino: Ino, session: SessionId) -> Option<&Right> {
-        self.0.get(&(ino, session)).and_then(Option::as_ref)
-    }
-
-    fn asking(&mut self, ino: Ino, session: SessionId) {
-        if self.0.len() >= RIGHTS_MAX {
-            self.0.clear();
-        }
-        self.0.entry((ino, session)).or_default();
-    }
-
-    /// Keeps an answer, unless it is outdated.
-    fn answered(&mut self, ino: Ino, session: SessionId, right: Right) -> bool {
-        self.0.get_mut(&(ino, session)).map(|place| *place = Some(right)).is_some()
-    }
-}
 
 /// What this target's opens say of a session and a file.
 ///

@@ -1,7 +1,7 @@
 //! Damage that no checksum shows, planted in the zones of a stopped server: the check names each.
 
 use super::*;
-use crate::target::records::{self, HomeRecord, Intent, TxId};
+use crate::records::{self, HomeRecord, Intent, TxId};
 use amphi_meta::{Inode, MetaStore, Part};
 use amphi_types::SetAttr;
 use amphi_types::item::{ItemStore, Key, Txn, tag};

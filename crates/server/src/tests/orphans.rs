@@ -3,9 +3,9 @@
 
 use super::company::{name_key, with_two};
 use super::*;
+use crate::message::{Question, Told};
 use crate::ops::KEPT_FOR;
-use crate::target::records::TxId;
-use crate::worker::message::{Question, Told};
+use crate::records::TxId;
 use amphi_env::sim::CrashKind;
 use amphi_meta::Part;
 use amphi_wire::RequestId;
@@ -162,7 +162,8 @@ fn an_answer_that_is_asked_for_late_opens_again() {
         let id = |slot| RequestId { slot, seq: 1 };
         let mut made = Vec::new();
         for (slot, text) in [(900, "stays"), (901, "goes")] {
-            let (answer, _) = server.worker.call(SessionId(1), id(slot), call(text), None, None).await;
+            let (answer, _) =
+                crate::dispatch::call(&server.worker, SessionId(1), id(slot), call(text), None, None).await;
             let Ok(Reply::Made { inode, .. }) = answer.result else { panic!("{answer:?}") };
             made.push(inode.attr.ino);
         }
@@ -173,8 +174,9 @@ fn an_answer_that_is_asked_for_late_opens_again() {
         assert_eq!(c.stat(made[1]).await.unwrap().nlink, 0, "it may be asked for");
         place.sim.node("client").sleep(KEPT_FOR + Duration::from_secs(1)).await;
         assert_eq!(c.stat(made[1]).await, Err(Errno::Stale));
-        let again =
-            async |slot, text| server.worker.call(SessionId(1), id(slot), call(text), None, None).await.0.result;
+        let again = async |slot, text| {
+            crate::dispatch::call(&server.worker, SessionId(1), id(slot), call(text), None, None).await.0.result
+        };
         assert_eq!(again(901, "goes").await, Err(Errno::Stale));
         assert!(matches!(again(900, "stays").await, Ok(Reply::Made { inode, .. }) if inode.attr.ino == made[0]));
         c.unlink(Ino::ROOT, "stays").await.unwrap();

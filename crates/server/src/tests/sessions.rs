@@ -221,18 +221,20 @@ fn expired_requests_are_refused() {
         let id = |seq| amphi_wire::RequestId { slot: 900, seq };
         let (passed, ahead) = (Some(worker.now_ns()), Some(worker.now_ns() + 3_600_000_000_000));
         for until in [passed, None] {
-            let (answer, _) = worker.call(session, id(1), create("late"), None, until).await;
+            let (answer, _) = crate::dispatch::call(worker, session, id(1), create("late"), None, until).await;
             assert_eq!(answer.result, Err(Errno::TimedOut), "sent again it is as late");
         }
         assert_eq!(c.lookup(Ino::ROOT, "late").await, Err(Errno::NoEnt));
-        let (made, _) = worker.call(session, id(2), create("in time"), None, ahead).await;
+        let (made, _) = crate::dispatch::call(worker, session, id(2), create("in time"), None, ahead).await;
         assert!(made.result.is_ok(), "{made:?}");
-        let (again, _) = worker.call(session, id(2), create("in time"), None, passed).await;
+        let (again, _) = crate::dispatch::call(worker, session, id(2), create("in time"), None, passed).await;
         assert_eq!(again.result, made.result, "it was executed in time");
         for target in [0, 1] {
-            let (late, _) = worker.call(session, id(3), call(target, Request::Sync), None, passed).await;
+            let (late, _) =
+                crate::dispatch::call(worker, session, id(3), call(target, Request::Sync), None, passed).await;
             assert_eq!(late.result, Err(Errno::TimedOut));
-            let (done, _) = worker.call(session, id(3), call(target, Request::Sync), None, ahead).await;
+            let (done, _) =
+                crate::dispatch::call(worker, session, id(3), call(target, Request::Sync), None, ahead).await;
             assert_eq!(done.result, Ok(Reply::Done));
         }
     };

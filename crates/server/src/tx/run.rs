@@ -9,10 +9,10 @@ use super::two_phase::{
 };
 use crate::coherence::tokens::Changing;
 use crate::counters::add;
+use crate::message::{Question, Told};
+use crate::records::{self, Intent, TxId};
 use crate::target::NameKey;
 use crate::target::gate::Guard;
-use crate::target::records::{self, Intent, TxId};
-use crate::worker::message::{Question, Told};
 use crate::worker::request::Cx;
 use amphi_env::Env;
 use amphi_meta::Part;
@@ -206,11 +206,11 @@ impl<E: Env> Cx<E> {
     ) -> Lsn {
         debug_assert_eq!(decision.is_some(), !promised.is_empty(), "a decision is for those who have promised");
         let mut txn = Txn::default();
-        let mut orphans = crate::ops::Orphans::default();
+        let mut orphans = crate::objects::Orphans::default();
         if let Some(parts) = own_parts {
             let late = self.worker.env.wall();
             let applied = self.target.meta.borrow_mut().apply_promised(parts, self.now, late, &mut txn);
-            orphans = crate::ops::orphaned(&self.target, &applied.orphaned, &mut txn);
+            orphans = crate::objects::orphaned(&self.target, &applied.orphaned, &mut txn);
         }
         if let Some(intent) = decision {
             txn.put(intent.key(), records::encode(&intent));

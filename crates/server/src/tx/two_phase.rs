@@ -23,13 +23,12 @@
 pub mod decided;
 pub(super) mod foreseen;
 
-use crate::coherence::tokens::Changing;
-use crate::target::gate::{Gate, Guard, Hold};
-use crate::target::records::{self, Intent, TxId};
+use crate::message::{Decision, Question, Told};
+use crate::records::{self, Intent, TxId};
+use crate::target::gate::Hold;
+use crate::target::intents::{Prepared, Promise};
 use crate::target::{NameKey, Target};
 use crate::worker::Worker;
-use crate::worker::message::{Decision, Question, Told};
-use crate::worker::routes::Routes;
 use amphi_dlm::Changed;
 use amphi_env::Env;
 use amphi_meta::{Part, Refusal};
@@ -45,97 +44,6 @@ use std::time::Duration;
 const ASK_AFTER: Duration = Duration::from_secs(2);
 /// How often a repeated answer that waits for others to be told looks whether they are.
 const UNTOLD_LOOK: Duration = Duration::from_millis(2);
-
-/// How a promise is kept.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Promise {
-    /// By a record of the participant.
-    Logged,
-    /// In memory: the coordinator's decision will have the changes, and this server has both.
-    Held,
-}
-
-/// A promise that was given.
-struct Prepared {
-    now: Timespec,
-    parts: Vec<Part>,
-    promise: Promise,
-    /// Held until the outcome is known.
-    guard: Guard<NameKey>,
-    /// Until then clients cache nothing of what is being changed. A promise of an earlier run has none: no tokens are
-    /// granted before it is finished.
-    changing: Option<Changing>,
-}
-
-/// Operations over several targets that are under way on one target.
-pub struct Intents {
-    id: TargetId,
-    next: u64,
-    prepared: BTreeMap<TxId, Prepared>,
-    /// Decisions that participants may not know yet.
-    pub(super) committed: BTreeMap<TxId, Vec<TargetId>>,
-    /// Operations of this target, as coordinator, that are not decided yet.
-    pub(super) undecided: BTreeSet<TxId>,
-    /// Decisions of an earlier run that other servers have not been told yet.
-    untold: BTreeSet<TxId>,
-    /// Decisions that have their changes.
-    pub(super) carried: decided::Carried,
-    /// Whether directories that become empty will be removed.
-    foreseen: foreseen::Foreseen,
-    /// Whether a task asks about old promises.
-    watched: bool,
-    /// On target 0: who may move directories.
-    move_gate: Gate<()>,
-    moving: BTreeMap<u64, Guard<()>>,
-    next_move: u64,
-}
-
-impl Intents {
-    /// With the intents found at recovery; their names are held by `hold_recovered`.
-    pub fn new(id: TargetId, starts: u64, recovered: Vec<Intent>) -> Intents {
-        let mut intents = Intents {
-            id,
-            next: starts << 40,
-            prepared: BTreeMap::new(),
-            committed: BTreeMap::new(),
-            undecided: BTreeSet::new(),
-            untold: BTreeSet::new(),
-            carried: decided::Carried::default(),
-            foreseen: foreseen::Foreseen::default(),
-            watched: false,
-            move_gate: Gate::default(),
-            moving: BTreeMap::new(),
-            next_move: starts << 40,
-        };
-        for intent in recovered {
-            match intent {
-                Intent::Prepared { tx, now, parts } => {
-                    let promise = Promise::Logged;
-                    intents.prepared.insert(tx, Prepared { now, parts, promise, guard: Guard::none(), changing: None });
-                }
-                Intent::Committed { tx, participants } => drop(intents.committed.insert(tx, participants)),
-                Intent::Decided { tx, now, parts } => intents.carried.found(tx, now, parts),
-                Intent::Applied { tx } => intents.carried.found_mark(tx),
-            }
-        }
-        intents
-    }
-
-    pub(super) fn new_tx(&mut self) -> TxId {
-        self.next += 1;
-        let tx = TxId { coordinator: self.id, number: self.next };
-        debug_assert!(!self.undecided.contains(&tx) && !self.committed.contains_key(&tx), "a number is used once");
-        tx
-    }
-
-    /// Whether every promise and every decision is finished, but for those that wait for other servers: they are
-    /// finished after the next start.
-    pub fn is_idle(&self, routes: &Routes) -> bool {
-        self.carried.is_idle()
-            && self.prepared.keys().all(|tx| !routes.is_local(tx.coordinator))
-            && self.committed.values().all(|all| all.iter().any(|t| !routes.is_local(*t)))
-    }
-}
 
 /// The queues that a change needs.
 fn keys_of(part: &Part) -> Vec<(NameKey, Hold)> {
@@ -341,7 +249,7 @@ pub async fn finish<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: 
     }
     if commit {
         let applied = target.meta.borrow_mut().apply_promised(&parts, now, worker.env.wall(), &mut txn);
-        crate::ops::orphaned(target, &applied.orphaned, &mut txn).append(worker, target, txn);
+        crate::objects::orphaned(target, &applied.orphaned, &mut txn).append(worker, target, txn);
     } else {
         target.append(txn, Order::Plain);
     }

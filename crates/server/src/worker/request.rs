@@ -4,10 +4,10 @@
 
 use crate::coherence::tokens::Changing;
 use crate::counters::add;
+use crate::records;
 use crate::session::in_flight::Landing;
 use crate::session::slots::SlotRecord;
 use crate::target::Target;
-use crate::target::records;
 use crate::worker::Worker;
 use amphi_dlm::Changed;
 use amphi_env::Env;

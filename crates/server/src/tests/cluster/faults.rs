@@ -1,8 +1,8 @@
 //! Lost connections, sessions over several servers, moves of directories under a master that crashes.
 
 use super::*;
-use crate::target::records::TxId;
-use crate::worker::message::{Question, Told};
+use crate::message::{Question, Told};
+use crate::records::TxId;
 use amphi_meta::Part;
 
 /// Goal: questions that are sent again over broken connections and restarts of either end happen once. Method: as for

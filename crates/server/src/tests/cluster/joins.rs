@@ -246,7 +246,7 @@ fn a_first_start_that_was_cut_short_goes_on() {
             let cut = async {
                 match moment {
                     0 => {
-                        while master.worker.cluster().unwrap().map().servers.len() < 2 {
+                        while master.cluster.map().servers.len() < 2 {
                             env.sleep(Duration::from_micros(5)).await;
                         }
                     }
@@ -260,7 +260,7 @@ fn a_first_start_that_was_cut_short_goes_on() {
                 cut.await;
             }
             let again = world.start(1).await;
-            let map = || master.worker.cluster().unwrap().map();
+            let map = || master.cluster.map();
             if let Err(e) = &again {
                 assert_eq!((moment > 0, map().servers.len()), (true, 1), "{e}");
                 return;

@@ -10,18 +10,20 @@
 //!
 //! Decisions are forgotten in groups, so that two targets write one record for many of them, and nobody waits for it.
 
-use super::{Guard, Prepared, Promise, finish};
+use super::finish;
+use crate::message::{Decision, Question, Told};
+use crate::records::{Intent, TxId};
 use crate::target::Target;
-use crate::target::records::{Intent, TxId};
+use crate::target::gate::Guard;
+use crate::target::intents::{Prepared, Promise};
 use crate::worker::Worker;
-use crate::worker::message::{Decision, Question, Told};
 use amphi_env::Env;
 use amphi_meta::Part;
 use amphi_types::item::{Key, Txn};
 use amphi_types::{Errno, Result, TargetId, Timespec};
 use amphi_zone::{Lsn, Order};
 use futures_util::future::join_all;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -29,54 +31,6 @@ use std::time::Duration;
 const FORGET_EVERY: Duration = Duration::from_millis(100);
 /// Items that one record removes.
 const REMOVED_AT_ONCE: usize = 128;
-
-/// The changes of a decision: time stamp, and what each participant has to change.
-type Changes = (Timespec, Vec<(TargetId, Vec<Part>)>);
-
-/// Decisions of one target that have their changes, and its marks.
-#[derive(Default)]
-pub(in crate::tx) struct Carried {
-    /// Decisions whose items are in the log, with their participants.
-    known: BTreeMap<TxId, Vec<TargetId>>,
-    /// Of them: those whose participants have made the changes.
-    over: Vec<TxId>,
-    /// Whether a task forgets what is over.
-    forgetting: bool,
-    /// Changes of decisions of an earlier run, until they are made again.
-    found: BTreeMap<TxId, Changes>,
-    /// Marks of an earlier run.
-    marks: BTreeSet<TxId>,
-}
-
-impl Carried {
-    /// A decision of an earlier run.
-    pub(in crate::tx) fn found(&mut self, tx: TxId, now: Timespec, parts: Vec<(TargetId, Vec<Part>)>) {
-        self.known.insert(tx, parts.iter().map(|(t, _)| *t).collect());
-        self.found.insert(tx, (now, parts));
-    }
-
-    /// A mark of an earlier run.
-    pub(in crate::tx) fn found_mark(&mut self, tx: TxId) {
-        self.marks.insert(tx);
-    }
-
-    /// Notes a decision that is logged with its changes.
-    pub(in crate::tx) fn decide(&mut self, tx: TxId, participants: Vec<TargetId>) {
-        debug_assert!(!participants.is_empty(), "an operation of one target needs no decision");
-        let before = self.known.insert(tx, participants);
-        debug_assert!(before.is_none(), "an operation is decided once");
-    }
-
-    /// Whether the operation was decided and is not forgotten yet.
-    pub(in crate::tx) fn knows(&self, tx: TxId) -> bool {
-        self.known.contains_key(&tx)
-    }
-
-    /// Whether nothing is left to be forgotten.
-    pub(in crate::tx) fn is_idle(&self) -> bool {
-        self.known.is_empty() && !self.forgetting
-    }
-}
 
 /// Tells a decision to the participants when it is stable, while its operation is answered: what they hold is held
 /// until then, what the coordinator changed is seen at once, as with any record.

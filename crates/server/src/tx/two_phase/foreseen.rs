@@ -1,41 +1,12 @@
-//! `Foreseen`: directories that will be removed next.
+//! Directories that will be removed next, as operations meet them.
 //!
-//! Whoever removes a tree removes each directory right after the last name in it. If the directory's own name is on
-//! another target of this server, what emptied it has to be stable first, as the decision that removes it may outlive
-//! it: a sync, 45 us here of the 130 that such a removal takes. So that sync begins when the directory becomes empty,
-//! while the answer travels. Nothing but time depends on it.
-//!
-//! Owns: the rule when that pays. Programs that fill and empty the same directory again and again would cause a sync
-//! each time: it is done only where the directories that became empty before were removed.
+//! Owns: which changes count, and the sync that begins ahead. Does not own: the rule (`target::foreseen`).
 
 use crate::worker::request::Cx;
 use amphi_env::Env;
 use amphi_meta::Part;
 use amphi_types::{Ino, Kind};
 use amphi_zone::Lsn;
-
-/// Most syncs in vain after removals.
-const TRUST_MAX: u32 = 8;
-
-/// What one target's directories did that became empty.
-#[derive(Debug, Default)]
-pub(in crate::tx) struct Foreseen {
-    trust: u32,
-}
-
-impl Foreseen {
-    /// A directory was removed that needed the sync.
-    pub(in crate::tx) fn removed(&mut self) {
-        self.trust = (self.trust + 2).min(TRUST_MAX);
-    }
-
-    /// A directory has become empty: whether to expect its removal.
-    pub(in crate::tx) fn emptied(&mut self) -> bool {
-        let expected = self.trust > 0;
-        self.trust = self.trust.saturating_sub(1);
-        expected
-    }
-}
 
 /// Whether the change is a participant's in the removal of a directory.
 pub(in crate::tx) fn removes_directory(part: &Part) -> bool {
@@ -70,25 +41,5 @@ impl<E: Env> Cx<E> {
             // An error ends the zone, which whoever needs it hears.
             let _ = target.zone.stable(lsn).await;
         });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Goal: removals are expected where they were seen, and a few emptied directories that stay end that. Method: both
-    /// by hand.
-    #[test]
-    fn trust_is_earned_and_lost() {
-        let mut foreseen = Foreseen::default();
-        assert!(!foreseen.emptied(), "nothing was seen");
-        for _ in 0..100 {
-            foreseen.removed();
-            assert!(foreseen.emptied());
-        }
-        foreseen.removed();
-        let vain = (0..100).filter(|_| foreseen.emptied()).count();
-        assert_eq!(vain as u32, TRUST_MAX);
     }
 }

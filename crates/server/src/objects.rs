@@ -6,11 +6,13 @@
 //! An inode without a name and without an open is destroyed: in the record that took its last name if its data is
 //! small and here; otherwise it is marked, its objects go everywhere, and it goes last. Every step may be repeated.
 
-use crate::coherence::glimpse::gathered_with_writers;
+pub(crate) mod glimpse;
+
+use crate::message::{Cut, Question, Told};
+use crate::objects::glimpse::gathered_with_writers;
 use crate::target::gate::Hold;
 use crate::target::{EXTENT_BYTES, NameKey, Target};
 use crate::worker::Worker;
-use crate::worker::message::{Cut, Question, Told};
 use amphi_data::{Freed, Resize};
 use amphi_env::Env;
 use amphi_meta::Gathered;

@@ -3,7 +3,7 @@
 //! Owns: their answers. Does not own: who may ask (`trust`), how sessions end (`ending`).
 
 use super::{Entry, Front, trust};
-use crate::worker::message::{Question, Told};
+use crate::message::{Question, Told};
 use amphi_env::Env;
 use amphi_transport::Incoming;
 use amphi_types::{Cred, Errno, Result, SessionId};

@@ -1,16 +1,17 @@
 //! How sessions end.
 //!
 //! Owns: the grace time of a session without a connection, eviction, goodbyes, and their order over all targets. Does
-//! not own: what a target lets go of (`crate::worker::target_requests`), what other servers do about it
+//! not own: what a target lets go of (`crate::dispatch::target_requests`), what other servers do about it
 //! (`crate::cluster::master`, `crate::cluster::follower`).
 //!
 //! Invariant: a session's state is `Ending` before the first target is told, and its entry goes when the last one has
 //! been and nothing of it is being executed.
 
 use super::{Eviction, FINISH, Front, HOLDER_LOOK, LOOK, State};
+use crate::cluster::peers::Cluster;
 use crate::counters::add;
+use crate::message::Question;
 use crate::worker::Worker;
-use crate::worker::message::Question;
 use amphi_dlm::SessionEnd;
 use amphi_env::Env;
 use amphi_types::{Result, SessionId};
@@ -159,7 +160,8 @@ impl<E: Env> Front<E> {
             }
             _ => return Ok(()),
         };
-        let ended = end_everywhere(&self.worker, session, how, || self.gone_here(session)).await;
+        let ended =
+            end_everywhere(&self.worker, self.cluster().as_ref(), session, how, || self.gone_here(session)).await;
         // What the session had under way may still happen; its id may not come again before it has.
         let until = self.worker.env.now() + FINISH;
         while self.busy.borrow().contains_key(&session) && self.worker.env.now() < until {
@@ -191,7 +193,10 @@ impl<E: Env> Front<E> {
             }
             _ => return Ok(Reply::Done),
         }
-        let ended = end_everywhere(&self.worker, session, SessionEnd::Stopped, || self.gone_here(session)).await;
+        let ended = end_everywhere(&self.worker, self.cluster().as_ref(), session, SessionEnd::Stopped, || {
+            self.gone_here(session)
+        })
+        .await;
         if ended.is_err() {
             self.remove(session);
         }
@@ -208,6 +213,7 @@ impl<E: Env> Front<E> {
 /// is down.
 pub async fn end_everywhere<E: Env>(
     worker: &Rc<Worker<E>>,
+    cluster: Option<&Rc<Cluster<E>>>,
     session: SessionId,
     how: SessionEnd,
     gone_here: impl FnOnce(),
@@ -217,8 +223,7 @@ pub async fn end_everywhere<E: Env>(
     for target in worker.routes.local() {
         ended = ended.and(worker.tell(*target, Question::SessionStop(session)).await);
     }
-    let cluster = worker.cluster();
-    if let Some(cluster) = &cluster {
+    if let Some(cluster) = cluster {
         cluster.stop_elsewhere(session).await;
     }
     // What one target still does on another one for the session comes before that one forgets it.
@@ -229,7 +234,7 @@ pub async fn end_everywhere<E: Env>(
         ended = ended.and(worker.tell(*target, Question::SessionForget(session, stopped)).await);
     }
     gone_here();
-    if let Some(cluster) = &cluster {
+    if let Some(cluster) = cluster {
         cluster.forget_elsewhere(session, stopped).await;
     }
     ended

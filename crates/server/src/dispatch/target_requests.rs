@@ -1,22 +1,29 @@
 //! Answers of a target to other targets and to the worker with the connections.
 
-use crate::coherence::glimpse;
+use crate::message::{Cut, Hail, Question, Told};
+use crate::objects;
 use crate::ops;
-use crate::target::records::{self, SessionRecord};
+use crate::records::{self, SessionRecord};
+use crate::target::intents::Promise;
 use crate::target::{NameKey, Target};
-use crate::tx::two_phase::{self, Promise};
+use crate::tx::two_phase;
 use crate::worker::Worker;
-use crate::worker::message::{Cut, Hail, Place, Question, Told};
+use crate::worker::above::Replying;
 use amphi_dlm::SessionEnd;
 use amphi_env::Env;
 use amphi_types::item::Txn;
-use amphi_types::{Errno, Ino, Name, Result, SessionId};
+use amphi_types::{Errno, Result, SessionId};
 use amphi_wire::TargetStatus;
 use amphi_zone::Order;
 use std::rc::Rc;
 
 /// Answers a question to `target`, which is this worker's.
-pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question: Question) -> Result<Told> {
+pub fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question: Question) -> Replying {
+    let (worker, target) = (worker.clone(), target.clone());
+    Box::pin(async move { reply(&worker, &target, question).await })
+}
+
+async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question: Question) -> Result<Told> {
     match question {
         Question::View { ino, asker } => {
             if asker.is_some() {
@@ -25,7 +32,7 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
             ops::view(worker, target, ino, asker).await.map(|(view, token)| Told::View(Box::new(view), token))
         }
         Question::Facts(ino) => Ok(Told::Facts(Box::new(target.meta.borrow().facts(ino)?))),
-        Question::Place(dir, name) => place(target, dir, &name).await.map(|p| Told::Place(Box::new(p))),
+        Question::Place(dir, name) => ops::names::place(target, dir, &name).await.map(|p| Told::Place(Box::new(p))),
         Question::Ancestors { from, sought } => {
             two_phase::settle_way(worker, target, from).await;
             let walk = target.meta.borrow().ancestors(from, |at| if at == sought { Err(Errno::Exist) } else { Ok(()) });
@@ -84,13 +91,13 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
         Question::Trim(cut) => trim(target, &cut).await,
         Question::Destroy(ino) => {
             target.rights.borrow_mut().forget_file(ino);
-            ops::destroy_objects(target, ino).await?;
+            objects::destroy_objects(target, ino).await?;
             Ok(Told::DoneAt(target.starts))
         }
         Question::Objects(ino, None) => Ok(Told::Objects(target.gathered(ino))),
         Question::Objects(ino, Some(asker)) => {
             target.recovered().await;
-            Ok(Told::Objects(glimpse::gathered_with_writers(worker, target, ino, asker).await))
+            Ok(Told::Objects(objects::glimpse::gathered_with_writers(worker, target, ino, asker).await))
         }
         Question::Company(on, number) => {
             target.tokens.switch(on, number);
@@ -156,14 +163,14 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
         }
         Question::Begin(home) => {
             target.begin(&worker.env, home).await?;
-            worker.tunables.apply_to_write_back(worker, target);
+            target.tune_accepted(&worker.env, &worker.tunables);
             let cut_off = target.cut_off.borrow().iter().copied().collect();
             target.forget_cut_off(&worker.env, cut_off);
             Ok(Told::Done)
         }
         Question::Recover => {
             two_phase::recover(worker, target).await?;
-            ops::resume_pending(worker, target).await?;
+            objects::resume_pending(worker, target).await?;
             Ok(Told::Done)
         }
         Question::Unanswered(session, since_ns) => {
@@ -177,18 +184,19 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
         }
         Question::Right(session, ino) => ops::right_of(target, ino, session).map(Told::Right),
         Question::Reap => {
-            ops::reap_orphans(worker, target);
+            objects::reap_orphans(worker, target);
             Ok(Told::Done)
         }
         Question::Status => Ok(status(worker, target)),
         Question::Counters { reset } => Ok(Told::Counters(counters(worker, target, reset))),
         Question::Idle => {
             target.zone.sync().await?;
-            let idle = target.intents.borrow().is_idle(&worker.routes) && target.destroying.borrow().is_empty();
+            let idle =
+                target.intents.borrow().is_idle(|t| worker.routes.is_local(t)) && target.destroying.borrow().is_empty();
             Ok(Told::Outcome(idle))
         }
         Question::Tune => {
-            worker.tunables.apply_to(worker, target);
+            target.tune(&worker.env, &worker.tunables);
             Ok(Told::Done)
         }
         Question::Release => {
@@ -205,24 +213,11 @@ pub async fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ques
     }
 }
 
-/// A directory of this target and where a name in it leads.
-pub async fn place<E: Env>(target: &Target<E>, dir: Ino, name: &Name) -> Result<Place> {
-    target.settle(vec![NameKey::Inode(dir), NameKey::Entry(dir, name.clone())]).await;
-    let meta = target.meta.borrow();
-    let facts = meta.facts(dir)?;
-    let child = meta.find(dir, name)?.map(|d| (d.child, d.kind));
-    let child_facts = match child {
-        Some((ino, _)) if ino.target() == target.id => Some(meta.facts(ino)?),
-        _ => None,
-    };
-    Ok(Place { dir: facts, child, facts: child_facts })
-}
-
 /// `Question::Trim`: a change of its session like any other, though another target asks for it: once the session's
 /// locks are gone here, others may have written behind the cut.
 async fn trim<E: Env>(target: &Target<E>, cut: &Cut) -> Result<Told> {
     let Some(_landing) = target.land_for(cut.by) else { return Ok(Told::Refused(Errno::Io)) };
-    let done = match ops::trim_objects(target, cut).await {
+    let done = match objects::trim_objects(target, cut).await {
         Ok(last) => target.zone.stable(last).await,
         Err(e) => Err(e),
     };
@@ -269,7 +264,7 @@ async fn forget_session<E: Env>(
     worker.send_revocations(target);
     target.locks.drop_session(worker.now_ns(), session);
     worker.send_callbacks(target);
-    crate::coherence::file_locks::drop_session(worker, target, session);
+    ops::file_lock::drop_session(worker, target, session);
     target.left_pages.borrow_mut().drop_session(session);
     let mut txn = Txn::default();
     txn.delete(records::session_key(session));

@@ -15,7 +15,7 @@
 //! late, and the observation starts anew.
 
 use super::{Front, State};
-use crate::worker::message::{Question, Told};
+use crate::message::{Question, Told};
 use amphi_env::Env;
 use amphi_transport::ConnId;
 use amphi_types::SessionId;

@@ -20,10 +20,12 @@ mod whole;
 
 use crate::cluster::peers::{Cluster, PEER_CREDITS, STOPPING};
 use crate::coherence::glimpse;
-use crate::target::records::SessionRecord;
+use crate::dispatch;
+use crate::message::Question;
+use crate::records::SessionRecord;
 use crate::tunables::Knob;
 use crate::worker::Worker;
-use crate::worker::message::Question;
+use crate::worker::above::Clients;
 use amphi_env::Env;
 use amphi_transport::{ConnId, Connections, Handler, Incoming, Peer};
 use amphi_types::{Errno, Result, SessionId, TargetId};
@@ -133,6 +135,16 @@ pub struct Front<E: Env> {
 
 fn refused(errno: Errno) -> Answer {
     Answer::of(Err(errno))
+}
+
+impl<E: Env> Clients for Front<E> {
+    fn push(self: Rc<Self>, session: SessionId, push: Push) {
+        Front::push(&self, session, push);
+    }
+
+    fn evict(self: Rc<Self>, session: SessionId, why: &str) {
+        Front::evict(&self, session, why);
+    }
 }
 
 impl<E: Env> Front<E> {
@@ -557,7 +569,7 @@ impl<E: Env> Front<E> {
             return;
         }
         if incoming.deadline.is_none()
-            && let Some(answer) = self.worker.at_once(incoming.session, &incoming.call)
+            && let Some(answer) = dispatch::at_once(&self.worker, incoming.session, &incoming.call)
         {
             self.connections.reply(incoming.route, answer, None);
             return;
@@ -573,7 +585,7 @@ impl<E: Env> Front<E> {
                 // To whoever asked.
                 call.target = glimpse::target_of(id);
             }
-            let (answer, payload) = front.worker.call(session, id, call, payload, until_ns).await;
+            let (answer, payload) = dispatch::call(&front.worker, session, id, call, payload, until_ns).await;
             front.connections.reply(route, answer, payload);
             front.running.set(front.running.get() - 1);
             if let btree_map::Entry::Occupied(mut busy) = front.busy.borrow_mut().entry(session) {

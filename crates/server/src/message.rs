@@ -6,8 +6,8 @@
 //! same. Payloads change hands, nothing is encoded. Who asks keeps the token under which it waits.
 
 use crate::error::ServerError;
-use crate::ops::Right;
-use crate::target::records::{HomeRecord, SessionRecord, TxId};
+use crate::records::{HomeRecord, SessionRecord, TxId};
+use crate::session::rights::Right;
 use amphi_env::Buf;
 use amphi_meta::{Facts, Gathered, Part};
 use amphi_types::{Cred, Errno, Ino, Kind, Layout, Name, Result, SessionId, TargetId, Timespec};

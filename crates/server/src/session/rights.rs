@@ -1,0 +1,85 @@
+//! `Rights`: what a target has learnt about sessions that come for stripes of other targets' files.
+//!
+//! Owns: the table of answers and its bound. Does not own: when a request is checked, who asks (`ops::rights`).
+
+use amphi_types::{Errno, Ino, Layout, ObjectId, SessionId, TargetId};
+use amphi_wire::Access;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Sessions and files of other targets that a target remembers; beyond, all are asked for anew.
+const RIGHTS_MAX: usize = 65_536;
+
+/// What a request does with an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Touch {
+    /// Looks at it: any open will do, since a mount fills pages around what is written.
+    Look,
+    /// Changes it: needs an open for writing.
+    Change,
+}
+
+/// What a session may do with the stripes of a file, as the inode's target says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Right {
+    /// How it has the file open, or had it open lately.
+    pub access: Access,
+    /// The file may have objects beyond stripe 0.
+    pub wide: bool,
+    /// Where its objects lie.
+    pub layout: Layout,
+}
+
+impl Right {
+    /// Whether the session may touch the object, which has to lie at target `here`.
+    pub fn allows(&self, object: ObjectId, here: TargetId, touch: Touch) -> bool {
+        self.lies(object, here) && (touch == Touch::Look || (self.access.write && self.wide))
+    }
+
+    fn lies(&self, object: ObjectId, here: TargetId) -> bool {
+        object.stripe < self.layout.stripes() && self.layout.target(object.ino, object.stripe) == here
+    }
+
+    /// Why a request that is not allowed is refused. A file that nobody has spread has no such object: a hole is there.
+    pub fn refusal(&self, object: ObjectId, here: TargetId) -> Errno {
+        if self.lies(object, here) && self.access.write && !self.wide { Errno::NoEnt } else { Errno::BadFd }
+    }
+}
+
+/// Rights of sessions in files of other targets. `None`: the inode's target is being asked.
+#[derive(Default)]
+pub struct Rights(BTreeMap<(Ino, SessionId), Option<Right>>);
+
+impl Rights {
+    /// The objects of the inode are about to go.
+    pub fn forget_file(&mut self, ino: Ino) {
+        let of_file = (ino, SessionId(0))..=(ino, SessionId(u64::MAX));
+        let gone: Vec<_> = self.0.range(of_file).map(|(key, _)| *key).collect();
+        for key in gone {
+            self.0.remove(&key);
+        }
+    }
+
+    /// The session has ended.
+    pub fn forget_session(&mut self, session: SessionId) {
+        self.0.retain(|(_, of), _| *of != session);
+    }
+
+    /// What is known.
+    pub fn get(&self, ino: Ino, session: SessionId) -> Option<&Right> {
+        self.0.get(&(ino, session)).and_then(Option::as_ref)
+    }
+
+    /// The inode's target is being asked.
+    pub fn asking(&mut self, ino: Ino, session: SessionId) {
+        if self.0.len() >= RIGHTS_MAX {
+            self.0.clear();
+        }
+        self.0.entry((ino, session)).or_default();
+    }
+
+    /// Keeps an answer, unless it is outdated.
+    pub fn answered(&mut self, ino: Ino, session: SessionId, right: Right) -> bool {
+        self.0.get_mut(&(ino, session)).map(|place| *place = Some(right)).is_some()
+    }
+}

@@ -1,0 +1,159 @@
+//! `Intents`: operations over several targets that are under way on one target.
+//!
+//! Owns: promises and decisions that are not finished, as tables. Does not own: what is done about them
+//! (`tx::two_phase`), how they lie in the log (`records`).
+
+use crate::coherence::tokens::Changing;
+use crate::records::{Intent, TxId};
+use crate::target::NameKey;
+use crate::target::foreseen::Foreseen;
+use crate::target::gate::{Gate, Guard};
+use amphi_meta::Part;
+use amphi_types::{TargetId, Timespec};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How a promise is kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Promise {
+    /// By a record of the participant.
+    Logged,
+    /// In memory: the coordinator's decision will have the changes, and this server has both.
+    Held,
+}
+
+/// A promise that was given.
+pub struct Prepared {
+    /// Time stamp of the changes.
+    pub now: Timespec,
+    /// The changes.
+    pub parts: Vec<Part>,
+    /// How it is kept.
+    pub promise: Promise,
+    /// Held until the outcome is known.
+    pub guard: Guard<NameKey>,
+    /// Until then clients cache nothing of what is being changed. A promise of an earlier run has none: no tokens are
+    /// granted before it is finished.
+    pub changing: Option<Changing>,
+}
+
+/// Operations over several targets that are under way on one target.
+pub struct Intents {
+    id: TargetId,
+    next: u64,
+    /// Promises that were given.
+    pub prepared: BTreeMap<TxId, Prepared>,
+    /// Decisions that participants may not know yet.
+    pub committed: BTreeMap<TxId, Vec<TargetId>>,
+    /// Operations of this target, as coordinator, that are not decided yet.
+    pub undecided: BTreeSet<TxId>,
+    /// Decisions of an earlier run that other servers have not been told yet.
+    pub untold: BTreeSet<TxId>,
+    /// Decisions that have their changes.
+    pub carried: Carried,
+    /// Whether directories that become empty will be removed.
+    pub foreseen: Foreseen,
+    /// Whether a task asks about old promises.
+    pub watched: bool,
+    /// On target 0: who may move directories.
+    pub move_gate: Gate<()>,
+    /// By number: who may.
+    pub moving: BTreeMap<u64, Guard<()>>,
+    /// The last number of a move.
+    pub next_move: u64,
+}
+
+impl Intents {
+    /// With the intents found at recovery; their names are held by `hold_recovered`.
+    pub fn new(id: TargetId, starts: u64, recovered: Vec<Intent>) -> Intents {
+        let mut intents = Intents {
+            id,
+            next: starts << 40,
+            prepared: BTreeMap::new(),
+            committed: BTreeMap::new(),
+            undecided: BTreeSet::new(),
+            untold: BTreeSet::new(),
+            carried: Carried::default(),
+            foreseen: Foreseen::default(),
+            watched: false,
+            move_gate: Gate::default(),
+            moving: BTreeMap::new(),
+            next_move: starts << 40,
+        };
+        for intent in recovered {
+            match intent {
+                Intent::Prepared { tx, now, parts } => {
+                    let promise = Promise::Logged;
+                    intents.prepared.insert(tx, Prepared { now, parts, promise, guard: Guard::none(), changing: None });
+                }
+                Intent::Committed { tx, participants } => drop(intents.committed.insert(tx, participants)),
+                Intent::Decided { tx, now, parts } => intents.carried.found(tx, now, parts),
+                Intent::Applied { tx } => intents.carried.found_mark(tx),
+            }
+        }
+        intents
+    }
+
+    /// The identity of a new operation that this target coordinates.
+    pub fn new_tx(&mut self) -> TxId {
+        self.next += 1;
+        let tx = TxId { coordinator: self.id, number: self.next };
+        debug_assert!(!self.undecided.contains(&tx) && !self.committed.contains_key(&tx), "a number is used once");
+        tx
+    }
+
+    /// Whether every promise and every decision is finished, but for those that wait for other servers: they are
+    /// finished after the next start.
+    pub fn is_idle(&self, is_local: impl Fn(TargetId) -> bool) -> bool {
+        self.carried.is_idle()
+            && self.prepared.keys().all(|tx| !is_local(tx.coordinator))
+            && self.committed.values().all(|all| all.iter().any(|t| !is_local(*t)))
+    }
+}
+
+/// The changes of a decision: time stamp, and what each participant has to change.
+pub type Changes = (Timespec, Vec<(TargetId, Vec<Part>)>);
+
+/// Decisions of one target that have their changes, and its marks.
+#[derive(Default)]
+pub struct Carried {
+    /// Decisions whose items are in the log, with their participants.
+    pub known: BTreeMap<TxId, Vec<TargetId>>,
+    /// Of them: those whose participants have made the changes.
+    pub over: Vec<TxId>,
+    /// Whether a task forgets what is over.
+    pub forgetting: bool,
+    /// Changes of decisions of an earlier run, until they are made again.
+    pub found: BTreeMap<TxId, Changes>,
+    /// Marks of an earlier run.
+    pub marks: BTreeSet<TxId>,
+}
+
+impl Carried {
+    /// A decision of an earlier run.
+    pub fn found(&mut self, tx: TxId, now: Timespec, parts: Vec<(TargetId, Vec<Part>)>) {
+        self.known.insert(tx, parts.iter().map(|(t, _)| *t).collect());
+        self.found.insert(tx, (now, parts));
+    }
+
+    /// A mark of an earlier run.
+    pub fn found_mark(&mut self, tx: TxId) {
+        self.marks.insert(tx);
+    }
+
+    /// Notes a decision that is logged with its changes.
+    pub fn decide(&mut self, tx: TxId, participants: Vec<TargetId>) {
+        debug_assert!(!participants.is_empty(), "an operation of one target needs no decision");
+        let before = self.known.insert(tx, participants);
+        debug_assert!(before.is_none(), "an operation is decided once");
+    }
+
+    /// Whether the operation was decided and is not forgotten yet.
+    pub fn knows(&self, tx: TxId) -> bool {
+        self.known.contains_key(&tx)
+    }
+
+    /// Whether nothing is left to be forgotten.
+    pub fn is_idle(&self) -> bool {
+        self.known.is_empty() && !self.forgetting
+    }
+}

@@ -1,0 +1,44 @@
+//! What a worker needs of the floors above it. They hand it over at the start.
+//!
+//! Owns: three contracts. Does not own: who keeps them (`dispatch`, `cluster`).
+
+use crate::message::{Question, Told};
+use crate::target::Target;
+use crate::worker::Worker;
+use amphi_env::Env;
+use amphi_types::{Result, SessionId, TargetId};
+use amphi_wire::Push;
+use std::cell::RefCell;
+use std::pin::Pin;
+use std::rc::{Rc, Weak};
+
+/// A reply that is on its way.
+pub type Replying = Pin<Box<dyn Future<Output = Result<Told>>>>;
+
+/// Answers what another target asks a target of this worker. Boxed, because some answers ask on.
+pub type AnswerTarget<E> = fn(&Rc<Worker<E>>, &Rc<Target<E>>, Question) -> Replying;
+
+/// Clients that are connected to this server.
+pub trait Clients {
+    /// Sends a message to a session's client, if it is connected.
+    fn push(self: Rc<Self>, session: SessionId, push: Push);
+
+    /// Ends a session that did not keep to the rules; `why` completes "it is evicted:".
+    fn evict(self: Rc<Self>, session: SessionId, why: &str);
+}
+
+/// The other servers of the cluster.
+pub trait Peers {
+    /// Asks a target of another server. `Io` if that cannot be reached for long, `Stale` if nobody has the target.
+    fn ask(self: Rc<Self>, target: TargetId, question: Question) -> Replying;
+}
+
+/// All three as a worker has them.
+pub struct Above<E: Env> {
+    /// Answers to other targets.
+    pub answer: AnswerTarget<E>,
+    /// At worker 0: who has the connections.
+    pub clients: RefCell<Option<Weak<dyn Clients>>>,
+    /// At worker 0: the other servers.
+    pub peers: RefCell<Option<Weak<dyn Peers>>>,
+}
