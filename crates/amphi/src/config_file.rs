@@ -6,9 +6,9 @@
 //! from the folder of the file, so that the file means the same wherever the server is started.
 
 use crate::cmd::up::SPIN_US_MAX;
-use crate::failure::{Failure, Outcome};
-use crate::size;
 use crate::storage_kind::Rotational;
+use amphi_host::failure::{Failure, Outcome};
+use amphi_host::size;
 use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -65,7 +65,7 @@ impl<S: Subscriber> Layer<S> for LogLimit {
         }
         let (is_said, left_out) = self.next(of, monotonic());
         if left_out > 0 {
-            crate::process::say(&format!("{left_out} log lines like the next one were left out"));
+            amphi_host::say::say(&format!("{left_out} log lines like the next one were left out"));
         }
         is_said
     }

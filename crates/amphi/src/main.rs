@@ -1,25 +1,16 @@
 //! `amphi`: the one binary. Owns the command line, the embedded cluster, server and mount processes, the demo and
 //! the benchmarks. Does not own any file system logic: front ends and processes put the rooms below together.
 
-mod bench;
-mod cluster_key;
 mod cmd;
 mod config_file;
-mod control;
-mod demo;
-mod failure;
-mod idle;
 mod known_folders;
 mod log_limit;
 mod members;
-mod mount_words;
-mod process;
-mod size;
 mod storage_kind;
-mod suggest;
 
+use amphi_bench::demo;
+use amphi_host::failure::{During, Outcome};
 use clap::{CommandFactory, Parser, Subcommand};
-use failure::{During, Outcome};
 use std::process::ExitCode;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -53,7 +44,7 @@ enum Command {
     Run(cmd::run::Run),
     Mpiio(cmd::mpiio::Mpiio),
     Demo(demo::Demo),
-    Bench(bench::Bench),
+    Bench(amphi_bench::Bench),
     /// Print a completion script for a shell
     #[command(visible_alias = "completion")]
     Completions {
@@ -128,17 +119,17 @@ fn main() -> ExitCode {
     }
     let command = Cli::parse().command;
     if !command.holds_a_mount() {
-        process::end_when_nobody_reads();
+        amphi_host::signals::end_when_nobody_reads();
         return exit_code(run(command));
     }
-    exit_code(process::raise_file_limit().and_then(|()| run(command)))
+    exit_code(amphi_host::signals::raise_file_limit().and_then(|()| run(command)))
 }
 
 fn exit_code(outcome: Outcome) -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(f) => {
-            process::say_error(&f.to_string());
+            amphi_host::say::say_error(&f.to_string());
             ExitCode::from(f.code)
         }
     }

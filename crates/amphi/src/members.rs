@@ -7,7 +7,7 @@
 //! kernel tells it), and none is stopped by a Ctrl-C of the terminal, since the mount still writes back to it then.
 
 use super::cmd::up::Storage;
-use crate::failure::{During, Failure, Outcome};
+use amphi_host::failure::{During, Failure, Outcome};
 use amphi_server::ServerConfig;
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
 use std::io::{BufRead, BufReader};
@@ -298,7 +298,7 @@ fn watch(mut child: Child, name: &str, watched: &Watched, ready: &mut Option<mps
         for line in errors.into_iter().flat_map(|e| BufReader::new(e).lines()).map_while(Result::ok) {
             match line.strip_prefix("amphi: ") {
                 Some(text) => failure = Some(text.to_string()),
-                None => crate::process::say(&format!("{prefix}: {line}")),
+                None => amphi_host::say::say(&format!("{prefix}: {line}")),
             }
         }
         failure

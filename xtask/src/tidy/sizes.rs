@@ -23,8 +23,8 @@ const LONG_FUNCTIONS: &[(&str, &str)] = &[
 
 /// Structs that are a list: counters, options of a command line, a format.
 const LISTS: &[(&str, &str)] = &[
-    ("crates/amphi/src/bench/workload/ior.rs", "Ior"),
-    ("crates/amphi/src/bench/workload/mdtest.rs", "Mdtest"),
+    ("crates/bench/src/workload/ior.rs", "Ior"),
+    ("crates/bench/src/workload/mdtest.rs", "Mdtest"),
     ("crates/amphi/src/cmd/server.rs", "Server"),
     ("crates/mpiio/src/stats.rs", "Stats"),
     ("crates/sim/src/run.rs", "Summary"),

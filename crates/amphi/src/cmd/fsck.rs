@@ -1,10 +1,10 @@
 //! `amphi fsck`: check of the zones of stopped servers, and their repair.
 
-use crate::failure::{Failure, Outcome};
 use crate::members::Site;
-use crate::process::server_failure;
-use crate::size;
 use amphi_env::{Env, RealEnv};
+use amphi_host::failure::{Failure, Outcome};
+use amphi_host::size;
+use amphi_process::cluster::server_failure;
 use amphi_server::{CheckData, RepairPlan, Report, fsck_folders, plan_repair};
 use clap::Args;
 use std::collections::BTreeSet;

@@ -1,9 +1,9 @@
 //! `amphi layout`: how the data of files is laid over targets, which way their I/O goes, and who
 //! serves their reads.
 
-use crate::control;
-use crate::failure::{During, Failure, Outcome};
-use crate::size;
+use amphi_host::control;
+use amphi_host::failure::{During, Failure, Outcome};
+use amphi_host::size;
 use clap::{Args, Subcommand};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;

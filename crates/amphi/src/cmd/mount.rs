@@ -1,9 +1,9 @@
 //! `amphi mount`: the client side alone.
 
 use super::up::{Mounting, spin_us};
-use crate::cluster_key;
-use crate::failure::Outcome;
-use crate::process::{self, Stop};
+use amphi_host::cluster_key;
+use amphi_host::failure::Outcome;
+use amphi_host::signals::Stop;
 use clap::Args;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -31,15 +31,15 @@ pub struct Mount {
 impl Mount {
     /// Runs until a signal or an unmount ends it.
     pub fn run(self) -> Outcome {
-        process::check_mount_point(&self.dir)?;
+        amphi_process::mount::check_mount_point(&self.dir)?;
         let key = cluster_key::read(self.key.as_deref())?.map(|(_, key)| key);
         let client = self.mounting.client_config()?;
         let stop = Stop::on_signals()?;
         let spin = Duration::from_micros(self.link_spin_us);
-        let running = process::start_client(self.cluster.clone(), key, spin, client, stop.also())?;
+        let running = amphi_host::client::start_client(self.cluster.clone(), key, spin, client, stop.also())?;
         let options = self.mounting.options(self.cluster.join(","), &self.dir, true);
-        let mounted = process::set_on_servers(&running.client, &self.mounting.set)
-            .and_then(|()| process::mount(running.client.clone(), &options, stop.also()));
+        let mounted = amphi_host::client::set_on_servers(&running.client, &self.mounting.set)
+            .and_then(|()| amphi_process::mount::mount(running.client.clone(), &options, stop.also()));
         let session = match mounted {
             Ok(session) => session,
             Err(e) => {
@@ -47,8 +47,8 @@ impl Mount {
                 return Err(e);
             }
         };
-        process::say_ready(session.mount_point().display());
+        amphi_host::say::say_ready(session.mount_point().display());
         stop.wait();
-        process::end(&session, running)
+        amphi_process::mount::end(&session, running)
     }
 }

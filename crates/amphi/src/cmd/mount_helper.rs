@@ -8,10 +8,9 @@
 //!
 //! A mount has come when the line `ready` has; what its process said before is passed on.
 
-use crate::control;
-use crate::failure::{During, Failure, Outcome};
-use crate::mount_words::MountWord;
-use crate::process;
+use amphi_host::control;
+use amphi_host::failure::{During, Failure, Outcome};
+use amphi_process::mount_words::MountWord;
 use clap::{Parser, ValueEnum};
 use rustix::mount::MountFlags;
 use std::ffi::OsString;
@@ -186,7 +185,7 @@ impl MountHelper {
             None => command.stderr(Stdio::piped()),
         };
         if self.verbose {
-            process::say(&format!("{command:?}"));
+            amphi_host::say::say(&format!("{command:?}"));
         }
         // SAFETY: setsid(2) may be called between fork and exec, and touches no memory.
         unsafe { command.pre_exec(|| rustix::process::setsid().map(drop).map_err(Into::into)) };

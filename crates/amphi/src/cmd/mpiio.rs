@@ -2,8 +2,8 @@
 //!
 //! Owns the words in which its counters are shown. Does not own: the counters and where they are found (`amphi_mpiio`).
 
-use crate::failure::{During, Failure, Outcome};
-use crate::size;
+use amphi_host::failure::{During, Failure, Outcome};
+use amphi_host::size;
 use amphi_mpiio::live;
 use amphi_mpiio::segment::Snapshot;
 use amphi_mpiio::stats::NAMES;

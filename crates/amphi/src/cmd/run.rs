@@ -3,11 +3,12 @@
 //! Owns the search for the shim of the program's MPI library and how it reaches the ranks: launchers get it as an
 //! option of theirs, so that only the ranks load it; any other program gets it in its environment.
 
-use crate::failure::{Failure, Outcome};
-use clap::{Args, ValueEnum};
-use std::ffi::{OsStr, OsString};
+use amphi_host::failure::{Failure, Outcome};
+use amphi_process::launch::{Mpi, ask, find_shim, is_launcher, launcher_options};
+use clap::Args;
+use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 /// Run a program with the cooperative cache below its MPI-IO: `amphi run --mpiio -- mpirun -n 64 ./app`.
@@ -29,29 +30,6 @@ pub struct Run {
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
     command: Vec<OsString>,
 }
-
-/// MPI libraries for which there is a shim.
-#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mpi {
-    Auto,
-    Openmpi,
-    Mpich,
-    Abi,
-}
-
-impl Mpi {
-    /// The file name of its shim.
-    pub fn shim(self) -> &'static str {
-        match self {
-            Mpi::Openmpi => "libamphi_mpiio_openmpi.so",
-            Mpi::Abi => "libamphi_mpiio_abi.so",
-            Mpi::Mpich | Mpi::Auto => "libamphi_mpiio_mpich.so",
-        }
-    }
-}
-
-/// Variables of the cache that the ranks need, too.
-const VARIABLES: [&str; 3] = ["AMPHI_MPIIO", "AMPHI_MPIIO_HINTS", "AMPHI_MPIIO_STATS"];
 
 impl Run {
     /// Becomes the command.
@@ -85,88 +63,5 @@ impl Run {
         };
         let error = command.args(&self.command[1..]).exec();
         Err(Failure::refused(format!("cannot start {}: {error}", program.display())))
-    }
-}
-
-fn is_launcher(program: &OsStr) -> bool {
-    let name = Path::new(program).file_name().unwrap_or_default().to_string_lossy().into_owned();
-    let known = ["mpirun", "mpiexec", "orterun", "prterun"];
-    known.iter().any(|k| name == *k || name.strip_prefix(k).is_some_and(|rest| rest.starts_with('.')))
-}
-
-/// The options with which a launcher hands the shim and the cache's variables to the ranks.
-pub fn launcher_options(mpi: Mpi, preload: &OsStr) -> Vec<OsString> {
-    let mut assignment = OsString::from("LD_PRELOAD=");
-    assignment.push(preload);
-    if mpi == Mpi::Mpich {
-        // Hydra passes the other variables on by itself.
-        return ["-genv".into(), "LD_PRELOAD".into(), preload.to_owned()].into();
-    }
-    let mut options: Vec<OsString> = ["-x".into(), assignment].into();
-    for name in VARIABLES.iter().filter(|name| std::env::var_os(name).is_some()) {
-        options.extend(["-x".into(), OsString::from(name)]);
-    }
-    options
-}
-
-fn ask(launcher: &OsStr) -> Outcome<Mpi> {
-    let output = Command::new(launcher)
-        .arg("--version")
-        .output()
-        .map_err(|e| Failure::refused(format!("cannot ask {} for its version: {e}", launcher.display())))?;
-    let text = String::from_utf8_lossy(&output.stdout).to_lowercase();
-    if text.contains("open mpi") || text.contains("open-mpi") || text.contains("openrte") {
-        Ok(Mpi::Openmpi)
-    } else if text.contains("hydra") || text.contains("mpich") {
-        Ok(Mpi::Mpich)
-    } else {
-        Err(Failure::refused(format!(
-            "{} belongs to no MPI library that has a shim (Open MPI, MPICH); --mpi names one whose binary interface it has",
-            launcher.display()
-        )))
-    }
-}
-
-/// Finds a shim in the folder that is named, or else where it is installed.
-pub fn find_shim(named: Option<&Path>, file: &str) -> Outcome<PathBuf> {
-    let beside = std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_path_buf));
-    let from_environment = std::env::var_os("AMPHI_MPIIO_SHIMS").filter(|v| !v.is_empty()).map(PathBuf::from);
-    let folders: Vec<PathBuf> = match (named, from_environment) {
-        (Some(folder), _) => vec![folder.to_path_buf()],
-        (None, Some(folder)) => vec![folder],
-        (None, None) => beside.iter().flat_map(|b| [b.join("../lib/amphi"), b.join("../mpiio"), b.clone()]).collect(),
-    };
-    let found = folders.iter().map(|f| f.join(file)).find(|f| f.is_file());
-    let found = found.and_then(|f| f.canonicalize().ok());
-    found.ok_or_else(|| {
-        let looked: Vec<String> = folders.iter().map(|f| f.display().to_string()).collect();
-        Failure::refused(format!("no {file} in {}; `make mpiio` builds it", looked.join(", ")))
-    })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Goal: each launcher gets the shim by its own option, and names with the library's suffix are launchers.
-    /// Method: the options themselves.
-    #[test]
-    fn launchers_get_the_shim_as_an_option() {
-        for name in ["mpirun", "/usr/bin/mpirun.openmpi", "mpiexec.hydra", "orterun"] {
-            assert!(is_launcher(OsStr::new(name)), "{name}");
-        }
-        assert!(!is_launcher(OsStr::new("mpirunner")) && !is_launcher(OsStr::new("./app")));
-        assert_eq!(launcher_options(Mpi::Mpich, OsStr::new("/a.so")), ["-genv", "LD_PRELOAD", "/a.so"]);
-        assert_eq!(launcher_options(Mpi::Openmpi, OsStr::new("/a.so"))[..2], ["-x", "LD_PRELOAD=/a.so"]);
-    }
-
-    /// Goal: a shim that is not there is refused with the folder and what builds it. Method: an empty folder.
-    #[test]
-    fn a_missing_shim_is_refused() {
-        let empty = tempfile::tempdir().expect("folder");
-        let error = find_shim(Some(empty.path()), Mpi::Mpich.shim()).expect_err("there is none");
-        assert!(error.code == 2 && error.text.contains("make mpiio"), "{error}");
-        std::fs::write(empty.path().join(Mpi::Mpich.shim()), "").expect("written");
-        assert!(find_shim(Some(empty.path()), Mpi::Mpich.shim()).is_ok());
     }
 }

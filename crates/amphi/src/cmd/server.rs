@@ -1,12 +1,15 @@
 //! `amphi server`: the storage side alone.
 
 use super::up::{Storage, socket_mode, spin_us};
-use crate::cluster_key::{self, OwnKey};
 use crate::config_file::{ConfigFile, EXAMPLE};
-use crate::failure::{Failure, Outcome};
-use crate::process::{self, AtEnd, Stop};
+use crate::members;
 use crate::storage_kind::Rotational;
-use crate::{members, size};
+use amphi_host::client::AtEnd;
+use amphi_host::cluster_key;
+use amphi_host::failure::{Failure, Outcome};
+use amphi_host::signals::Stop;
+use amphi_host::size;
+use amphi_process::own_key::{self, OwnKey};
 use amphi_sched::WorkerConfig;
 use amphi_server::config::NewZones;
 use amphi_server::{ServerConfig, run_threads};
@@ -114,13 +117,13 @@ impl Server {
         }
         config.advertise = or(self.advertise.clone(), file.advertise);
         config.join = or(self.join.clone(), file.join);
-        config.name = self.name.clone().or(file.name).unwrap_or_else(process::host_name);
-        process::settle_addresses(&mut config)?;
+        config.name = self.name.clone().or(file.name).unwrap_or_else(amphi_host::link::host_name);
+        amphi_process::cluster::settle_addresses(&mut config)?;
         let key = self.key.clone().or(file.key);
         config.key = cluster_key::read(key.as_deref())?.map(|(bytes, _)| bytes);
         config.socket_mode = storage.socket_mode;
-        let own = cluster_key::of_server(&mut config, &storage.data)?;
-        process::complete(&mut config);
+        let own = own_key::of_server(&mut config, &storage.data)?;
+        amphi_process::cluster::complete(&mut config);
         Ok((storage, config, own))
     }
 
@@ -179,21 +182,23 @@ fn serve(config: ServerConfig, workers: WorkerConfig, own: Option<OwnKey>) -> Ou
     if let Some(addrs) = addrs {
         kept = own.map_or(Ok(()), |own| own.keep());
         if kept.is_ok() {
-            process::say_ready(addrs.join(" "));
+            amphi_host::say::say_ready(addrs.join(" "));
             stop.wait();
         }
     }
     let _ = end.send(());
     match thread.join() {
-        Ok(result) => result.map_err(process::server_failure).and(kept),
-        Err(_) => Err(process::panicked()),
+        Ok(result) => result.map_err(amphi_process::cluster::server_failure).and(kept),
+        Err(_) => Err(amphi_host::client::panicked()),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::process::{Around, client_config, start_cluster};
+    use amphi_host::client::client_config;
+    use amphi_process::cluster::Around;
+    use amphi_process::cluster::start_cluster;
     use std::io::{BufRead, BufReader};
     use std::process::{Child, Command, Stdio, exit};
 

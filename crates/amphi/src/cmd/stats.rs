@@ -1,8 +1,8 @@
 //! `amphi stats`: counters of a mount, of its jobs, or of a file.
 
-use crate::control;
-use crate::failure::{Failure, Outcome};
-use crate::size;
+use amphi_host::control;
+use amphi_host::failure::{Failure, Outcome};
+use amphi_host::size;
 use clap::Args;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

@@ -1,9 +1,9 @@
 //! `amphi status`: servers, targets, space and clients of a cluster, asked through a mount or directly.
 
-use crate::failure::{During, Failure, Outcome};
-use crate::{cluster_key, control, process, size};
 use amphi_client::status;
 use amphi_env::{Env, RealEnv};
+use amphi_host::failure::{During, Failure, Outcome};
+use amphi_host::{cluster_key, control, size};
 use amphi_transport::{CallOptions, ClusterKey, Link, LinkConfig, LinkEvents, Recovery};
 use amphi_types::{Cred, Errno, TargetId};
 use amphi_wire::{Call, Lane, Push, Reply, Request, Role, ServerInfo};
@@ -56,7 +56,8 @@ impl Status {
             of_mount(control::find_mount(self.mount, "")?)?
         } else {
             let key = cluster_key::read(self.key.as_deref())?.map(|(_, key)| key);
-            RealEnv::run(Duration::ZERO, |env| ask(env, self.cluster, key)).map_err(|e| process::link_failure(&e))?
+            RealEnv::run(Duration::ZERO, |env| ask(env, self.cluster, key))
+                .map_err(|e| amphi_host::link::link_failure(&e))?
         };
         let json: Value =
             serde_json::from_str(&text).map_err(|e| Failure::broken(format!("the status of the cluster: {e}")))?;
@@ -108,7 +109,8 @@ async fn ask_one(link: &Link<RealEnv>, op: Request, limit: Duration) -> Result<R
 
 /// The status of the cluster of which one of `addrs` is a server.
 async fn ask(env: RealEnv, addrs: Vec<String>, key: Option<ClusterKey>) -> io::Result<String> {
-    let config = |addrs| process::link_config(addrs, Role::Admin, key.clone()).map_err(|e| io::Error::other(e.text));
+    let config =
+        |addrs| amphi_host::link::link_config(addrs, Role::Admin, key.clone()).map_err(|e| io::Error::other(e.text));
     let mut errors = Vec::new();
     let mut link = None;
     for addr in &addrs {
@@ -120,7 +122,7 @@ async fn ask(env: RealEnv, addrs: Vec<String>, key: Option<ClusterKey>) -> io::R
             Err(e) => errors.push(e),
         }
     }
-    let Some((addr, link)) = link else { return Err(process::all_errors(errors)) };
+    let Some((addr, link)) = link else { return Err(amphi_host::link::all_errors(errors)) };
     let failed = |e: Errno| io::Error::other(format!("{addr}: {e}"));
     let map = match ask_one(&link, Request::Map, PATIENCE).await {
         Ok(Reply::Map(map)) => map,

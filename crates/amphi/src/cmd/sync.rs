@@ -1,7 +1,7 @@
 //! `amphi sync`: makes everything on a mount stable.
 
-use crate::control;
-use crate::failure::Outcome;
+use amphi_host::control;
+use amphi_host::failure::Outcome;
 use clap::Args;
 use std::path::PathBuf;
 

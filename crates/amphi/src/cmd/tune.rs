@@ -1,9 +1,8 @@
 //! `amphi get` and `amphi set`: tunables of a mount and its servers, live.
 
-use crate::control;
-use crate::failure::{Failure, Outcome};
-use crate::process;
-use crate::suggest::did_you_mean;
+use amphi_host::control;
+use amphi_host::failure::{Failure, Outcome};
+use amphi_host::suggest::did_you_mean;
 use clap::Args;
 use std::path::{Path, PathBuf};
 
@@ -76,7 +75,7 @@ impl Get {
             }
             println!("{assignment}");
         }
-        shown.notes.iter().for_each(|note| process::say(note));
+        shown.notes.iter().for_each(|note| amphi_host::say::say(note));
         Ok(())
     }
 }
@@ -105,7 +104,7 @@ fn set(mount: &Path, assignment: &str) -> Outcome {
     for (now, _) in shown.rows {
         println!("{now}");
     }
-    shown.notes.iter().for_each(|note| process::say(note));
+    shown.notes.iter().for_each(|note| amphi_host::say::say(note));
     Ok(())
 }
 

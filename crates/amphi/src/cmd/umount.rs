@@ -3,8 +3,8 @@
 //! umount(2) of a FUSE mount returns before its process has written everything back, and umount(8) waits for nothing
 //! else: a machine that is switched off right behind it, or a container that ends with it, would lose bytes.
 
-use crate::control;
-use crate::failure::{During, Failure, Outcome};
+use amphi_host::control;
+use amphi_host::failure::{During, Failure, Outcome};
 use clap::Args;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;

@@ -1,14 +1,17 @@
 //! `amphi up`: server and mount in one process, in the foreground; further servers as children.
 
-use crate::cluster_key;
-use crate::failure::{Failure, Outcome};
 use crate::known_folders::KnownFolders;
 use crate::members::{Members, SERVERS_MAX, Site};
-use crate::mount_words::{MountWord, MountWords};
-use crate::process::{self, Around, MountOptions, Stop};
-use crate::size;
 use crate::storage_kind::Rotational;
 use amphi_client::{ClientConfig, JOB_VARIABLES};
+use amphi_host::cluster_key;
+use amphi_host::failure::{Failure, Outcome};
+use amphi_host::signals::Stop;
+use amphi_host::size;
+use amphi_process::cluster::Around;
+use amphi_process::mount::FUSE_SPIN_US;
+use amphi_process::mount::MountOptions;
+use amphi_process::mount_words::{MountWord, MountWords};
 use amphi_sched::{Cores, WorkerConfig};
 use amphi_server::ServerConfig;
 use amphi_server::config::NewZones;
@@ -90,10 +93,6 @@ impl Storage {
     }
 }
 
-/// How long a reader of the kernel's requests polls by default, microseconds: as long as most programs take from one
-/// call to the next.
-pub const FUSE_SPIN_US: u64 = 100;
-
 /// Options of a mount.
 #[derive(Args, Clone, Debug)]
 pub struct Mounting {
@@ -131,7 +130,7 @@ impl Mounting {
         let no_atime = is_read_only || words.said(MountWord::NoAtime, MountWord::RelAtime) == Some(true);
         let atime = no_atime.then(|| "client.atime=none".to_string());
         let set: Vec<String> = atime.into_iter().chain(self.set.iter().cloned()).collect();
-        let mut config = process::client_config(self.cache, &set)?;
+        let mut config = amphi_host::client::client_config(self.cache, &set)?;
         config.job_variables = self.job_env.iter().filter(|name| !name.is_empty()).cloned().collect();
         Ok(config)
     }
@@ -199,12 +198,12 @@ impl Up {
         let known = KnownFolders::here();
         config.new_zones = self.new_zones(&site, &known)?;
         config.listen = self.listen.clone();
-        process::settle_addresses(&mut config)?;
+        amphi_process::cluster::settle_addresses(&mut config)?;
         config.key = cluster_key::read(self.key.as_deref())?.map(|(bytes, _)| bytes);
         config.socket_mode = self.storage.socket_mode;
-        let own = cluster_key::of_server(&mut config, &self.storage.data)?;
-        process::check_mount_point(&self.mount)?;
-        process::check_apart(&self.storage.data, &self.mount)?;
+        let own = amphi_process::own_key::of_server(&mut config, &self.storage.data)?;
+        amphi_process::mount::check_mount_point(&self.mount)?;
+        amphi_process::mount::check_apart(&self.storage.data, &self.mount)?;
         let client = self.mounting.client_config()?;
         let stop = Stop::on_signals()?;
         let key = self.key.clone().or_else(|| own.as_ref().map(|own| own.path.clone()));
@@ -214,7 +213,7 @@ impl Up {
             return self.serve(config, client, around, stop, &site, &known);
         }
         site.lead(&mut config);
-        config.check().map_err(process::server_failure)?;
+        config.check().map_err(amphi_process::cluster::server_failure)?;
         let new = site.make()?;
         let members = Arc::<Mutex<Option<Members>>>::default();
         let (args, running) = (site.members(&self.storage, key.as_deref()), members.clone());
@@ -273,9 +272,9 @@ impl Up {
             workers.cores = Cores::Kept;
         }
         let is_new = !site.has_first_zones();
-        let running = process::start_cluster(config, workers, client, around, stop.also())?;
+        let running = amphi_process::cluster::start_cluster(config, workers, client, around, stop.also())?;
         if is_new {
-            process::say(&format!("a new cluster begins in {}", site.data().display()));
+            amphi_host::say::say(&format!("a new cluster begins in {}", site.data().display()));
         }
         if let Err(e) = known.note(site.data()) {
             tracing::warn!(
@@ -285,8 +284,8 @@ impl Up {
         }
         let data = std::path::absolute(&self.storage.data).unwrap_or(self.storage.data);
         let options = self.mounting.options(data.display().to_string(), &self.mount, !self.listen.is_empty());
-        let mounted = process::set_on_servers(&running.client, &self.mounting.set)
-            .and_then(|()| process::mount(running.client.clone(), &options, stop.also()));
+        let mounted = amphi_host::client::set_on_servers(&running.client, &self.mounting.set)
+            .and_then(|()| amphi_process::mount::mount(running.client.clone(), &options, stop.also()));
         let session = match mounted {
             Ok(session) => session,
             Err(e) => {
@@ -294,8 +293,8 @@ impl Up {
                 return Err(e);
             }
         };
-        process::say_ready(session.mount_point().display());
+        amphi_host::say::say_ready(session.mount_point().display());
         stop.wait();
-        process::end(&session, running)
+        amphi_process::mount::end(&session, running)
     }
 }

@@ -1,0 +1,281 @@
+//! `amphi bench`: measurements with their goals, ratios taken in one run. A benchmark is not a test.
+//!
+//! Owns: the command line, what all benchmarks share (folder, rounds, stopping), the order they run in. Each benchmark
+//! is a file of `bench/`. Invariants: sides of a comparison take turns within one run; every sample is kept; what was
+//! started is stopped and unmounted, also after an error or a signal.
+
+mod bare;
+mod breakdown;
+mod cached;
+pub mod clock;
+pub mod cluster;
+pub mod demo;
+mod embedded;
+mod idle;
+mod kernel;
+mod library;
+mod links;
+mod locks;
+mod machine;
+mod memory_group;
+mod model;
+mod modes;
+mod mounted;
+mod mounted_cluster;
+mod mounts;
+mod mpiio;
+mod polling;
+mod program;
+mod raw;
+mod report;
+mod round_trip;
+mod scenario;
+mod series;
+mod servers;
+mod sessions;
+mod small;
+pub mod stream;
+mod untar;
+mod workload;
+
+use amphi_host::failure::{During, Failure, Outcome};
+use clap::{Args, Subcommand, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use report::{Report, Table};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+/// The settings of a mount, for the do-nothing one as for the real one: the defaults of `amphi up`.
+pub fn session_config() -> amphi_fuse::SessionConfig {
+    let spin = Duration::from_micros(amphi_process::mount::FUSE_SPIN_US);
+    amphi_fuse::SessionConfig { spin, ..amphi_fuse::SessionConfig::default() }
+}
+
+/// How long a caller and a worker poll by default.
+pub const DEFAULT_SPINS: (Duration, Duration) = (amphi_env::real::WORKER_SPIN, amphi_env::real::WORKER_SPIN);
+
+/// What can be measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Name {
+    /// What this machine can do without AmphiFS: disk, sockets, threads, FUSE
+    Bare,
+    /// Auto beside buffered and direct for each transfer size, through FUSE and the library
+    Modes,
+    /// Large transfers beside the serial model of disk, transport and FUSE
+    Model,
+    /// Buffered 4 KiB and 64 KiB through FUSE beside a do-nothing FUSE target
+    Small,
+    /// Cached 4 KiB calls of the client library beside memcpy, stat beside a bare ping-pong
+    Library,
+    /// Untar and delete of a tree of 10,000 files beside its budget
+    Tree,
+    /// Memory and processor time of an idle cluster
+    Idle,
+    /// What brief polling buys
+    Polling,
+    /// Two mounts of one server: locks that go to and fro, stat, alternate blocks, reads of what is cached
+    Mounts,
+    /// Warm reads and walks that the kernel can serve, alone and beside a second mount, beside the local file system
+    Mount,
+    /// One mount on a cluster of two server processes, beside one process
+    Servers,
+    /// Memory and request rate of a server with 1,000 sessions
+    Sessions,
+    /// Time and memory of 100,000 locks on one file
+    Locks,
+    /// Records in turn in one file by several mounts, beside other ways of doing it (ior-hard, ior-easy)
+    Strided,
+    /// Write-back on the server: records of several mounts, small synchronous writes, overwrites; on beside off
+    Writeback,
+    /// Streams larger than the cache in a mount whose memory is limited
+    Overcache,
+    /// Many small files in one directory, with and without batching (mdtest-hard)
+    Files,
+    /// Shared files in the sizes of two simulations
+    Mixed,
+    /// One and 16 streams, aligned and not, beside other ways of doing it
+    Streams,
+    /// Where the time of a buffered and of a direct write goes
+    Breakdown,
+    /// Patterns of MPI programs, as their library does them and with the cooperative cache (needs MPI and `make mpiio`)
+    Mpiio,
+}
+
+/// A workload of several processes.
+#[derive(Subcommand, Debug)]
+enum Workload {
+    /// Write and read files with several processes, as IOR does
+    Ior(workload::ior::Ior),
+    /// Make, look at, read and remove many files with several processes, as mdtest does
+    Mdtest(workload::mdtest::Mdtest),
+    /// One process of a workload
+    #[command(hide = true)]
+    Rank,
+}
+
+/// Measure this machine and AmphiFS on it; prints tables, writes JSON.
+#[derive(Args, Debug)]
+#[command(args_conflicts_with_subcommands = true)]
+pub struct Bench {
+    #[command(subcommand)]
+    workload: Option<Workload>,
+    /// What to measure; default: everything
+    #[arg(value_enum)]
+    names: Vec<Name>,
+    /// Folder to work in, on the storage to measure; what is made in it is removed again
+    #[arg(long, default_value = "bench-out")]
+    dir: PathBuf,
+    /// Write every sample, with the parameters of the run, to this file
+    #[arg(long)]
+    json: Option<PathBuf>,
+    /// Folder for pictures (SVG) of what is drawn
+    #[arg(long)]
+    plots: Option<PathBuf>,
+    /// Rounds of each comparison
+    #[arg(long, default_value_t = 7, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pairs: u16,
+    /// Fewer sizes, shorter samples: to see that it works
+    #[arg(long)]
+    quick: bool,
+    /// Measure only rows whose name contains this, as in "read 4 KiB"; modes, model, small, library, mount, writeback,
+    /// overcache and streams have such rows
+    #[arg(long, value_name = "TEXT")]
+    only: Option<String>,
+    /// Serve the do-nothing mount here until standard input ends
+    #[arg(long, hide = true)]
+    null_mount: Option<PathBuf>,
+}
+
+/// What all benchmarks of a run share.
+pub struct Run {
+    /// Working folder.
+    pub dir: PathBuf,
+    /// Rounds of each comparison.
+    pub pairs: usize,
+    /// Fewer sizes, shorter samples.
+    pub quick: bool,
+    /// What was found so far.
+    pub report: Report,
+    only: Option<String>,
+    plots: Option<PathBuf>,
+    stop: Arc<AtomicBool>,
+}
+
+impl Run {
+    /// A progress bar that vanishes when it is done.
+    pub fn bar(&self, what: &str, len: u64) -> ProgressBar {
+        let style = ProgressStyle::with_template("  [{bar:24}] {pos}/{len} {elapsed} {msg}")
+            .unwrap_or_else(|_| ProgressStyle::default_bar())
+            .progress_chars("=> ");
+        ProgressBar::new(len).with_style(style).with_message(what.to_string())
+    }
+
+    /// Whether a row of this name is to be measured.
+    pub fn wants(&self, row: &str) -> bool {
+        self.only.as_ref().is_none_or(|text| row.contains(text.as_str()))
+    }
+
+    /// Errors once the user wants to stop.
+    pub fn check_stop(&self) -> Outcome {
+        if self.stop.load(Ordering::Relaxed) { Err(Failure::broken("stopped by a signal")) } else { Ok(()) }
+    }
+
+    /// How long a sample of many short calls takes.
+    pub fn sample_time(&self) -> Duration {
+        Duration::from_millis(if self.quick { 30 } else { 100 })
+    }
+
+    /// Where the picture `name` goes, if pictures are wanted.
+    pub fn picture(&self, name: &str) -> Option<PathBuf> {
+        self.plots.as_ref().map(|dir| dir.join(format!("{name}.svg")))
+    }
+
+    /// Prints a table, if it has rows.
+    pub fn show(&self, table: &Table) {
+        if !table.is_empty() {
+            println!("{}", table.render());
+        }
+    }
+}
+
+impl Bench {
+    /// Runs what was asked for.
+    pub fn run(mut self) -> Outcome {
+        match self.workload.take() {
+            Some(Workload::Ior(ior)) => return ior.run(),
+            Some(Workload::Mdtest(mdtest)) => return mdtest.run(),
+            Some(Workload::Rank) => return workload::tasks::serve(),
+            None => {}
+        }
+        if let Some(mount) = &self.null_mount {
+            return program::serve_null(mount);
+        }
+        if self.dir.exists() {
+            let text = format!("{}: exists already; remove it or name another folder with --dir", self.dir.display());
+            return Err(Failure::refused(text));
+        }
+        std::fs::create_dir_all(&self.dir).during(|| format!("make {}", self.dir.display()))?;
+        if let Some(plots) = &self.plots {
+            std::fs::create_dir_all(plots).during(|| format!("make {}", plots.display()))?;
+        }
+        let dir = std::fs::canonicalize(&self.dir).during(|| format!("find {}", self.dir.display()))?;
+        let stop = Arc::new(AtomicBool::new(false));
+        for signal in amphi_host::signals::ending_signals() {
+            signal_hook::flag::register(signal, stop.clone()).during(|| "catch signals".into())?;
+        }
+        let pairs = usize::from(self.pairs);
+        let machine = machine::Machine::look(&dir, pairs, self.quick);
+        println!("{}", machine.line());
+        let report = Report { machine, findings: Vec::new() };
+        let mut run = Run {
+            dir: dir.clone(),
+            pairs,
+            quick: self.quick,
+            report,
+            only: self.only.clone(),
+            plots: self.plots.clone(),
+            stop,
+        };
+        let outcome = self.measure(&mut run).and_then(|()| match &self.only {
+            Some(text) if run.report.findings.is_empty() => {
+                Err(Failure::refused(format!("--only {text}: no row of what was to be measured has this in its name")))
+            }
+            _ => Ok(()),
+        });
+        let written = self.json.as_ref().map_or(Ok(()), |path| run.report.write_json(path));
+        let _ = std::fs::remove_dir_all(&dir);
+        outcome.and(written)
+    }
+
+    fn measure(&self, run: &mut Run) -> Outcome {
+        let names = if self.names.is_empty() { Name::value_variants() } else { &self.names };
+        for name in names {
+            match name {
+                Name::Bare => bare::run(run)?,
+                Name::Modes => modes::run(run)?,
+                Name::Model => model::run(run)?,
+                Name::Small => small::run(run)?,
+                Name::Library => cached::run(run)?,
+                Name::Tree => untar::run(run)?,
+                Name::Idle => idle::run(run)?,
+                Name::Polling => polling::run(run)?,
+                Name::Mounts => mounts::run(run)?,
+                Name::Mount => kernel::run(run)?,
+                Name::Servers => servers::run(run)?,
+                Name::Sessions => sessions::run(run)?,
+                Name::Locks => locks::run(run)?,
+                Name::Strided => scenario::strided::run(run)?,
+                Name::Writeback => scenario::write_back::run(run)?,
+                Name::Overcache => scenario::overcache::run(run)?,
+                Name::Files => scenario::small_files::run(run)?,
+                Name::Mixed => scenario::mixed::run(run)?,
+                Name::Streams => scenario::streams::run(run)?,
+                Name::Breakdown => breakdown::run(run)?,
+                Name::Mpiio => mpiio::run(run)?,
+            }
+        }
+        Ok(())
+    }
+}

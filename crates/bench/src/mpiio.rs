@@ -1,0 +1,237 @@
+//! `amphi bench mpiio`: access patterns of parallel programs through MPI-IO, as the MPI library does them, with the
+//! cooperative cache, and with the cache and direct I/O below it; on the local file system and on a mount (figures 4 to
+//! 6 and table 1 of the paper on cooperative caching, in the size of one machine).
+//!
+//! Owns: the program (`mpiio/patterns.c`, compiled when the benchmark runs), its sides and goals. Does not own: the
+//! cache, where its shims are found (`cmd::run`). All sides of a pattern take turns in one run; a run that reads a
+//! wrong byte ends the benchmark. Requests are those that the cache counts, exact and the same in each run.
+
+use super::Run;
+use super::cluster::Cluster;
+use super::report::{Finding, Goal, Table, digits, spread};
+use super::series::{Arm, Series, as_given};
+use amphi_host::failure::{During, Failure, Outcome};
+use amphi_process::launch::{Mpi, find_shim, launcher_options};
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The program.
+const SOURCE: &str = include_str!("mpiio/patterns.c");
+/// Its ranks.
+const RANKS: &str = "4";
+
+/// A pattern and its scale, quick and whole.
+struct Pattern {
+    name: &'static str,
+    what: &'static str,
+    scale: [u32; 2],
+}
+
+const PATTERNS: [Pattern; 4] = [
+    Pattern { name: "btio", what: "480-byte rows (BTIO, simple)", scale: [1, 10] },
+    Pattern { name: "flash", what: "checkpoint by variables (FLASH)", scale: [1, 8] },
+    Pattern { name: "hard", what: "47,008-byte records in turn (ior-hard)", scale: [1, 10] },
+    Pattern { name: "large", what: "8 MiB parts, written once", scale: [1, 4] },
+];
+
+/// The ways to do it: name, and hints of the cache if it is there.
+const SIDES: [(&str, Option<&str>); 4] = [
+    ("native", None),
+    ("cached", Some("cache_direct_io=disable")),
+    ("cached, direct", Some("cache_direct_io=enable")),
+    ("cached, two nodes", Some("cache_direct_io=disable;cache_ranks_per_node=2")),
+];
+
+/// An MPI library with what is needed to use it.
+struct Library {
+    name: &'static str,
+    mpi: Mpi,
+    shim: PathBuf,
+    program: PathBuf,
+}
+
+/// Measures each library that is installed.
+pub fn run(run: &mut Run) -> Outcome {
+    let mut libraries = Vec::new();
+    for (name, mpi) in [("openmpi", Mpi::Openmpi), ("mpich", Mpi::Mpich)] {
+        libraries.extend(library(run, name, mpi)?);
+    }
+    if libraries.is_empty() {
+        println!(
+            "mpiio: no MPI library with a compiler is installed (mpicc.openmpi, mpicc.mpich): nothing is measured"
+        );
+        return Ok(());
+    }
+    let cluster = Cluster::up(&run.dir.join("mpiio"), &[])?;
+    let local = run.dir.join("mpiio-local");
+    std::fs::create_dir_all(&local).during(|| format!("make {}", local.display()))?;
+    for library in &libraries {
+        for (place, dir) in [("local", &local), ("AmphiFS", &cluster.mount)] {
+            compare(run, library, place, dir)?;
+        }
+    }
+    cluster.stop()
+}
+
+/// Compiles the program for a library; none if the library is not there.
+fn library(run: &Run, name: &'static str, mpi: Mpi) -> Outcome<Option<Library>> {
+    let source = run.dir.join("patterns.c");
+    std::fs::write(&source, SOURCE).during(|| format!("write {}", source.display()))?;
+    let program = run.dir.join(format!("patterns.{name}"));
+    let mut compile = Command::new(format!("mpicc.{name}"));
+    let Ok(output) = compile.arg("-O2").arg("-o").arg(&program).arg(&source).output() else { return Ok(None) };
+    if !output.status.success() {
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        return Err(Failure::broken(format!("mpicc.{name} does not compile the benchmark: {text}")));
+    }
+    let shim = find_shim(None, mpi.shim())?;
+    Ok(Some(Library { name, mpi, shim, program }))
+}
+
+/// What one run of a side came to.
+type Counters = BTreeMap<String, u64>;
+
+/// One run: seconds to write and to read.
+fn once(library: &Library, pattern: &Pattern, scale: u32, file: &Path, hints: Option<&str>) -> Outcome<(f64, f64)> {
+    let stats = file.with_extension("stats");
+    for path in [file, &stats] {
+        match std::fs::remove_file(path) {
+            Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Failure::broken(format!("remove {}: {e}", path.display())));
+            }
+            _ => {}
+        }
+    }
+    let mut command = Command::new(format!("mpirun.{}", library.name));
+    command.args(["-np", RANKS]).env("AMPHI_MPIIO_STATS", &stats);
+    if library.mpi == Mpi::Openmpi {
+        command.args(["--oversubscribe", "--allow-run-as-root", "--bind-to", "none"]);
+    }
+    if let Some(hints) = hints {
+        command.env("AMPHI_MPIIO_HINTS", hints).args(launcher_options(library.mpi, library.shim.as_os_str()));
+        if library.mpi == Mpi::Openmpi {
+            command.args(["-x", "AMPHI_MPIIO_HINTS", "-x", "AMPHI_MPIIO_STATS"]);
+        }
+    }
+    command.arg(&library.program).arg(pattern.name).arg(file).arg(scale.to_string());
+    let output = command.output().during(|| format!("start mpirun.{}", library.name))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let words: Vec<&str> = text.split_whitespace().collect();
+    match words[..] {
+        ["write", write, "read", read, "wrong", "0"] if output.status.success() => {
+            let number = |text: &str| text.parse::<f64>().map_err(|e| Failure::broken(format!("'{text}': {e}")));
+            Ok((number(write)?, number(read)?))
+        }
+        _ => Err(Failure::broken(format!(
+            "{} with {} came to: {text}{}",
+            pattern.name,
+            library.name,
+            String::from_utf8_lossy(&output.stderr)
+        ))),
+    }
+}
+
+/// The counters of the two handles of a run, added up.
+fn counters(file: &Path) -> Counters {
+    let text = std::fs::read_to_string(file.with_extension("stats")).unwrap_or_default();
+    let mut sums = Counters::new();
+    for (name, value) in text.split_whitespace().filter_map(|word| word.split_once('=')) {
+        *sums.entry(name.to_owned()).or_default() += value.parse::<u64>().unwrap_or(0);
+    }
+    sums
+}
+
+/// All patterns of a library in one place.
+fn compare(run: &mut Run, library: &Library, place: &str, dir: &Path) -> Outcome {
+    let mut table = Table::new(
+        format!("MPI-IO with {} on {place} (seconds for writing and reading back, median and range)", library.name),
+        &["pattern", "way", "write", "read", "native / this", "goal", "requests", "aligned"],
+    );
+    let wanted: Vec<&Pattern> = PATTERNS.iter().filter(|p| run.wants(p.name)).collect();
+    for pattern in wanted {
+        let scale = pattern.scale[usize::from(!run.quick)];
+        let reads = RefCell::new(vec![Series::default(); SIDES.len()]);
+        let seen = RefCell::new(vec![Counters::new(); SIDES.len()]);
+        let side = |at: usize| {
+            let file = dir.join(format!("{}.{at}", pattern.name));
+            let (write, read) = once(library, pattern, scale, &file, SIDES[at].1)?;
+            reads.borrow_mut()[at].0.push(read);
+            seen.borrow_mut()[at] = counters(&file);
+            Ok(write)
+        };
+        let arms = SIDES.iter().enumerate().map(|(at, (name, _))| Arm::new(*name, move || side(at))).collect();
+        let writes = as_given(run, &format!("mpiio {} {place}", pattern.name), arms)?;
+        let (mut reads, seen) = (reads.into_inner(), seen.into_inner());
+        for read in &mut reads {
+            // The round before the first one counts for nothing.
+            read.0.drain(..read.0.len().saturating_sub(writes[0].0.len()));
+        }
+        let both: Vec<Series> = writes.iter().zip(&reads).map(|(w, r)| Series::sum(&[w, r])).collect();
+        for (at, (way, _)) in SIDES.iter().enumerate() {
+            let ratio = both[0].over(&both[at]);
+            let count = |name: &str| seen[at].get(name).copied().unwrap_or(0);
+            let goal = goal(pattern.name, place, at);
+            table.row(vec![
+                if at == 0 { pattern.what.into() } else { String::new() },
+                (*way).into(),
+                spread(&writes[at]),
+                spread(&reads[at]),
+                spread(&ratio),
+                goal.map_or("-".into(), |goal| goal.show(ratio.median())),
+                if at == 0 { "-".into() } else { format!("{} w, {} r", count("fs_writes"), count("fs_reads")) },
+                match count("fs_writes") {
+                    0 => "-".into(),
+                    all => format!("{} %", digits(count("fs_writes_aligned") as f64 * 100.0 / all as f64)),
+                },
+            ]);
+            let found = Finding::new("mpiio", format!("{} {place} {} {way}", pattern.name, library.name))
+                .with("scale", scale)
+                .with("counters", serde_json::json!(seen[at]))
+                .series("write_s", &writes[at])
+                .series("read_s", &reads[at])
+                .series("native_over_this", &ratio);
+            run.report.findings.push(match goal {
+                Some(goal) => found.goal(ratio.median(), goal),
+                None => found.value(ratio.median()),
+            });
+        }
+    }
+    table.note(
+        "Each rank reads what another one wrote, through a new handle. Start and end of the job are not counted.",
+    );
+    table.note(
+        "Requests: writes and reads of the file system by the cache, in one run. Two nodes: of this one machine.",
+    );
+    run.show(&table);
+    Ok(())
+}
+
+/// What the ratio of times should be.
+fn goal(pattern: &str, place: &str, side: usize) -> Option<Goal> {
+    match (pattern, place, side) {
+        ("btio", "AmphiFS", 1 | 2) => Some(Goal::AtLeast(5.0)),
+        ("hard", "AmphiFS", 1 | 2) => Some(Goal::AtLeast(2.0)),
+        ("large", _, 1) => Some(Goal::AtLeast(0.9)),
+        (_, "local", 1) => Some(Goal::AtLeast(0.75)),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: counters of all handles of a run are added up, and words that are none are passed over. Method: a file.
+    #[test]
+    fn counters_are_added_up() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let file = dir.path().join("btio.1");
+        assert!(counters(&file).is_empty());
+        let text = "amphi-mpiio: a=b: ranks=4 fs_writes=6 x\namphi-mpiio: a: ranks=4 fs_writes=1 fs_reads=22\n";
+        std::fs::write(file.with_extension("stats"), text).expect("written");
+        let seen = counters(&file);
+        assert_eq!((seen["fs_writes"], seen["fs_reads"], seen["ranks"]), (7, 22, 8));
+    }
+}

@@ -1,0 +1,47 @@
+//! Files with cluster keys.
+//!
+//! Owns: reading one, refusing one that others can read. Does not own: the key that a first server makes for itself
+//! (`amphi_process::own_key`), what makes a key weak, and what a key proves (`amphi_transport::auth`).
+
+use crate::failure::{Failure, Outcome};
+use amphi_transport::ClusterKey;
+use rustix::fs::{FileType, Mode, OFlags};
+use rustix::io::Errno;
+use std::path::Path;
+
+/// Bytes of a key file, at most: nobody means a larger one.
+const FILE_MAX: usize = 64 << 10;
+
+/// Reads a cluster key and checks it.
+///
+/// Errors: the file cannot be read, others than its user can, or the key is weak.
+pub fn read(path: Option<&Path>) -> Outcome<Option<(Vec<u8>, ClusterKey)>> {
+    path.map(read_file).transpose()
+}
+
+/// As `read`, of a path that is given; with the bytes of the file.
+pub fn read_file(path: &Path) -> Outcome<(Vec<u8>, ClusterKey)> {
+    let refused = |e: String| Failure::refused(format!("cluster key {}: {e}", path.display()));
+    let io = |e: Errno| refused(std::io::Error::from(e).to_string());
+    let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(io)?;
+    let found = rustix::fs::fstat(&file).map_err(io)?;
+    // What is no file, such as the pipe of a shell, has no readers but this one.
+    if FileType::from_raw_mode(found.st_mode).is_file() {
+        if found.st_mode & 0o077 != 0 {
+            return Err(refused(format!("others can read it or write to it; chmod 600 {}", path.display())));
+        }
+        let (me, owner) = (rustix::process::geteuid().as_raw(), found.st_uid);
+        if ![me, 0].contains(&owner) {
+            return Err(refused(format!("it belongs to user {owner}, who can read it; chown it")));
+        }
+    }
+    let (mut bytes, mut part) = (Vec::new(), [0; 4096]);
+    while bytes.len() < FILE_MAX {
+        match rustix::io::read(&file, &mut part).map_err(io)? {
+            0 => break,
+            n => bytes.extend_from_slice(&part[..n]),
+        }
+    }
+    let key = ClusterKey::new(&bytes).map_err(|e| refused(e.to_string()))?;
+    Ok((bytes, key))
+}

@@ -1,0 +1,16 @@
+//! The start of a client: configuration, clock, session, link, signals. No server code is in it, so that a library that
+//! is loaded into a program links none.
+//!
+//! Owns: what a process needs before it has a mount or a session. Does not own: servers and mounts (`amphi_process`).
+
+pub mod client;
+pub mod clock;
+pub mod cluster_key;
+pub mod control;
+pub mod failure;
+pub mod idle;
+pub mod link;
+pub mod say;
+pub mod signals;
+pub mod size;
+pub mod suggest;

@@ -1,0 +1,203 @@
+//! A client served through FUSE at a directory of this machine.
+//!
+//! Owns: the checks before a mount, its options, the order in which it ends. Does not own: the front end
+//! (`amphi_fuse`).
+
+use crate::mount_words::{MountWord, MountWords};
+use amphi_client::Client;
+use amphi_fuse::{ClientFs, MountError, Session, SessionConfig};
+use amphi_host::client::Running;
+use amphi_host::control;
+use amphi_host::failure::{Failure, Outcome};
+use amphi_host::idle::Idle;
+use rustix::fs::{Access, Mode};
+use rustix::io::Errno;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
+
+/// How long a reader of the kernel's requests polls by default, microseconds: as long as most programs take from one
+/// call to the next.
+pub const FUSE_SPIN_US: u64 = 100;
+
+/// The mount of this process, which goes when it ends at once.
+static MOUNTED: Mutex<Vec<amphi_fuse::Unmounter>> = Mutex::new(Vec::new());
+
+/// How long taking a mount away may take when the process ends at once.
+const DETACH: Duration = Duration::from_secs(2);
+
+/// Options of a FUSE mount.
+#[derive(Clone, Debug)]
+pub struct MountOptions {
+    /// What is mounted: the folder of a cluster of this process, or the cluster's addresses.
+    pub source: String,
+    /// Where.
+    pub dir: PathBuf,
+    /// Polling of `/dev/fuse` before a reader sleeps.
+    pub spin: Duration,
+    /// Other users may use the mount.
+    pub allow_other: bool,
+    /// Others than this process may change what is mounted: set-user-id programs count only if that is asked for.
+    pub shared: bool,
+    /// What else it allows.
+    pub words: MountWords,
+}
+
+/// Takes the mounts of this process away, without waiting for their users, who get errors; waits a short time for it.
+#[expect(clippy::disallowed_methods, reason = "the thread that takes mounts away")]
+pub fn detach_all() {
+    let mounted = std::mem::take(&mut *MOUNTED.lock().unwrap_or_else(PoisonError::into_inner));
+    if !mounted.is_empty() {
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            mounted.iter().for_each(amphi_fuse::Unmounter::unmount_by_force);
+            let _ = tell.send(());
+        });
+        let _ = told.recv_timeout(DETACH);
+    }
+}
+
+/// Mounts `client`. `ended` is told when the mount ends, also by `umount`.
+#[expect(clippy::disallowed_methods, reason = "the thread that waits for the end of the mount")]
+pub fn mount(client: Client, options: &MountOptions, ended: mpsc::Sender<()>) -> Outcome<Arc<Session>> {
+    if let Err(e) = amphi_env::real::keep_populated(client.memory_ahead()) {
+        tracing::warn!("no thread to get memory ahead of its use, so that first writes are slower: {e}");
+    }
+    let words = &options.words;
+    let said = |yes, no| words.said(yes, no).unwrap_or(false);
+    let config = SessionConfig {
+        read_only: said(MountWord::Ro, MountWord::Rw),
+        // Whoever else may write to the cluster could leave a program there that runs as root here.
+        no_suid: words.said(MountWord::NoSuid, MountWord::Suid).unwrap_or(options.shared),
+        no_exec: said(MountWord::NoExec, MountWord::Exec),
+        devices: said(MountWord::Dev, MountWord::NoDev),
+        source: options.source.clone(),
+        allow_other: options.allow_other,
+        default_permissions: true,
+        spin: options.spin,
+        ..SessionConfig::default()
+    };
+    let session = Session::mount(Arc::new(ClientFs::new(client)), &options.dir, config).map_err(mount_failure)?;
+    if let Some(advice) = Idle::look().advice() {
+        tracing::info!("{advice}");
+    }
+    MOUNTED.lock().unwrap_or_else(PoisonError::into_inner).push(session.unmounter());
+    let session = Arc::new(session);
+    let waited = session.clone();
+    std::thread::spawn(move || {
+        waited.wait();
+        MOUNTED.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        let _ = ended.send(());
+    });
+    Ok(session)
+}
+
+fn mount_failure(e: MountError) -> Failure {
+    match e {
+        MountError::Init(_) | MountError::Threads(_) => Failure::broken(e.to_string()),
+        _ => Failure::refused(e.to_string()),
+    }
+}
+
+/// Checks a mount point before anything is started for it.
+pub fn check_mount_point(dir: &Path) -> Outcome {
+    let refused = |why: String| Err(Failure::refused(format!("mount point {} {why}", dir.display())));
+    let meta = match std::fs::metadata(dir) {
+        Ok(meta) => meta,
+        // A dead mount of ours is cleared by mounting.
+        Err(e) if e.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => return Ok(()),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
+            return refused("does not exist; make the folder first".into());
+        }
+        Err(e) => return refused(format!("cannot be looked at: {e}")),
+    };
+    if !meta.is_dir() {
+        return refused("is not a directory".into());
+    }
+    let path = std::fs::canonicalize(dir).unwrap_or_default();
+    // A dead one that the kernel still answers for is cleared by mounting as well.
+    if control::mounts().contains(&path) && !amphi_fuse::is_dead(&path) {
+        return refused("is busy: an AmphiFS is mounted there already".into());
+    }
+    if !Path::new("/dev/fuse").exists() {
+        return Err(Failure::refused(
+            "/dev/fuse is missing, so nothing can be mounted; load the kernel module: modprobe fuse",
+        ));
+    }
+    if rustix::fs::access("/dev/fuse", Access::READ_OK | Access::WRITE_OK).is_err() {
+        return Err(Failure::refused(
+            "this user may not open /dev/fuse, so nothing can be mounted; as root: chmod 666 /dev/fuse",
+        ));
+    }
+    if rustix::process::geteuid().is_root() {
+        return Ok(());
+    }
+    // What `fusermount3` asks for.
+    let sticky = meta.mode() & Mode::SVTX.bits() != 0 && meta.uid() != rustix::process::getuid().as_raw();
+    if sticky || rustix::fs::access(dir, Access::WRITE_OK).is_err() {
+        return refused("is not this user's to mount on; give a directory that he owns and may write to".into());
+    }
+    amphi_fuse::find_helper().map_err(|e| Failure::refused(e.to_string()))
+}
+
+/// Where `path` is, or would be if it were made: without links as far as it exists.
+fn settled(path: &Path) -> std::io::Result<PathBuf> {
+    let whole = std::path::absolute(path)?;
+    for existing in whole.ancestors() {
+        if let Ok(real) = std::fs::canonicalize(existing) {
+            return Ok(real.join(whole.strip_prefix(existing).unwrap_or(Path::new(""))));
+        }
+    }
+    Ok(whole)
+}
+
+/// Refuses a mount point that would hide the data folder, or lie in it.
+pub fn check_apart(data: &Path, mount: &Path) -> Outcome {
+    let (Ok(data), Ok(mount)) = (settled(data), settled(mount)) else { return Ok(()) };
+    if mount.starts_with(&data) {
+        return Err(Failure::refused(format!(
+            "mount point {} lies in the data folder; give another one",
+            mount.display()
+        )));
+    }
+    if data.starts_with(&mount) {
+        return Err(Failure::refused(format!(
+            "the data folder {} lies under the mount point {}, which would hide it; give another one",
+            data.display(),
+            mount.display()
+        )));
+    }
+    Ok(())
+}
+
+/// Ends a mount and what serves it. If a worker has panicked, nobody may be left who answers: the mount is detached,
+/// and nothing is waited for.
+///
+/// Errors: the panic, or as `unmount` and `Running::stop`; the mount is away all the same.
+pub fn end(session: &Session, running: Running) -> Outcome {
+    if running.has_panicked() {
+        session.unmounter().unmount_by_force();
+        return running.join();
+    }
+    let told = unmount(session, &running.client);
+    running.stop().and(told)
+}
+
+/// Takes a mount away: in order if nobody uses it, otherwise detached after everything was written back.
+///
+/// Errors: that something could not be written back; the mount is away all the same.
+fn unmount(session: &Session, client: &Client) -> Outcome {
+    let unmounter = session.unmounter();
+    let mut told = Ok(());
+    if unmounter.unmount().is_err() {
+        let synced = client.sync_all(&amphi_client::Ctx::root()).wait(None);
+        told = synced.map_err(|e| Failure::broken(format!("not all that was written could be made stable: {e}")));
+        tracing::warn!(
+            "{} is in use; programs that have files open there get errors from now on",
+            session.mount_point().display()
+        );
+        unmounter.unmount_by_force();
+    }
+    told
+}
