@@ -12,9 +12,11 @@
 //! (`pages`).
 
 mod deferred;
+mod directories;
 mod file_locks;
 mod handles;
 pub mod ioctl;
+mod kept_listings;
 mod kernel_view;
 mod lent;
 mod listings;
@@ -31,6 +33,7 @@ use crate::file_system::{
     AttrReply, CopyHow, Entry, Handle, IoctlCall, IoctlReply, LockHow, OpenHow, OpenReply, ReadHow, Statfs, WriteHow,
 };
 use crate::kernel::structs::{LseekOut, WriteOut};
+
 use crate::{Caller, DirSink, FileSystem, GroupCache, Later, Limits, Notifier, OpenFlags, Payload, ReadSink};
 use amphi_client::{
     Client, Ctx, Fallocate, FrontCache, Hints, OpenFile, Pending, RenameMode, Segment, Segments, Whence, XattrMode,
@@ -39,6 +42,7 @@ use amphi_types::{Attr, Caps, Cred, Errno, Ino, Kind, Result, SetAttr};
 use deferred::Deferred;
 use file_locks::FileLocks;
 use handles::Handles;
+use kept_listings::KeptListings;
 use kernel_view::{KernelView, Since};
 use listings::Listings;
 use moved::Moved;
@@ -49,10 +53,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Least bytes of a directory entry in a reply: bounds how many are asked for.
-const ENTRY_MIN_BYTES: usize = 32;
-/// The same with attributes.
-const ENTRY_PLUS_MIN_BYTES: usize = 160;
 /// Reads of so many bytes go to the kernel from where they lie in the cache; for fewer a copy costs less than the
 /// bookkeeping.
 const LEND_MIN_BYTES: usize = 16 << 10;
@@ -68,6 +68,7 @@ pub struct ClientFs {
     environments: Environments,
     handles: Handles,
     listings: Listings,
+    kept_listings: Arc<KeptListings>,
     moved: Moved,
     file_locks: Arc<FileLocks>,
     patience: Patience,
@@ -88,6 +89,7 @@ impl ClientFs {
             environments: Environments::default(),
             handles: Handles::default(),
             listings: Listings::default(),
+            kept_listings: Arc::default(),
             moved: Moved::default(),
             file_locks: Arc::default(),
             patience: Patience::default(),
@@ -227,8 +229,10 @@ impl ClientFs {
 
     /// As `attr_ttl`, where nothing else than a change of the inode speaks against it.
     fn lend(&self, attr: &Attr, since: Since) -> Duration {
-        if attr.kind == Kind::File {
-            self.tell_end(attr.ino, attr.size);
+        match attr.kind {
+            Kind::File => self.tell_end(attr.ino, attr.size),
+            Kind::Dir if !self.client.is_alone() => self.kept_listings.shown(attr),
+            _ => {}
         }
         let life = self.ttl();
         let life = if life.is_zero() { self.client.lend_attributes(attr) } else { life };
@@ -285,7 +289,7 @@ impl ClientFs {
 impl FileSystem for ClientFs {
     fn mounted(&self, notifier: Notifier, limits: &Limits) {
         self.kernel_view.mounted(notifier.clone());
-        self.client.set_pages(self.pages.start(notifier));
+        self.client.set_pages(self.pages.start(notifier, self.kept_listings.clone()));
         self.client.set_closes(Some(self.file_locks.clone()));
         let by_pages = (limits.pages_max.saturating_sub(1) * 4096).max(4096);
         self.request_max_bytes.store(limits.write_max_bytes.min(by_pages), Relaxed);
@@ -530,16 +534,11 @@ impl FileSystem for ClientFs {
     }
 
     fn opendir(&self, caller: &Caller<'_>, ino: Ino, _: OpenHow) -> Result<OpenReply> {
-        self.moved.used(caller.tid, ino);
-        // The kernel has just checked that the directory may be read (`default_permissions`). From here on it may,
-        // whatever becomes of its permissions and of the caller.
-        let opener = caller.cred(&self.groups);
-        let opener = Cred { caps: opener.caps.and(Caps::DAC_READ_SEARCH), ..opener };
-        Ok(OpenReply { handle: self.listings.open(opener), ..OpenReply::default() })
+        Ok(self.open_directory(caller, ino))
     }
 
-    fn releasedir(&self, _: Ino, handle: Handle) {
-        self.listings.close(handle);
+    fn releasedir(&self, ino: Ino, handle: Handle) {
+        self.close_directory(ino, handle);
     }
 
     fn readdir(
@@ -550,37 +549,7 @@ impl FileSystem for ClientFs {
         offset: u64,
         sink: &mut DirSink<'_>,
     ) -> Result<()> {
-        if offset == 0 {
-            self.listings.begins(handle);
-        } else if self.listings.take_end(handle, offset) {
-            return Ok(());
-        }
-        let ctx = Ctx { cred: self.listings.opener(handle)?, ..Self::thread(caller) };
-        let plus = sink.wants_entries();
-        let least = if plus { ENTRY_PLUS_MIN_BYTES } else { ENTRY_MIN_BYTES };
-        let mut cookie = offset;
-        loop {
-            let max = (sink.room_bytes() / least).max(1) as u32;
-            let listing = self.wait(caller, self.client.readdir(&ctx, ino, cookie, max, plus))?;
-            let end = listing.end || listing.entries.is_empty();
-            for e in listing.entries {
-                let shown = |attr: &Attr| attr.kind != Kind::Dir || self.moved.listed(attr.ino, ino, &e.name);
-                let added = match e.attr.filter(shown) {
-                    Some(attr) => sink.add_entry(&self.entry(attr), &e.name, e.cookie),
-                    None => sink.add(e.ino, e.kind, &e.name, e.cookie),
-                };
-                if !added {
-                    return Ok(());
-                }
-                cookie = e.cookie;
-            }
-            if end && cookie > offset {
-                self.listings.ended(handle, cookie);
-            }
-            if end || sink.room_bytes() < least {
-                return Ok(());
-            }
-        }
+        self.list_directory(caller, ino, handle, offset, sink)
     }
 
     fn fsyncdir(&self, caller: &Caller<'_>, ino: Ino, _: Handle, _data_only: bool) -> Result<()> {

@@ -18,6 +18,7 @@ mod give_up;
 mod handles;
 mod harness;
 mod ioctl;
+mod kept_listings;
 mod kernel_cache;
 mod mapped;
 mod memory_group;

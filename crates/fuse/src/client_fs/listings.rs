@@ -7,9 +7,9 @@
 //! The kernel asks behind the last entry whether there are more, for each listing of a small directory one question.
 //! The answer to the question before has said so.
 //!
-//! Owns: the numbers of open directories, their openers, where the listing of each has ended. Invariant: an end counts
-//! once: who goes on asking there asks the server. What is made after the directory was opened need not be listed
-//! (POSIX, `readdir`).
+//! Owns: the numbers of open directories, their openers, whether the kernel keeps what it reads through them, where the
+//! listing of each has ended. Invariant: an end counts once: who goes on asking there asks the server. What is made
+//! after the directory was opened need not be listed (POSIX, `readdir`).
 
 use crate::Handle;
 use amphi_types::{Cred, Errno, Result};
@@ -21,21 +21,32 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 pub(super) struct Listings {
     next: AtomicU64,
     /// By handle.
-    openers: Mutex<BTreeMap<u64, Cred>>,
+    openers: Mutex<BTreeMap<u64, Opened>>,
     /// Cookie behind the last entry, by handle.
     ends: Mutex<BTreeMap<u64, u64>>,
 }
 
+struct Opened {
+    opener: Cred,
+    /// The kernel keeps what it reads.
+    marked: bool,
+}
+
 impl Listings {
-    pub(super) fn open(&self, opener: Cred) -> Handle {
+    pub(super) fn open(&self, opener: Cred, marked: bool) -> Handle {
         let handle = self.next.fetch_add(1, Relaxed);
-        self.openers.lock().insert(handle, opener);
+        self.openers.lock().insert(handle, Opened { opener, marked });
         Handle(handle)
+    }
+
+    /// Whether the kernel keeps what it reads through it.
+    pub(super) fn is_marked(&self, handle: Handle) -> bool {
+        self.openers.lock().get(&handle.0).is_some_and(|opened| opened.marked)
     }
 
     /// Who opened it; `BadFd` if it is not open.
     pub(super) fn opener(&self, handle: Handle) -> Result<Cred> {
-        self.openers.lock().get(&handle.0).cloned().ok_or(Errno::BadFd)
+        self.openers.lock().get(&handle.0).map(|opened| opened.opener.clone()).ok_or(Errno::BadFd)
     }
 
     /// `handle` is listed from the start (again): what was told before is out of date.
@@ -58,9 +69,10 @@ impl Listings {
         is_end
     }
 
-    pub(super) fn close(&self, handle: Handle) {
-        self.openers.lock().remove(&handle.0);
+    /// Whether the kernel kept what it read through it.
+    pub(super) fn close(&self, handle: Handle) -> bool {
         self.ends.lock().remove(&handle.0);
+        self.openers.lock().remove(&handle.0).is_some_and(|opened| opened.marked)
     }
 }
 
@@ -72,7 +84,7 @@ mod tests {
     #[test]
     fn an_end_counts_once() {
         let listings = Listings::default();
-        let (a, b) = (listings.open(Cred::root()), listings.open(Cred::root()));
+        let (a, b) = (listings.open(Cred::root(), false), listings.open(Cred::root(), true));
         listings.ended(a, 7);
         assert!(!listings.take_end(b, 7) && !listings.take_end(a, 6));
         assert!(listings.take_end(a, 7) && !listings.take_end(a, 7));
@@ -81,7 +93,12 @@ mod tests {
         assert!(!listings.take_end(b, 7), "of the listing before");
         listings.ended(b, 7);
         assert_eq!(listings.opener(b), Ok(Cred::root()));
-        listings.close(b);
-        assert!(!listings.take_end(b, 7) && listings.opener(b).is_err() && listings.opener(a).is_ok());
+        assert!(listings.is_marked(b) && listings.close(b) && !listings.close(b));
+        assert!(
+            !listings.is_marked(b)
+                && !listings.take_end(b, 7)
+                && listings.opener(b).is_err()
+                && listings.opener(a).is_ok()
+        );
     }
 }

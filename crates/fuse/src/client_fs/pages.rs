@@ -7,6 +7,7 @@
 //! overwritten ones may wait for requests that do. A drop may wait for as long as a truncate of its file is unanswered:
 //! another file's does not wait behind it, but for the last of `DROPPERS_MAX`.
 
+use super::kept_listings::KeptListings;
 use crate::Notifier;
 use amphi_client::KernelPages;
 use amphi_types::{ByteRange, Errno, Ino};
@@ -112,6 +113,7 @@ impl Droppers {
 struct Senders {
     with_locks: Arc<Droppers>,
     overwritten: Sender,
+    listings: Arc<KeptListings>,
 }
 
 impl KernelPages for Senders {
@@ -124,6 +126,11 @@ impl KernelPages for Senders {
     }
 
     fn drop_attributes(&self, ino: Ino) -> bool {
+        if self.listings.is_open(ino) {
+            // Nobody waits for this.
+            let range = ByteRange::new(0, u64::MAX);
+            self.with_locks.send(Job { ino, range, done: Box::new(|| {}) });
+        }
         self.with_locks.notifier.inval_attr(ino).unwrap_or_else(|e| {
             // Without a mount there is nothing to drop.
             if e != Errno::NotConnected {
@@ -148,7 +155,7 @@ struct Started {
 
 impl Pages {
     /// Starts the threads; they end when what is returned has been dropped.
-    pub(super) fn start(&self, notifier: Notifier) -> Option<Arc<dyn KernelPages>> {
+    pub(super) fn start(&self, notifier: Notifier, listings: Arc<KeptListings>) -> Option<Arc<dyn KernelPages>> {
         let waiting = Mutex::new(Waiting { threads: 1, ..Waiting::default() });
         let droppers = Arc::new(Droppers { notifier: notifier.clone(), waiting, changed: Condvar::new() });
         let started = droppers.start().and_then(|()| start("fuse overwrites", notifier));
@@ -159,7 +166,7 @@ impl Pages {
                 return None;
             }
         };
-        let senders = Arc::new(Senders { with_locks: droppers.clone(), overwritten });
+        let senders = Arc::new(Senders { with_locks: droppers.clone(), overwritten, listings });
         *self.started.lock() = Some(Started { senders: Arc::downgrade(&senders), droppers, overwrites });
         Some(senders)
     }

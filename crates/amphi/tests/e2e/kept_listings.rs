@@ -1,0 +1,141 @@
+//! Listings that the kernel keeps while there are several mounts.
+
+use crate::harness::{Daemon, Place, Random, counter, eventually};
+use rustix::fs::{AtFlags, CWD, Dir, OFlags, RawDir, Timespec, Timestamps, utimensat};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::mem::MaybeUninit;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+type Names = BTreeSet<String>;
+
+fn list(dir: &Path) -> Names {
+    let entries = fs::read_dir(dir).expect("list");
+    entries.map(|e| e.expect("entry").file_name().into_string().expect("text")).collect()
+}
+
+fn of_dir(dir: &mut Dir) -> Names {
+    let entries = dir.map(|e| e.expect("entry").file_name().to_str().expect("text").to_string());
+    entries.filter(|name| name != "." && name != "..").collect()
+}
+
+/// A server and two mounts.
+fn two() -> (Place, Daemon, [Daemon; 2]) {
+    let place = Place::new();
+    let server = place.server(&["--targets", "2"]);
+    let mounts = [place.mount_at("a", &[]), place.mount_at("b", &[])];
+    (place, server, mounts)
+}
+
+fn end((_place, server, mounts): (Place, Daemon, [Daemon; 2])) {
+    mounts.into_iter().for_each(Daemon::stop);
+    server.stop();
+}
+
+/// Changes one name of `dir` and of `names`, and now and then sets the time of modification to what it was before.
+fn change(random: &mut Random, dir: &Path, names: &mut Names) {
+    let before = fs::metadata(dir).expect("stat");
+    let fresh = format!("new-{}", random.below(1 << 40));
+    let old = names.iter().nth(random.below(names.len() as u64) as usize).cloned();
+    match (random.below(4), old) {
+        (0, Some(old)) if names.len() > 3 => {
+            fs::remove_file(dir.join(&old)).expect("remove");
+            names.remove(&old);
+        }
+        (1, Some(old)) => {
+            fs::rename(dir.join(&old), dir.join(&fresh)).expect("rename");
+            names.remove(&old);
+            names.insert(fresh);
+        }
+        _ => {
+            fs::write(dir.join(&fresh), b"").expect("make");
+            names.insert(fresh);
+        }
+    }
+    if random.below(3) == 0 {
+        let at = Timespec { tv_sec: before.mtime(), tv_nsec: before.mtime_nsec() };
+        let times = Timestamps { last_access: at, last_modification: at };
+        utimensat(CWD, dir, &times, AtFlags::empty()).expect("times");
+    }
+}
+
+/// Goal: a listing that nobody has changed costs the mount no question, and each shows at once what another mount has
+/// changed, also where that set the times back. Method: two mounts; listings of one are counted, then both change names
+/// in turn and the other lists.
+#[test]
+fn listings_are_kept_and_true() {
+    let all = two();
+    let dirs = ["a", "b"].map(|name| all.0.path(name).join("d"));
+    fs::create_dir(&dirs[0]).expect("mkdir");
+    let mut names: Names = (0..12).map(|n| format!("f{n}")).collect();
+    names.iter().for_each(|name| fs::write(dirs[0].join(name), b"").expect("make"));
+    let asked = || counter(&all.0.path("b"), "readdir");
+    // Nobody is granted the attributes of a directory right after changes by several.
+    eventually("the kernel keeps the listing", || {
+        let before = asked();
+        assert_eq!(list(&dirs[1]), names);
+        asked() == before
+    });
+    let before = asked();
+    (0..20).for_each(|_| assert_eq!(list(&dirs[1]), names));
+    assert_eq!(asked(), before, "questions for a listing that the kernel has");
+    let mut random = Random::new(7);
+    for round in 0..300 {
+        let who = usize::from(random.below(3) == 0);
+        change(&mut random, &dirs[who], &mut names);
+        for _ in 0..=random.below(3) {
+            assert_eq!(list(&dirs[1 - who]), names, "round {round}");
+        }
+        assert_eq!(list(&dirs[who]), names, "round {round}, own change");
+    }
+    end(all);
+}
+
+/// Goal: a program that keeps a directory open sees what has changed when it begins again, and one in the middle of a
+/// listing is shown each entry that stays exactly once. Method: `rewinddir` behind changes of another mount; a listing
+/// in small pieces during which what was shown last is removed elsewhere and others list all.
+#[test]
+fn open_directories_follow() {
+    let all = two();
+    let dirs = ["a", "b"].map(|name| all.0.path(name).join("d"));
+    fs::create_dir(&dirs[0]).expect("mkdir");
+    let mut names: Names = (0..300).map(|n| format!("file-{n}")).collect();
+    names.iter().for_each(|name| fs::write(dirs[0].join(name), b"").expect("make"));
+    eventually("the kernel keeps the listing", || {
+        let before = counter(&all.0.path("b"), "readdir");
+        assert_eq!(list(&dirs[1]), names);
+        counter(&all.0.path("b"), "readdir") == before
+    });
+    let mut held = Dir::new(rustix::fs::open(&dirs[1], OFlags::DIRECTORY, 0.into()).expect("open")).expect("dir");
+    assert_eq!(of_dir(&mut held), names);
+    for round in 0..40 {
+        let fresh = format!("fresh-{round}");
+        fs::write(dirs[0].join(&fresh), b"").expect("make");
+        names.insert(fresh);
+        held.rewind();
+        assert_eq!(of_dir(&mut held), names, "round {round}");
+    }
+    let mut seen = BTreeMap::<String, usize>::new();
+    let mut buf = [MaybeUninit::uninit(); 1024];
+    let fd = rustix::fs::open(&dirs[1], OFlags::DIRECTORY, 0.into()).expect("open");
+    let mut pieces = RawDir::new(fd, &mut buf);
+    let mut gone = Names::new();
+    let mut shown = 0;
+    while let Some(entry) = pieces.next() {
+        let name = entry.expect("entry").file_name().to_str().expect("text").to_string();
+        *seen.entry(name.clone()).or_default() += 1;
+        shown += 1;
+        if shown % 20 == 0 && name.starts_with('f') {
+            fs::remove_file(dirs[0].join(&name)).expect("remove");
+            names.remove(&name);
+            gone.insert(name);
+            assert_eq!(list(&dirs[1]), names);
+        }
+    }
+    assert!(gone.len() > 5);
+    let wrong = names.iter().find(|name| seen.get(*name) != Some(&1));
+    assert_eq!(wrong, None, "shown {:?} times", wrong.and_then(|name| seen.get(name)));
+    drop(held);
+    end(all);
+}

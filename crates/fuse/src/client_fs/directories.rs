@@ -1,0 +1,86 @@
+//! Open directories: opening, listing and closing them.
+//!
+//! Owns: how a listing is put together from the client's answers, and how a directory is opened. Does not own: who
+//! opened it and where its listing ends (`listings`), what the kernel keeps of it (`kept_listings`).
+
+use super::ClientFs;
+use super::kept_listings::Mark;
+use crate::file_system::{Handle, OpenReply};
+use crate::session::monotonic_ns;
+use crate::{Caller, DirSink, OpenFlags};
+use amphi_client::Ctx;
+use amphi_types::{Attr, Caps, Cred, Ino, Kind, Result};
+
+/// Least bytes of a directory entry in a reply: bounds how many are asked for.
+const ENTRY_MIN_BYTES: usize = 32;
+/// The same with attributes.
+const ENTRY_PLUS_MIN_BYTES: usize = 160;
+impl ClientFs {
+    /// Opens a directory for its listing.
+    pub(super) fn open_directory(&self, caller: &Caller<'_>, ino: Ino) -> OpenReply {
+        self.moved.used(caller.tid, ino);
+        // The kernel has just checked that the directory may be read (`default_permissions`). From here on it may,
+        // whatever becomes of its permissions and of the caller.
+        let opener = caller.cred(&self.groups);
+        let opener = Cred { caps: opener.caps.and(Caps::DAC_READ_SEARCH), ..opener };
+        let mark = self.kept_listings.opens(ino, monotonic_ns(), |attr| self.client.lend_attributes(attr));
+        let flags = match mark {
+            Mark::No => OpenFlags::default(),
+            Mark::Anew => OpenFlags::CACHE_DIR,
+            Mark::Keep => OpenFlags::CACHE_DIR | OpenFlags::KEEP_CACHE,
+        };
+        OpenReply { handle: self.listings.open(opener, mark != Mark::No), flags }
+    }
+
+    /// Closes it.
+    pub(super) fn close_directory(&self, ino: Ino, handle: Handle) {
+        if self.listings.close(handle) {
+            self.kept_listings.closes(ino);
+        }
+    }
+
+    /// The next entries.
+    pub(super) fn list_directory(
+        &self,
+        caller: &Caller<'_>,
+        ino: Ino,
+        handle: Handle,
+        offset: u64,
+        sink: &mut DirSink<'_>,
+    ) -> Result<()> {
+        if offset == 0 {
+            self.listings.begins(handle);
+        } else if self.listings.take_end(handle, offset) {
+            return Ok(());
+        }
+        let ctx = Ctx { cred: self.listings.opener(handle)?, ..Self::thread(caller) };
+        let plus = sink.wants_entries();
+        if !plus && self.listings.is_marked(handle) {
+            self.kept_listings.reads_plain(ino);
+        }
+        let least = if plus { ENTRY_PLUS_MIN_BYTES } else { ENTRY_MIN_BYTES };
+        let mut cookie = offset;
+        loop {
+            let max = (sink.room_bytes() / least).max(1) as u32;
+            let listing = self.wait(caller, self.client.readdir(&ctx, ino, cookie, max, plus))?;
+            let end = listing.end || listing.entries.is_empty();
+            for e in listing.entries {
+                let shown = |attr: &Attr| attr.kind != Kind::Dir || self.moved.listed(attr.ino, ino, &e.name);
+                let added = match e.attr.filter(shown) {
+                    Some(attr) => sink.add_entry(&self.entry(attr), &e.name, e.cookie),
+                    None => sink.add(e.ino, e.kind, &e.name, e.cookie),
+                };
+                if !added {
+                    return Ok(());
+                }
+                cookie = e.cookie;
+            }
+            if end && cookie > offset {
+                self.listings.ended(handle, cookie);
+            }
+            if end || sink.room_bytes() < least {
+                return Ok(());
+            }
+        }
+    }
+}
