@@ -5,20 +5,15 @@
 //! threads, some hundred of them would stop every call of every user. So a call on a file's bytes (read, write,
 //! truncate, reservation, copy, search for holes) lets its thread go after `THREAD_WAIT`, and is answered by a task.
 //!
-//! A small read that finds nothing in the cache lets its thread go at once, unless it is the only one that waits. A
-//! thread that waits has to wake another one to read the device, so that of 8 or 32 reads under way one began 40 to
-//! 200 us after the other, and none while a thread polled for its own answer.
-//!
 //! Owns: which calls may, and how many. Does not own: what they wait for, the table of requests without a thread
 //! (`Later`), what is noted when a change is done (`writes`). What opens or makes files waits on its thread: for those
 //! each user has a share of the threads (`session/pool`).
 //!
 //! Bounds: `DEFERRED_MAX` calls with `DEFERRED_BYTES_MAX` bytes to write; beyond, they keep their threads. The number
-//! behind `THREAD_WAIT`: an answer by a task copies its bytes on the thread that all connections share, so for many
-//! bytes it should be rare, and 256 threads are free again after that time.
+//! behind `THREAD_WAIT`: an answer by a task copies its bytes on the thread that all connections share, so it should be
+//! rare, and 256 threads are free again after that time.
 
 use super::ClientFs;
-use super::patience::Wait;
 use crate::{Caller, Later};
 use amphi_client::Pending;
 use amphi_types::{Errno, Result};
@@ -37,8 +32,6 @@ const DEFERRED_BYTES_MAX: usize = 64 << 20;
 #[derive(Default)]
 pub(super) struct Deferred {
     calls: Arc<AtomicUsize>,
-    /// Small reads among them.
-    brief: Arc<AtomicUsize>,
     bytes: Arc<AtomicUsize>,
 }
 
@@ -93,64 +86,19 @@ impl ClientFs {
             Ok(result) => return Some(result),
             Err(pending) => pending,
         };
-        self.leave(caller, wait, pending, bytes, answer).err().map(|(wait, pending)| wait.wait(pending))
-    }
-
-    /// As `wait_long`, for few bytes: the thread is let go at once, unless nobody else seems to want it.
-    pub(super) fn wait_briefly<T: Send + 'static>(
-        &self,
-        caller: &Caller<'_>,
-        mut pending: Pending<T>,
-        answer: impl FnOnce(Later, Result<T>) + Send + 'static,
-    ) -> Result<T> {
-        if let Some(result) = pending.try_take() {
-            return result;
-        }
-        // Whoever has reads under way makes others while this thread polls.
-        if self.deferred.brief.load(SeqCst) == 0
-            && caller.is_alone()
-            && let Some(result) = pending.linger()
-        {
-            return result;
-        }
-        let brief = Counted::new(&self.deferred.brief, 1, usize::MAX);
-        let answer = move |later: Later, result| {
-            drop(brief);
-            answer(later, result);
-        };
-        match self.leave(caller, self.patience.begin(caller), pending, 0, answer) {
-            // It counts for nothing.
-            Ok(()) => Err(Errno::Intr),
-            Err((wait, pending)) => {
-                caller.will_block();
-                wait.wait(pending)
-            }
-        }
-    }
-
-    /// Lets the thread go: a task waits instead, and `answer` gives the answer. The operation comes back if too many
-    /// calls wait so already.
-    fn leave<T: Send + 'static>(
-        &self,
-        caller: &Caller<'_>,
-        wait: Wait,
-        pending: Pending<T>,
-        bytes: usize,
-        answer: impl FnOnce(Later, Result<T>) + Send + 'static,
-    ) -> std::result::Result<(), (Wait, Pending<T>)> {
         let counted = Counted::new(&self.deferred.calls, 1, DEFERRED_MAX).zip(Counted::new(
             &self.deferred.bytes,
             bytes,
             DEFERRED_BYTES_MAX,
         ));
         let Some((counted, later)) = counted.and_then(|counted| Some((counted, caller.defer()?))) else {
-            return Err((wait, pending));
+            return Some(wait.wait(pending));
         };
         self.client.spawn(async move {
             let result = wait.go_on(pending, &later).await;
             answer(later, result);
             drop(counted);
         });
-        Ok(())
+        None
     }
 }
