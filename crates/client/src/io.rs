@@ -20,6 +20,7 @@ use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::Knob;
 use crate::writeback::deferred_close;
 use crate::writeback::flush;
+use crate::writeback::writeback_errors;
 use amphi_env::Env;
 use amphi_env::memory_groups;
 use amphi_transport::local::LocalDialer;
@@ -128,6 +129,7 @@ impl<E: Env> LinkEvents<E> for Events<E> {
             Push::GroupLockNews { .. } => self.mount.coherence.group_news.ring(),
             Push::FileLockNews { number } => self.mount.coherence.file_locks.news(number),
             Push::FileLockClosing { id, ino } => file_locks::closing(&self.mount, ino, id),
+            Push::WriteFailed { ino } => writeback_errors::refused(&self.mount, ino),
             Push::Map { epoch } => {
                 if let Some(links) = self.links.upgrade() {
                     links.announced(epoch);
@@ -337,7 +339,7 @@ async fn drain<E: Env>(env: &E, mount: &Arc<Mount>, links: &Rc<Links<E>>) -> amp
     flush::flush_all(mount).await;
     // What they have is safe from the end of their processes; whether from that of their machines is for them to see
     // to.
-    let synced = crate::ops::sync::sync_targets(mount, (0..mount.cluster.pool()).map(TargetId).collect());
+    let synced = crate::ops::sync::sync_targets(mount, (0..mount.cluster.pool()).map(TargetId).collect(), None);
     match select(pin!(synced), pin!(links.until_unreachable(env, END_PATIENCE))).await {
         Either::Left((Ok(()), _)) => {}
         Either::Left((Err(e), _)) => {

@@ -21,7 +21,7 @@ use crate::logged::{Logged, Piece};
 use crate::memory::Memory;
 use amphi_types::item::{Key, Txn};
 use amphi_types::limits::BLOCK;
-use amphi_types::{ByteRange, ObjectId, Timespec};
+use amphi_types::{ByteRange, Ino, ObjectId, Timespec};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
@@ -103,6 +103,16 @@ struct DirtyUnit {
     since_ns: u64,
 }
 
+/// The units that ranges, ascending by object and place, lie in.
+fn units_of(ranges: impl Iterator<Item = (ObjectId, ByteRange)>) -> Vec<(ObjectId, u64)> {
+    let mut units: Vec<(ObjectId, u64)> = Vec::new();
+    for (object, range) in ranges {
+        let first = units.last().filter(|(last, _)| *last == object).map_or(0, |(_, unit)| unit + 1);
+        units.extend((first.max(range.start / UNIT)..range.end.div_ceil(UNIT)).map(|unit| (object, unit)));
+    }
+    units
+}
+
 /// The delayed extents of a target.
 #[derive(Clone, Debug, Default)]
 pub struct Delayed {
@@ -152,14 +162,26 @@ impl Delayed {
         (self.logged.bytes(), self.logged.pieces())
     }
 
-    /// Units with bytes that the log does not have.
-    pub fn unlogged_units(&self) -> Vec<(ObjectId, u64)> {
-        let mut units = Vec::new();
-        for (object, range) in self.unlogged.iter().filter_map(|&(object, at)| self.extent(object, at)) {
-            let first = units.last().filter(|(last, _)| *last == object).map_or(0, |(_, unit)| unit + 1);
-            units.extend((first.max(range.start / UNIT)..range.end.div_ceil(UNIT)).map(|unit| (object, unit)));
-        }
-        units
+    /// Units of a file, or of all, with bytes that the log does not have.
+    pub fn unlogged_units(&self, file: Option<Ino>) -> Vec<(ObjectId, u64)> {
+        units_of(self.unlogged_of(file).filter_map(|(object, at)| self.extent(object, at)))
+    }
+
+    /// Units with bytes that the log has.
+    pub fn logged_units(&self) -> Vec<(ObjectId, u64)> {
+        units_of(self.logged.all().map(|(object, range, _)| (object, range)))
+    }
+
+    /// The extents of a file, or of all, of which the log does not have the bytes, by first byte.
+    fn unlogged_of(&self, file: Option<Ino>) -> impl Iterator<Item = (ObjectId, u64)> + '_ {
+        let (from, to) = file.map_or((Ino(0), Ino(u64::MAX)), |ino| (ino, ino));
+        let first = (ObjectId { ino: from, stripe: 0 }, 0);
+        self.unlogged.range(first..=(ObjectId { ino: to, stripe: u32::MAX }, u64::MAX)).copied()
+    }
+
+    /// Whether there are bytes in `range` that the log does not have.
+    pub fn has_unlogged(&self, object: ObjectId, range: ByteRange) -> bool {
+        self.objects.get(&object).is_some_and(|o| o.within(range).any(|(_, e)| !e.logged))
     }
 
     fn extent(&self, object: ObjectId, at: u64) -> Option<(ObjectId, ByteRange)> {
@@ -167,12 +189,12 @@ impl Delayed {
         Some((object, ByteRange::new(at, end)))
     }
 
-    /// The extents of which the log does not have the bytes. `None` if there are more than `most`.
-    pub fn unlogged(&self, most: usize) -> Option<Vec<(ObjectId, Overlay)>> {
-        if self.unlogged.len() > most {
+    /// The extents of a file, or of all, of which the log does not have the bytes. `None` if there are more than `most`.
+    pub fn unlogged(&self, file: Option<Ino>, most: usize) -> Option<Vec<(ObjectId, Overlay)>> {
+        if self.unlogged_of(file).nth(most).is_some() {
             return None;
         }
-        let extents = self.unlogged.iter().filter_map(|&(object, at)| {
+        let extents = self.unlogged_of(file).filter_map(|(object, at)| {
             let e = self.objects.get(&object)?.extents.get(&at)?;
             Some((object, Overlay { range: ByteRange::new(at, e.end), memory: e.memory.clone() }))
         });
@@ -219,7 +241,7 @@ impl Delayed {
     }
 
     /// Whether an object of the file has any.
-    pub fn has_file(&self, ino: amphi_types::Ino) -> bool {
+    pub fn has_file(&self, ino: Ino) -> bool {
         let of_file = ObjectId { ino, stripe: 0 }..=ObjectId { ino, stripe: u32::MAX };
         !self.objects.is_empty() && self.objects.range(of_file).next().is_some()
     }
@@ -286,7 +308,7 @@ impl Delayed {
     }
 
     /// All units that have any, of one file or of all.
-    pub fn all_units(&self, ino: Option<amphi_types::Ino>) -> Vec<(ObjectId, u64)> {
+    pub fn all_units(&self, ino: Option<Ino>) -> Vec<(ObjectId, u64)> {
         let wanted = |(id, _): &(ObjectId, u64)| ino.is_none_or(|ino| ino == id.ino);
         self.units.keys().copied().filter(wanted).collect()
     }
@@ -510,7 +532,7 @@ impl Delayed {
     /// Keys of items behind that of the extent `after`, `max` at most.
     pub(crate) fn keys_after(&self, after: Option<(ObjectId, u64)>, max: usize) -> Vec<Key> {
         let behind = |id: ObjectId, at: u64| after.is_none_or(|after| (id, at) > after);
-        let first = after.map_or(ObjectId { ino: amphi_types::Ino(0), stripe: 0 }, |(id, _)| id);
+        let first = after.map_or(ObjectId { ino: Ino(0), stripe: 0 }, |(id, _)| id);
         let items = |o: &DirtyObject| o.extents.iter().filter(|(_, e)| e.has_item()).map(|(&at, _)| at).collect();
         let all = self.objects.range(first..).flat_map(|(&id, o)| {
             let items: Vec<u64> = items(o);

@@ -168,6 +168,7 @@ counters! {
     logged_bytes = "write_back_logged_bytes", "Bytes of them.";
     flushes_moved = "flushes_moved", "Those that the disk did not take where they belonged, and took elsewhere.";
     flush_failures = "flush_failures", "Units that could not be written and were kept.";
+    flush_failures_told = "flush_failures_told", "Mounts that were told so of a file that they had written.";
     resends = "resends_answered", "Resent requests answered from their slot.";
     forwarded = "forwarded", "Requests of connections here for targets of other workers.";
     commits = "transactions", "Transactions logged.";
@@ -217,7 +218,7 @@ impl Counters {
             Request::Punch { .. } | Request::Allocate { .. } | Request::DataMap { .. } | Request::Extents { .. } => {
                 &self.space
             }
-            Request::Sync => &self.sync,
+            Request::Sync { .. } => &self.sync,
             Request::LockEnqueue { .. }
             | Request::GroupLock { .. }
             | Request::GroupWanted { .. }

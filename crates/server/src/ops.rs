@@ -68,7 +68,7 @@ fn is_repeatable(op: &Request) -> bool {
             | Request::DataMap { .. }
             | Request::Extents { .. }
             | Request::PagesRead { .. }
-            | Request::Sync
+            | Request::Sync { .. }
             | Request::Spread { .. }
             | Request::GroupWanted { .. }
             | Request::LockCancel { .. }
@@ -246,7 +246,7 @@ async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Resu
         }
         Request::DataMap { object, offset, runs_max } => cx.data_map(object, offset, runs_max).await,
         Request::Extents { object, offset, extents_max } => cx.extents(object, offset, extents_max).await,
-        Request::Sync => cx.sync().await,
+        Request::Sync { file } => cx.sync(file).await,
         Request::Spread { ino } => cx.spread(ino).await,
         Request::LockEnqueue { object, mode, range, extent } => cx.lock_enqueue(object, mode, range, extent).await,
         Request::GroupLock { object, group, wait, asked } => cx.group_lock(object, group, wait, asked).await,

@@ -24,6 +24,7 @@ mod tuning;
 pub(crate) mod unstable;
 pub(crate) mod verifier;
 pub(crate) mod write_back;
+pub(crate) mod writers;
 
 use crate::coherence::file_locks::FileLockDesk;
 use crate::coherence::glimpse::Glimpses;

@@ -15,6 +15,7 @@ mod data;
 mod deaf;
 mod edges;
 mod file_locks;
+mod fsync;
 mod full;
 mod glimpses;
 mod kept;
@@ -135,7 +136,9 @@ impl Held {
             Push::Revoke { target, id, .. } => (*target, Request::Revoked { ids: vec![*id] }),
             Push::Company { change, .. } => (TargetId(0), Request::CompanyKnown { change: *change }),
             Push::FileLockClosing { id, ino } => (ino.target(), Request::FileLockClosed { ino: *ino, id: *id }),
-            Push::Map { .. } | Push::FileLockNews { .. } | Push::GroupLockNews { .. } => (TargetId(0), Request::Map),
+            Push::Map { .. } | Push::FileLockNews { .. } | Push::GroupLockNews { .. } | Push::WriteFailed { .. } => {
+                (TargetId(0), Request::Map)
+            }
         };
         Call { target, cred: Cred::root(), op }
     }

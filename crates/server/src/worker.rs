@@ -105,7 +105,7 @@ impl<E: Env> Worker<E> {
         answer: AnswerTarget<E>,
     ) -> Rc<Worker<E>> {
         let turns = Turns::new(OPERATIONS_MAX / mesh.workers().max(1));
-        Rc::new(Worker {
+        let worker = Rc::new(Worker {
             env,
             config,
             tunables,
@@ -121,7 +121,21 @@ impl<E: Env> Worker<E> {
             turns,
             stopped: Cell::new(false),
             waiters: Waiters::default(),
-        })
+        });
+        worker.hear_of_failed_flushes();
+        worker
+    }
+
+    /// Whoever wrote what a target of this worker cannot flush is told.
+    fn hear_of_failed_flushes(self: &Rc<Self>) {
+        for target in self.targets.borrow().values() {
+            let worker = Rc::downgrade(self);
+            target.write_back.writers.tell_by(move |session, ino| {
+                if let Some(worker) = worker.upgrade() {
+                    worker.push(session, Push::WriteFailed { ino });
+                }
+            });
+        }
     }
 
     /// Tells the worker who has the connections.

@@ -177,7 +177,9 @@ impl LinkEvents<SimEnv> for Answers {
             Push::Revoke { target, id, .. } => (target, Request::Revoked { ids: vec![id] }),
             Push::Company { change, .. } => (TargetId(0), Request::CompanyKnown { change }),
             Push::FileLockClosing { id, ino } => (ino.target(), Request::FileLockClosed { ino, id }),
-            Push::Map { .. } | Push::FileLockNews { .. } | Push::GroupLockNews { .. } => return,
+            Push::Map { .. } | Push::FileLockNews { .. } | Push::GroupLockNews { .. } | Push::WriteFailed { .. } => {
+                return;
+            }
         };
         if let (Some(env), Some(link)) = (&*self.env.borrow(), self.link.borrow().upgrade()) {
             let call = Call { target, cred: Cred::root(), op };

@@ -244,4 +244,10 @@ pub enum Push {
         /// The file.
         ino: Ino,
     },
+    /// Bytes of this file that the session wrote and the target accepted into memory cannot be written to the disk.
+    /// They are in memory and are tried again, but their writers are to be told. May be lost: then only `Sync` says so.
+    WriteFailed {
+        /// The file.
+        ino: Ino,
+    },
 }

@@ -255,8 +255,12 @@ pub enum Request {
         /// So many extents at most; the server gives no more than `EXTENTS_MAX`. 0: only their number.
         extents_max: u32,
     },
-    /// `Done`: everything this target answered before is on stable storage.
-    Sync,
+    /// `Done`: everything this target answered before is on stable storage; with `file`, all changes of names and
+    /// attributes, and of data that of this file.
+    Sync {
+        /// Whose data is meant. `None`: that of all files.
+        file: Option<Ino>,
+    },
     /// `Inode`: the file is about to have data beyond stripe 0; from now to the last writer's close the owner
     /// asks the objects for the size.
     Spread {

@@ -107,7 +107,8 @@ fn requests() -> Vec<Request> {
         Request::PagesTaken { ino, left: u64::MAX },
         Request::PagesRead { object, range, left: u64::MAX },
         Request::PagesWrite { object, offset: u64::MAX, generation: 1, mtime, left: u64::MAX },
-        Request::Sync,
+        Request::Sync { file: None },
+        Request::Sync { file: Some(ino) },
         Request::Spread { ino },
         Request::LockEnqueue { object, mode: LockMode::Write, range, extent: LockExtent::Grown },
         Request::LockCancel { locks: vec![0, u64::MAX] },
@@ -200,6 +201,7 @@ fn every_message_round_trips() {
     round_trip(Head::new(FrameKind::Push), &Push::Callback { object: object(), lock: u64::MAX });
     round_trip(Head::new(FrameKind::Push), &Push::FileLockNews { number: u64::MAX });
     round_trip(Head::new(FrameKind::Push), &Push::FileLockClosing { id: u64::MAX, ino: Ino(u64::MAX) });
+    round_trip(Head::new(FrameKind::Push), &Push::WriteFailed { ino: Ino(u64::MAX) });
     round_trip(Head::new(FrameKind::Push), &Push::Glimpse { id: 1, object: object() });
     round_trip(Head::new(FrameKind::Challenge), &Challenge { nonce: [9; 32], keyed: true });
     let (session, role, clock) = (SessionId(3), Role::Admin, Timespec { sec: 5, nsec: 6 });

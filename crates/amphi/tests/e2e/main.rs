@@ -32,6 +32,7 @@ mod posix;
 mod program_pairs;
 mod ranges;
 mod reasons;
+mod refused;
 mod removed_directories;
 mod rights;
 mod set_id;

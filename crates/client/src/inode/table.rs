@@ -220,6 +220,12 @@ impl FileTable {
         }
     }
 
+    /// What this mount wrote to a file that is not known here any more cannot be written by its server, which has it
+    /// still: who opens the file next is told.
+    pub(crate) fn note_refused(&self, ino: Ino, errno: Errno) {
+        self.untold.note(ino, errno, false);
+    }
+
     /// The last name of a file that is not known here has gone: nobody misses what was lost of it.
     pub(crate) fn nameless(&self, ino: Ino) {
         self.untold.take(ino);

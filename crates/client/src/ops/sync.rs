@@ -17,9 +17,10 @@ use futures_util::future::join_all;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-/// Makes everything that these targets have answered stable.
-pub(crate) async fn sync_targets(mount: &Arc<Mount>, targets: BTreeSet<TargetId>) -> Result<()> {
-    let calls = targets.into_iter().map(|t| mount.send(Lane::Urgent, t, &Cred::root(), Request::Sync, None, 0));
+/// Makes everything that these targets have answered stable; with `file`, of data that of this file alone.
+pub(crate) async fn sync_targets(mount: &Arc<Mount>, targets: BTreeSet<TargetId>, file: Option<Ino>) -> Result<()> {
+    let sync = |t| mount.send(Lane::Urgent, t, &Cred::root(), Request::Sync { file }, None, 0);
+    let calls = targets.into_iter().map(sync);
     for answer in join_all(calls.collect::<Vec<_>>()).await {
         done_reply(answer?.0.result?)?;
     }
@@ -38,7 +39,7 @@ async fn sync_stripes(mount: &Arc<Mount>, file: &Arc<File>, stripes: u32) -> Res
     let stripes = stripes.min(u32::from(layout.pool));
     let mut targets: BTreeSet<TargetId> = (0..stripes).map(|s| layout.target(file.ino, s)).collect();
     targets.insert(file.ino.target());
-    sync_targets(mount, targets).await
+    sync_targets(mount, targets, Some(file.ino)).await
 }
 
 pub(crate) async fn fsync(mount: Arc<Mount>, _ctx: Ctx, open: Arc<OpenFile>, _datasync: bool) -> Result<()> {
@@ -65,7 +66,7 @@ pub(crate) async fn fsync(mount: Arc<Mount>, _ctx: Ctx, open: Arc<OpenFile>, _da
 
 pub(crate) async fn fsync_dir(mount: Arc<Mount>, _ctx: Ctx, dir: Ino) -> Result<()> {
     mount.stats.count(Count::Fsync);
-    sync_targets(&mount, BTreeSet::from([dir.target()])).await
+    sync_targets(&mount, BTreeSet::from([dir.target()]), Some(dir)).await
 }
 
 pub(crate) async fn sync_all(mount: Arc<Mount>, _ctx: Ctx) -> Result<()> {
@@ -75,7 +76,7 @@ pub(crate) async fn sync_all(mount: Arc<Mount>, _ctx: Ctx) -> Result<()> {
     let drain = Drain::begin(&mount);
     flush::flush_all(&mount).await;
     drop(drain);
-    let synced = sync_targets(&mount, (0..mount.cluster.pool()).map(TargetId).collect()).await;
+    let synced = sync_targets(&mount, (0..mount.cluster.pool()).map(TargetId).collect(), None).await;
     // Also what was lost earlier: whoever asks believes afterwards that all is there.
     mount.files.told_to_all();
     mount.writeback.losses.tell()?;

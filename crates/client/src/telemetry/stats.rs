@@ -63,6 +63,7 @@ counters! {
     OpenMountWritten = "open_mount_written", "reqs";
     OpenMountLarge = "open_mount_large", "reqs";
     Close = "close", "reqs";
+    WriteRefused = "write_refused", "reqs";
     MkNod = "mknod", "reqs";
     MkDir = "mkdir", "reqs";
     Symlink = "symlink", "reqs";

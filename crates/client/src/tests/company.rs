@@ -22,7 +22,7 @@ const ADDR: &str = "tcp:server:7000";
 
 /// A server and its mounts.
 pub(super) struct Cluster {
-    sim: Sim,
+    pub(super) sim: Sim,
     pub(super) env: SimEnv,
     mounts: Cell<u64>,
 }

@@ -8,10 +8,14 @@ use crate::api::{Ctx, Hints, OpenFlags};
 use crate::cache::fill::Landing;
 use crate::telemetry::stats::Count;
 use crate::writeback::flush::FLIGHT_PARTS_MAX;
+use amphi_env::sim::DiskOpKind;
 use amphi_env::{Buf, Env};
 use amphi_types::Errno;
 use amphi_wire::XattrMode;
 use std::sync::atomic::Ordering::SeqCst;
+
+/// Where data begins on the disk of a server of `Cluster`: behind 2 MiB of superblock and log, and 8 MiB of metadata.
+const DATA: u64 = 10 << 20;
 
 fn filled(len: usize, byte: u8) -> Buf {
     let mut buf = Buf::zeroed(len);
@@ -463,4 +467,48 @@ fn a_full_file_system_below_is_no_space() {
             assert_eq!(a.fsync(&root(), &file, false).await, Ok(()), "seed {seed}");
         });
     }
+}
+
+/// Goal: Promise S16 for what a server has accepted into memory: when its disk does not take it, each open file of each
+/// mount that wrote it is told once, by `fsync` or when it is closed; files and mounts that did not write it are not, and
+/// all bytes are there. Method: two mounts write small pieces past their caches, a third one has the file open; writes of
+/// data fail on the server for a while.
+#[test]
+fn a_refused_flush_is_told_to_each_open_file() {
+    in_cluster(31, async |c: &Cluster| {
+        let [a, b] = c.two().await;
+        let other = c.mount().await;
+        let direct = OpenFlags { direct: true, ..OpenFlags::READ_WRITE };
+        let dir = dir_on(&a, 0).await;
+        let by_a = a.create(&root(), dir, b"f", 0o644, direct).await.expect("create").file;
+        let ino = by_a.ino();
+        let [second, by_b, reader] = [&a, &b, &other].map(async |m| m.open(&root(), ino, direct).await.expect("open"));
+        let (second, by_b, reader) = (second.await, by_b.await, reader.await);
+        let calm = a.create(&root(), dir, b"calm", 0o644, direct).await.expect("create").file;
+        c.sim.on_disk_op("server", |op| {
+            let data = op.kind == DiskOpKind::Write && op.at >= DATA;
+            data.then_some(std::io::ErrorKind::Other)
+        });
+        write(&a, &by_a, 0, &[1; 40_000]).await;
+        write(&b, &by_b, 40_000, &[2; 40_000]).await;
+        let refused = |m: &Client| m.mount.stats.of(Count::WriteRefused).0;
+        c.until("both are told", || refused(&a) == 1 && refused(&b) == 1).await;
+        c.env.sleep(std::time::Duration::from_secs(10)).await;
+        assert_eq!((refused(&a), refused(&b), refused(&other)), (1, 1, 0));
+        assert_eq!(a.flush(&root(), &by_a).await, Err(Errno::Io), "close of who wrote");
+        assert_eq!(a.flush(&root(), &by_a).await, Ok(()), "once");
+        assert_eq!(b.fsync(&root(), &by_b, false).await, Err(Errno::Io));
+        assert_eq!(other.flush(&root(), &reader).await, Ok(()));
+        write(&a, &calm, 0, &[3; 4096]).await;
+        assert_eq!(a.fsync(&root(), &calm, false).await, Ok(()), "another file");
+        c.sim.clear_disk_hook("server");
+        c.env.sleep(std::time::Duration::from_secs(10)).await;
+        assert_eq!(a.fsync(&root(), &by_a, false).await, Ok(()), "it was told, and all is on the disk");
+        assert_eq!(a.fsync(&root(), &second, false).await, Err(Errno::Io), "it was not");
+        assert_eq!(a.fsync(&root(), &second, false).await, Ok(()));
+        let found = read(&other, &reader, 0, 100_000).await;
+        assert!(found == [vec![1; 40_000], vec![2; 40_000]].concat());
+        let late = b.open(&root(), ino, direct).await.expect("open");
+        assert_eq!(b.fsync(&root(), &late, false).await, Ok(()), "somebody was told");
+    });
 }

@@ -395,7 +395,7 @@ impl Server {
                 let bytes = self.objects.get(&object).map_or(0, |o| o.data.iter().map(|run| run.len()).sum());
                 Reply::Extents { total: 0, bytes, extents: Vec::new(), more: false }
             }
-            Request::Sync
+            Request::Sync { .. }
             | Request::Goodbye
             | Request::Revoked { .. }
             | Request::CompanyKnown { .. }

@@ -14,7 +14,8 @@ use crate::coherence::tokens;
 use crate::inode::{File, OpenFile};
 use crate::mount::Mount;
 use crate::ops::attr;
-use amphi_types::{ByteRange, Errno, Result};
+use crate::telemetry::stats::Count;
+use amphi_types::{ByteRange, Errno, Ino, Result};
 use parking_lot::Mutex;
 use std::sync::Arc;
 
@@ -56,6 +57,19 @@ pub(crate) fn settle(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) {
         }
         file.signal.notify();
     });
+}
+
+/// A server cannot write to its disk what it has accepted of a file into memory, and what this mount wrote. It has the
+/// bytes still, and shows them; whoever has the file open is told all the same, as is who opens it next if nobody has.
+pub(crate) fn refused(mount: &Arc<Mount>, ino: Ino) {
+    if let Some(silent) = mount.writeback.losses.note(Errno::Io, mount.clock.now_ns()) {
+        tracing::error!(%ino, silent, "a server cannot write to its disk what it has accepted; it keeps it in memory");
+    }
+    mount.stats.count(Count::WriteRefused);
+    match mount.files.get(ino) {
+        Some(file) => file.failures.note(Errno::Io, ByteRange::new(0, 0)),
+        None => mount.files.note_refused(ino, Errno::Io),
+    }
 }
 
 /// Waits until the file shows what the servers have.

@@ -130,6 +130,7 @@ impl<E: Env> Cx<E> {
         if write.object.stripe == 0 {
             self.note_accepted(write.object, write.kill_suidgid, &mut accepted.txn);
         }
+        back.writers.note(write.object.ino, self.session);
         accepted.bytes += write.range.len();
         count_accepted(&self.worker.counters, write.range.len());
         self.worker.counters.histograms.write.request_bytes.note(write.range.len());

@@ -27,7 +27,7 @@ use amphi_dlm::Mode;
 use amphi_env::{Buf, Disk, Env};
 use amphi_types::item::Txn;
 use amphi_types::limits::{BLOCK, FILE_MAX, PAYLOAD_MAX};
-use amphi_types::{ByteRange, Errno, ObjectId, Result, SetAttr, Timespec};
+use amphi_types::{ByteRange, Errno, Ino, ObjectId, Result, SetAttr, Timespec};
 use amphi_wire::{DATA_RUNS_MAX, EXTENTS_MAX, ExtentView, Reply};
 use amphi_zone::{Lsn, Order};
 use futures_util::future::join_all;
@@ -590,9 +590,9 @@ impl<E: Env> Cx<E> {
     }
 
     /// `Request::Sync`.
-    pub async fn sync(&self) -> Result<Reply> {
+    pub async fn sync(&self, file: Option<Ino>) -> Result<Reply> {
         if !planted::is(Mistake::UnflushedSync) {
-            self.target.secure_delayed().await?;
+            self.target.secure_delayed(file).await?;
         }
         self.target.zone.sync().await?;
         Ok(Reply::Done)

@@ -61,11 +61,21 @@ impl<E: Env> Target<E> {
         while let Some(((object, unit), flushed)) = flushes.next().await {
             if let Err(e) = flushed {
                 add(&self.counters.flush_failures, 1);
+                self.tell_writers(object, unit, e);
                 self.data.borrow_mut().delayed.try_again(object, unit, self.write_back.now_ns());
                 result = Err(e);
             }
         }
         result
+    }
+
+    /// A unit cannot be written: those who wrote its file are told, unless all of it would survive lost power. A target
+    /// that is full below has room again by itself.
+    fn tell_writers(&self, object: ObjectId, unit: u64, why: Errno) {
+        let range = ByteRange::new(unit * UNIT, (unit + 1) * UNIT);
+        if why != Errno::NoSpace && self.data.borrow().delayed.has_unlogged(object, range) {
+            add(&self.counters.flush_failures_told, self.write_back.writers.tell(object.ino));
+        }
     }
 
     /// Flushes everything that is delayed when it is called.
@@ -367,6 +377,7 @@ pub async fn flush_agent<E: Env>(env: E, target: Weak<Target<E>>, mut rung: mpsc
         match target.flush_due().await {
             Ok(()) => {
                 told = false;
+                target.write_back.writers.keep_only(|ino| target.data.borrow().delayed.has_file(ino));
                 target.give_up_memory(&env).await;
                 if target.write_back.is_missed_for(AGAIN) {
                     target.tune_write_back(&env, target.write_back.settings());

@@ -11,10 +11,10 @@ use crate::counters::add;
 use crate::planted::{self, Mistake};
 use crate::target::write_back::{self, Settings};
 use crate::target::{DELAYED_SHARE, EXTENTS_A_RECORD, Target};
-use amphi_data::DELAYED_ITEM_BYTES;
+use amphi_data::{DELAYED_ITEM_BYTES, Overlay};
 use amphi_env::Env;
 use amphi_types::item::Txn;
-use amphi_types::{Errno, Result};
+use amphi_types::{Errno, Ino, ObjectId, Result};
 use amphi_zone::{Order, ZoneError, ZoneErrorKind};
 
 /// Bytes that an `fsync` logs at most; what is more is flushed. A sync of the log with as many in front takes an SSD as
@@ -93,17 +93,22 @@ impl<E: Env> Target<E> {
         self.zone.record_bytes_max() / DELAYED_SHARE / DELAYED_ITEM_BYTES
     }
 
-    /// Sees to it that all that is delayed survives power loss as soon as the log is synced: few bytes are logged, more
-    /// are flushed.
-    pub async fn secure_delayed(&self) -> Result<()> {
-        if self.log_delayed().await? {
+    /// Sees to it that what is delayed of a file, or of all, survives power loss as soon as the log is synced: few bytes
+    /// are logged, more are flushed.
+    pub async fn secure_delayed(&self, file: Option<Ino>) -> Result<()> {
+        if self.log_delayed(file).await? {
             return Ok(());
         }
         let units = {
-            let data = self.data.borrow();
-            // What was logged before has to make room.
-            let is_full = data.delayed.logged().0 * 2 > self.logged_max();
-            if is_full { data.delayed.all_units(None) } else { data.delayed.unlogged_units() }
+            let delayed = &self.data.borrow().delayed;
+            let mut units = delayed.unlogged_units(file);
+            if delayed.logged().0 * 2 > self.logged_max() {
+                // What was logged before has to make room.
+                units.extend(delayed.logged_units());
+                units.sort_unstable();
+                units.dedup();
+            }
+            units
         };
         self.flush_units(units).await
     }
@@ -113,31 +118,29 @@ impl<E: Env> Target<E> {
         LOGGED_BYTES_MAX.min(self.zone.record_bytes_max() / LOGGED_SHARE)
     }
 
-    /// Whether the delayed bytes that the log does not have are few enough to be logged.
-    fn is_small_change(&self) -> bool {
+    /// The delayed extents of a file, or of all, that the log does not have, if they are few enough to be logged.
+    fn small_change(&self, file: Option<Ino>) -> Option<Vec<(ObjectId, Overlay)>> {
         let data = self.data.borrow();
         let (delayed, (logged, pieces)) = (&data.delayed, data.delayed.logged());
-        let bytes = delayed.unlogged_bytes();
         let items = delayed.extents() + pieces + SYNC_LOG_EXTENTS as u64;
-        bytes <= SYNC_LOG_BYTES && logged + bytes <= self.logged_max() && items <= self.delayed_max()
+        let parts = delayed.unlogged(file, SYNC_LOG_EXTENTS).filter(|_| items <= self.delayed_max())?;
+        let bytes: u64 = parts.iter().map(|(_, part)| part.range.len()).sum();
+        (bytes <= SYNC_LOG_BYTES && logged + bytes <= self.logged_max()).then_some(parts)
     }
 
-    /// Logs the delayed bytes that the log does not have, if they are few. Whether it has all now.
-    async fn log_delayed(&self) -> Result<bool> {
-        let bytes = self.data.borrow().delayed.unlogged_bytes();
-        if bytes == 0 {
+    /// Logs the delayed bytes of a file, or of all, that the log does not have, if they are few. Whether it has all now.
+    async fn log_delayed(&self, file: Option<Ino>) -> Result<bool> {
+        let Some(parts) = self.small_change(file) else { return Ok(false) };
+        if parts.is_empty() {
             return Ok(true);
         }
-        if !self.is_small_change() {
-            return Ok(false);
-        }
+        drop(parts);
         match self.zone.reserve(SYNC_LOG_BYTES + PIECE_BYTES * SYNC_LOG_EXTENTS as u64).await {
             Err(Errno::NoSpace) => return Ok(false),
             reserved => reserved?,
         }
         // Others may have been at it meanwhile.
-        let parts = self.data.borrow().delayed.unlogged(SYNC_LOG_EXTENTS).filter(|_| self.is_small_change());
-        let Some(parts) = parts else { return Ok(false) };
+        let Some(parts) = self.small_change(file) else { return Ok(false) };
         let mut loaded = Vec::with_capacity(parts.len());
         for (object, part) in &parts {
             let mut bytes = vec![0; part.range.len() as usize];

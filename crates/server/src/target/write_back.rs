@@ -13,6 +13,7 @@
 //! of the cut is kept. There is one memory at a time, and the log names it before it names a byte in it.
 
 use crate::counters::{Counters, add};
+use crate::target::writers::Writers;
 use amphi_data::{DataStore, Memory, Overlay, PagePool, Slot};
 use amphi_env::{Env, Kept};
 use amphi_types::item::Txn;
@@ -92,6 +93,8 @@ pub struct WriteBack<E: Env> {
     pub disk_ns: Cell<u64>,
     /// When memory was last given up, or could not be had again.
     missed_ns: Cell<u64>,
+    /// Who wrote what is delayed.
+    pub writers: Writers,
 }
 
 /// Pages of a memory that may have `bytes`, where so much `room` is left: others live there as well, as the log, other
@@ -148,6 +151,7 @@ impl<E: Env> WriteBack<E> {
             clock: Box::new(move || own.now().0),
             disk_ns: Cell::new(0),
             missed_ns: Cell::new(0),
+            writers: Writers::default(),
         }
     }
 

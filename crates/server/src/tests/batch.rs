@@ -102,7 +102,7 @@ fn a_batch_costs_few_writes() {
     with_server(72, 1, 1, async |place, c| {
         let files = c.files(200).await.unwrap();
         let parts: Vec<Part> = files.iter().map(|ino| part(*ino, 3, 0, 3901)).collect();
-        c.call(Request::Sync).await.unwrap();
+        c.call(Request::Sync { file: None }).await.unwrap();
         let before = place.sim.disk_ops("server");
         assert_eq!(c.batch(&parts).await.unwrap(), vec![Ok(()); 200]);
         let after = place.sim.disk_ops("server");
@@ -246,7 +246,7 @@ fn a_full_target() {
         }
         let set = SetAttr { size: Some(at - 10 * 4096), ..SetAttr::default() };
         c.inode(Request::SetAttr { ino: files[0], set }).await.unwrap();
-        c.call(Request::Sync).await.unwrap();
+        c.call(Request::Sync { file: None }).await.unwrap();
         let parts: Vec<Part> = files[1..].iter().map(|ino| part(*ino, 5, 0, 3000)).collect();
         let results = c.batch(&parts).await.unwrap();
         let landed = results.iter().filter(|r| r.is_ok()).count();
@@ -312,10 +312,10 @@ async fn set_up(c: &Client) -> Result<(Vec<Ino>, Ino)> {
         kill_suidgid: false,
     };
     c.ask(junk, Some(Buf::copy_of(&[FOREIGN; 400_000]))).await.0?;
-    c.call(Request::Sync).await?;
+    c.call(Request::Sync { file: None }).await?;
     c.unlink(Ino::ROOT, "gone").await?;
     c.call(Request::Close { ino: gone, access: RW, atime: None }).await?;
-    c.call(Request::Sync).await?;
+    c.call(Request::Sync { file: None }).await?;
     Ok((files, gone))
 }
 
@@ -327,7 +327,7 @@ async fn batch_scenario(c: &Client, files: &[Ino], gone: Ino, done: &Cell<usize>
     for round in 1..=3 {
         let mut parts: Vec<Part> = files.iter().enumerate().map(|(i, ino)| swept(*ino, i, round)).collect();
         if round == 3 {
-            c.call(Request::Sync).await?;
+            c.call(Request::Sync { file: None }).await?;
             step();
             parts.push(part(gone, 1, 0, 100));
             parts.sort_by_key(|(p, _)| p.object);
@@ -345,7 +345,7 @@ async fn batch_scenario(c: &Client, files: &[Ino], gone: Ino, done: &Cell<usize>
             env.sleep(Duration::from_millis(45)).await;
         }
     }
-    c.call(Request::Sync).await?;
+    c.call(Request::Sync { file: None }).await?;
     step();
     Ok(())
 }

@@ -104,7 +104,7 @@ fn flipped_bits(seed: u64) {
         let op = Request::WriteBatch { parts: vec![part] };
         assert_eq!(c.ask(op, Some(bytes(9, 30_000, 5000))).await.0, Ok(Reply::WrittenBatch(vec![Ok(())])));
         note(9, 30_000, 35_000);
-        c.call(Request::Sync).await.unwrap();
+        c.call(Request::Sync { file: None }).await.unwrap();
         let all = blocks(c, f).await;
         assert!(all.len() > 30, "{all:?}");
         for (i, (_, at)) in all.iter().enumerate().filter(|(i, _)| i % 4 == 1) {
@@ -135,7 +135,7 @@ fn flipped_bits(seed: u64) {
             assert_eq!(put(c, f, 20, bad + 10, bad + 20).await, Err(Errno::Io));
         } else {
             put(c, f, 20, bad + 10, bad + 20).await.unwrap();
-            c.call(Request::Sync).await.unwrap();
+            c.call(Request::Sync { file: None }).await.unwrap();
         }
         let cut = SetAttr { size: Some(bad + 100), ..SetAttr::default() };
         assert_eq!(c.inode(Request::SetAttr { ino: f, set: cut }).await.err(), Some(Errno::Io));
@@ -187,7 +187,7 @@ fn the_switch_counts_for_what_is_written() {
         let after = blocks(c, f).await;
         assert!(after[0] != before[0] && after[1..] == before[1..], "not over a checksum");
         set(c, "server.checksums", "off").await;
-        c.call(Request::Sync).await.unwrap();
+        c.call(Request::Sync { file: None }).await.unwrap();
         flip(place, after[1].1 + 7, 3);
         assert_eq!(get(c, f, ByteRange::new(4096, 8192)).await, Err(Errno::Io), "still verified");
         put(c, f, 4, 8192, 12_288).await.unwrap();
@@ -196,7 +196,7 @@ fn the_switch_counts_for_what_is_written() {
         flip(place, last[2].1, 1);
         assert!(get(c, f, ByteRange::new(8192, 12_288)).await.is_ok(), "it has none any more");
         flip(place, last[2].1, 1);
-        c.call(Request::Sync).await.unwrap();
+        c.call(Request::Sync { file: None }).await.unwrap();
         place.sim.crash("server", CrashKind::Power);
         let _server = place.start().await.unwrap();
         let c = place.client(2).await.unwrap();
@@ -329,7 +329,7 @@ fn crashed_at(nth: u64, kind: CrashKind, seed: u64) -> bool {
         let f = file(&c, "f").await;
         put(&c, f, 1, 0, LEN).await.unwrap();
         set(&c, "server.checksums", "on").await;
-        c.call(Request::Sync).await.unwrap();
+        c.call(Request::Sync { file: None }).await.unwrap();
         place.sim.crash_at("server", nth, kind);
         let story = async {
             for (seed, at, end) in
@@ -339,10 +339,10 @@ fn crashed_at(nth: u64, kind: CrashKind, seed: u64) -> bool {
                     return;
                 }
             }
-            let _ = c.call(Request::Sync).await;
+            let _ = c.call(Request::Sync { file: None }).await;
             let _ = put(&c, f, 7, 4096, 8192).await;
             let _ = put(&c, f, 8, 4096, 8192).await;
-            let _ = c.call(Request::Sync).await;
+            let _ = c.call(Request::Sync { file: None }).await;
         };
         let dead = async {
             while place.sim.alive("server") {

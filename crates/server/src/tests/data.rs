@@ -27,7 +27,7 @@ impl Client {
     }
 
     async fn sync(&self, target: u16) {
-        let call = Call { target: TargetId(target), cred: Cred::root(), op: Request::Sync };
+        let call = Call { target: TargetId(target), cred: Cred::root(), op: Request::Sync { file: None } };
         self.link.call(Lane::Normal, call, None, 0).await.unwrap().0.result.unwrap();
     }
 
@@ -51,7 +51,7 @@ fn many_freed_blocks_come_back_soon() {
         }
         let f = c.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
         c.write(ObjectId { ino: f, stripe: 0 }, 0, 0, bytes(1, 0, 600 << 10)).await.unwrap();
-        c.call(Request::Sync).await.unwrap();
+        c.call(Request::Sync { file: None }).await.unwrap();
         place.sim.node("client").sleep(Duration::from_secs(20)).await;
         let freed_after_cut = async |size: u64| {
             let freed = async || {
@@ -131,7 +131,7 @@ fn writes_match_a_model() {
         assert_eq!(attr.size, end);
         assert_eq!(attr.mtime.sec, 2_000_000_000);
         assert!(attr.blocks * 512 >= end / 2 && attr.blocks * 512 < 300_000);
-        c.call(Request::Sync).await.unwrap();
+        c.call(Request::Sync { file: None }).await.unwrap();
     });
 }
 
@@ -144,13 +144,13 @@ fn writes_cost_no_sync() {
         let object = ObjectId { ino: f, stripe: 0 };
         let syncs = || place.sim.disk_ops("server").syncs;
         for count in [1, 30] {
-            c.call(Request::Sync).await.unwrap();
+            c.call(Request::Sync { file: None }).await.unwrap();
             let before = syncs();
             for i in 0..count {
                 c.write(object, i * 8192, 0, bytes(i as u8, 0, 8192)).await.unwrap();
             }
             assert_eq!(syncs() - before, 0, "{count} writes");
-            c.call(Request::Sync).await.unwrap();
+            c.call(Request::Sync { file: None }).await.unwrap();
             assert!((1..=2).contains(&(syncs() - before)), "{count} writes and fsync: {}", syncs() - before);
         }
     });
@@ -246,13 +246,13 @@ fn spread_files() {
         c.unlink(Ino::ROOT, "f").await.unwrap();
         // Removal goes on in the background.
         for _ in 0..200 {
-            c.call(Request::Sync).await.unwrap();
+            c.call(Request::Sync { file: None }).await.unwrap();
             if free().await == before {
                 return;
             }
             c.stat(Ino::ROOT).await.unwrap();
             for t in 0..3 {
-                let call = Call { target: TargetId(t), cred: Cred::root(), op: Request::Sync };
+                let call = Call { target: TargetId(t), cred: Cred::root(), op: Request::Sync { file: None } };
                 c.link.call(Lane::Normal, call, None, 0).await.unwrap();
             }
         }
@@ -351,7 +351,7 @@ fn a_cut_that_failed_is_not_resumed() {
         c.write(object, start, 0, bytes(2, start, 20_000)).await.unwrap();
         let sync = async || {
             for target in 0..3 {
-                let call = Call { target: TargetId(target), cred: Cred::root(), op: Request::Sync };
+                let call = Call { target: TargetId(target), cred: Cred::root(), op: Request::Sync { file: None } };
                 c.link.call(Lane::Normal, call, None, 0).await.unwrap().0.result.unwrap();
             }
         };
@@ -527,7 +527,7 @@ async fn spread_scenario(c: &Client, done: &std::cell::Cell<usize>) -> Result<()
     let step = || done.set(done.get() + 1);
     let f = c.create(Ino::ROOT, "f").await?;
     c.call(Request::Open { ino: f, access: RW, exec: false }).await?;
-    c.call(Request::Sync).await?;
+    c.call(Request::Sync { file: None }).await?;
     c.write(at(f, 0), 1000, 0, bytes(1, 1000, 9000)).await?;
     c.call(Request::Spread { ino: f }).await?;
     c.write(at(f, 1), 5 << 20, 0, bytes(2, 5 << 20, 20_000)).await?;
@@ -539,7 +539,7 @@ async fn spread_scenario(c: &Client, done: &std::cell::Cell<usize>) -> Result<()
     c.write(at(f, 0), 500, 1, bytes(4, 500, 9000)).await?;
     step();
     for target in 0..3 {
-        let call = Call { target: TargetId(target), cred: Cred::root(), op: Request::Sync };
+        let call = Call { target: TargetId(target), cred: Cred::root(), op: Request::Sync { file: None } };
         c.link.call(Lane::Normal, call, None, 0).await?.0.result?;
     }
     step();

@@ -173,7 +173,7 @@ fn sweep_at(nth: u64, kind: CrashKind, seed: u64) -> bool {
         let (c, other) = (place.client(1).await.unwrap(), place.client(2).await.unwrap());
         let ino = c.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
         put(&c, ino, 1, 0, LEN).await.unwrap();
-        c.call(Request::Sync).await.unwrap();
+        c.call(Request::Sync { file: None }).await.unwrap();
         place.sim.crash_at("server", nth, kind);
         let done = RefCell::new([false; PIECES.len()]);
         {

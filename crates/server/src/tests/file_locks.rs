@@ -110,7 +110,7 @@ fn sessions_exclude_each_other() {
                 settle(place).await;
                 assert_eq!(b.news(), [102], "the one that was withdrawn is left out");
                 assert!(b.cancel(posix(f, 12, W, 0, 1), 102).await, "it was granted before");
-                b.call(Request::Sync).await.expect("slots are free");
+                b.call(Request::Sync { file: None }).await.expect("slots are free");
                 let flock = |id, mode| lock(f, FileLockFamily::Flock, id, mode, 0, 1);
                 assert_eq!(a.set(flock(1, R), 3, false).await, Ok(true), "another family");
                 assert_eq!(b.set(flock(1, W), 4, false).await, Err(Errno::Again));

@@ -76,13 +76,13 @@ fn a_shared_file_is_read_once() {
             for n in 0..RECORDS {
                 put(&clients[(n % alone) as usize], f, 0, n as u8, record(n)).await.unwrap();
             }
-            clients[0].call(Request::Sync).await.unwrap();
+            clients[0].call(Request::Sync { file: None }).await.unwrap();
             place.sim.node("client").sleep(Duration::from_millis(500)).await;
             if restart {
                 server.stop().await.unwrap();
                 drop(server);
                 server = place.start().await.unwrap();
-                clients[0].call(Request::Sync).await.unwrap();
+                clients[0].call(Request::Sync { file: None }).await.unwrap();
             }
             let before = counter(&clients[0], "data_disk_reads").await;
             for n in 0..RECORDS {
@@ -188,7 +188,7 @@ fn against_bytes(seed: u64) {
                     None
                 }
                 14 => {
-                    by.call(Request::Sync).await.unwrap();
+                    by.call(Request::Sync { file: None }).await.unwrap();
                     None
                 }
                 15 => {

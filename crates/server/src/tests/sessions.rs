@@ -231,10 +231,10 @@ fn expired_requests_are_refused() {
         assert_eq!(again.result, made.result, "it was executed in time");
         for target in [0, 1] {
             let (late, _) =
-                crate::dispatch::call(worker, session, id(3), call(target, Request::Sync), None, passed).await;
+                crate::dispatch::call(worker, session, id(3), call(target, Request::Sync { file: None }), None, passed).await;
             assert_eq!(late.result, Err(Errno::TimedOut));
             let (done, _) =
-                crate::dispatch::call(worker, session, id(3), call(target, Request::Sync), None, ahead).await;
+                crate::dispatch::call(worker, session, id(3), call(target, Request::Sync { file: None }), None, ahead).await;
             assert_eq!(done.result, Ok(Reply::Done));
         }
     };
@@ -266,7 +266,7 @@ fn tunables_are_live() {
         c.create(Ino::ROOT, "b").await.unwrap();
         assert_eq!(syncs_after_a_change("c").await, 0);
         set("server.sync_interval_ms", "50").await.unwrap();
-        c.call(Request::Sync).await.unwrap();
+        c.call(Request::Sync { file: None }).await.unwrap();
         assert!(syncs_after_a_change("d").await > 0);
         assert_eq!(set("server.sync_interval_ms", "0").await, Err(Errno::Inval));
         assert_eq!(set("server.no_such", "0").await, Err(Errno::NoEnt));

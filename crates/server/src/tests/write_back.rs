@@ -10,16 +10,16 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const MTIME: Timespec = Timespec { sec: 2_000_000_000, nsec: 0 };
 /// Where data begins on the disk of a target here: behind 2 MiB of superblock and log, and 4 MiB of metadata.
-const DATA: u64 = 6 << 20;
+pub(super) const DATA: u64 = 6 << 20;
 
-fn place(seed: u64, targets: u16, more: &[(&str, &str)]) -> Place {
+pub(super) fn place(seed: u64, targets: u16, more: &[(&str, &str)]) -> Place {
     let mut place = Place::new(seed, targets, 1);
     place.config.tunables.push(("server.write_back".into(), "on".into()));
     place.config.tunables.extend(more.iter().map(|(name, value)| (name.to_string(), value.to_string())));
     place
 }
 
-async fn put(c: &Client, ino: Ino, seed: u8, at: u64, end: u64) -> Result<()> {
+pub(super) async fn put(c: &Client, ino: Ino, seed: u8, at: u64, end: u64) -> Result<()> {
     put_at(c, ino, 0, seed, at, end).await
 }
 
@@ -54,19 +54,19 @@ fn apart(at: u64, end: u64, random: impl Fn() -> u64) -> Vec<ByteRange> {
     ranges
 }
 
-async fn get(c: &Client, ino: Ino, end: u64) -> Vec<u8> {
+pub(super) async fn get(c: &Client, ino: Ino, end: u64) -> Vec<u8> {
     let op = Request::Read { object: ObjectId { ino, stripe: 0 }, range: ByteRange::new(0, end), server_lock: true };
     let (reply, payload) = c.ask(op, None).await;
     assert_eq!(reply, Ok(Reply::Data));
     payload.map_or(Vec::new(), |p| p.to_vec())
 }
 
-async fn counter(c: &Client, name: &str) -> u64 {
+pub(super) async fn counter(c: &Client, name: &str) -> u64 {
     let Ok(Reply::Counters(counters)) = c.call(Request::Counters { reset: false }).await else { panic!() };
     counters.iter().find(|(n, _)| n == name).map_or(0, |(_, n)| *n)
 }
 
-async fn file(c: &Client, text: &str) -> Ino {
+pub(super) async fn file(c: &Client, text: &str) -> Ino {
     c.make(Ino::ROOT, text, Make::File { open: Some(RW), exclusive: true }).await.unwrap()
 }
 
@@ -99,7 +99,7 @@ fn a_small_write_is_answered_from_memory() {
             let attr = other.stat(f).await.unwrap();
             assert_eq!((attr.size, attr.mtime, attr.blocks), (50_000, MTIME, 13 * 8));
             if kind == CrashKind::Power {
-                c.call(Request::Sync).await.unwrap();
+                c.call(Request::Sync { file: None }).await.unwrap();
                 assert_eq!(writes.get(), 0, "the bytes are in the log");
                 assert_eq!(counter(&c, "write_back_logged").await, 4, "parts of three writes");
                 // Alone: a write and its sync.
@@ -114,7 +114,7 @@ fn a_small_write_is_answered_from_memory() {
                     None
                 });
                 put(&c, f, 4, 48_000, 52_096).await.unwrap();
-                c.call(Request::Sync).await.unwrap();
+                c.call(Request::Sync { file: None }).await.unwrap();
                 assert_eq!(*ops.borrow(), [DiskOpKind::Write, DiskOpKind::Sync]);
                 model.resize(52_096, 0);
                 model[48_000..].copy_from_slice(&bytes(4, 48_000, 4096));
@@ -145,7 +145,7 @@ fn what_goes_with_the_memory_leaves_nothing() {
             c.held.mortal.set(true);
             let f = file(&c, "f").await;
             put(&c, f, 1, 0, 5_000).await.unwrap();
-            c.call(Request::Sync).await.unwrap();
+            c.call(Request::Sync { file: None }).await.unwrap();
             put(&c, f, 2, 20_000, 30_000).await.unwrap();
             let set = SetAttr { perm: Some(0o600), ..SetAttr::default() };
             c.inode(Request::SetAttr { ino: f, set }).await.unwrap();
@@ -227,7 +227,10 @@ fn against_bytes(seed: u64) {
                     let (from, to) = ((at as usize).min(model.len()), (end as usize).min(model.len()));
                     model[from..to].fill(0);
                 }
-                11 => drop(by.call(Request::Sync).await.unwrap()),
+                11 => {
+                    let file = [None, Some(f), Some(Ino::ROOT)][step as usize / 13 % 3];
+                    drop(by.call(Request::Sync { file }).await.unwrap());
+                }
                 12 if step % 2 == 0 => {
                     let ranges = apart(at, end, || env.rand());
                     put_batch(by, f, generation, step as u8, &ranges).await;
@@ -445,7 +448,7 @@ fn crash_at(story: &Story, seed: u64, nth: u64, end: End, log_memory: &str) -> b
         c.unlink(Ino::ROOT, "old").await.unwrap();
         c.call(Request::Close { ino: old, access: RW, atime: None }).await.unwrap();
         let f = file(&c, "f").await;
-        c.call(Request::Sync).await.unwrap();
+        c.call(Request::Sync { file: None }).await.unwrap();
         place.sim.node("client").sleep(Duration::from_secs(3)).await;
         place.sim.crash_at("server", nth, kind);
         // Of each byte, what it may be: the last of these is what it is if nothing is lost.
@@ -461,7 +464,7 @@ fn crash_at(story: &Story, seed: u64, nth: u64, end: End, log_memory: &str) -> b
                     place.sim.node("client").sleep(Duration::from_millis(20)).await;
                 }
                 if story.synced.contains(&seed) {
-                    c.call(Request::Sync).await?;
+                    c.call(Request::Sync { file: (nth % 2 == 1).then_some(f) }).await?;
                     synced = synced.max(end as usize);
                     may.iter_mut().for_each(|may| drop(may.drain(..may.len().saturating_sub(1))));
                 }
@@ -587,7 +590,7 @@ fn what_was_accepted_finds_room() {
         while put(&c, g, 2, small, small + 1).await.is_ok() {
             small += 5_000;
         }
-        c.call(Request::Sync).await.expect("there is room for what was accepted");
+        c.call(Request::Sync { file: None }).await.expect("there is room for what was accepted");
         assert!(counter(&c, "write_back").await > 100);
         let mut at = 0;
         while at < end {
@@ -624,16 +627,16 @@ fn what_cannot_be_written_stays() {
         place.sim.on_disk_op("server", move |op| hit(op).then_some(std::io::ErrorKind::Other));
         put(&c, f, 1, 0, 40_000).await.unwrap();
         place.sim.node("client").sleep(Duration::from_millis(200)).await;
-        c.call(Request::Sync).await.expect("so few bytes are logged");
+        c.call(Request::Sync { file: None }).await.expect("so few bytes are logged");
         put(&c, f, 2, 40_000, 80_000).await.unwrap();
         put(&c, f, 3, 80_000, 120_000).await.unwrap();
         let all = [bytes(1, 0, 40_000).to_vec(), bytes(2, 40_000, 40_000).to_vec(), bytes(3, 80_000, 40_000).to_vec()];
-        assert_eq!(c.call(Request::Sync).await, Err(Errno::Io));
+        assert_eq!(c.call(Request::Sync { file: None }).await, Err(Errno::Io));
         assert_eq!(get(&c, f, 130_000).await, all.concat());
         place.sim.clear_disk_hook("server");
         place.sim.node("client").sleep(Duration::from_secs(2)).await;
         assert_eq!(counter(&c, "flushes").await, 1);
-        c.call(Request::Sync).await.unwrap();
+        c.call(Request::Sync { file: None }).await.unwrap();
         assert_eq!(get(&c, f, 130_000).await, all.concat());
         server.stop().await.unwrap();
     };
@@ -682,7 +685,7 @@ fn what_a_place_does_not_take_goes_elsewhere() {
             assert_eq!((counter(&c, "flushes_moved").await, counter(&c, "flush_failures").await), (1, 0), "{story}");
             assert!(counter(&c, "histogram_request_bytes_write_to_65536").await > 0, "accepted writes are counted");
             assert!(counter(&c, "histogram_disk_bytes_write_to_65536").await > 0, "flushes are counted");
-            c.call(Request::Sync).await.unwrap();
+            c.call(Request::Sync { file: None }).await.unwrap();
             let end = c.stat(f).await.unwrap().size;
             model.truncate(end as usize);
             assert_eq!(get(&c, f, end).await, model);

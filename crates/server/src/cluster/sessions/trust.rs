@@ -121,7 +121,7 @@ mod tests {
             (Cred { caps: Caps::ALL, ..bound.clone() }, Ok(bound.clone())),
             (cred(6, 50, &[]), Err(Errno::Perm)),
         ] {
-            let mut call = Call { target: TargetId(0), cred: said, op: Request::Sync };
+            let mut call = Call { target: TargetId(0), cred: said, op: Request::Sync { file: None } };
             assert_eq!(act_as(&bound, &mut call).map(|()| call.cred), counts);
         }
     }

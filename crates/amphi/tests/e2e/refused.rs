@@ -1,0 +1,50 @@
+//! What a server has accepted and cannot write: who is told.
+
+use crate::harness::{Place, counter, errno, eventually, pattern};
+use std::fs::{File, OpenOptions};
+use std::os::fd::IntoRawFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+
+const EIO: i32 = 5;
+
+/// The error of closing a file; 0: none.
+fn close_error(file: File) -> i32 {
+    // SAFETY: the descriptor is owned and used by nobody else.
+    let result = unsafe { libc::close(file.into_raw_fd()) };
+    if result == 0 { 0 } else { std::io::Error::last_os_error().raw_os_error().unwrap_or(0) }
+}
+
+/// Goal: bytes that two mounts wrote and a server has accepted, and that it cannot write any more, are told to both of
+/// them, by `close` and by `fsync`; a mount that did not write them and another file are not concerned. Method: the
+/// server's memory is cut off under it, so what a flush would write cannot be read.
+#[test]
+fn what_cannot_be_flushed_is_told_to_each_mount_that_wrote() {
+    let place = Place::new();
+    let server = place.server(&["--targets", "1"]);
+    let mounts = ["m0", "m1", "m2"].map(|name| (place.path(name), place.mount_at(name, &[])));
+    let dirs = mounts.each_ref().map(|(dir, _)| dir.clone());
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).custom_flags(libc::O_DIRECT);
+    let f = dirs.each_ref().map(|dir| options.open(dir.join("f")).expect("open"));
+    let calm = options.open(dirs[2].join("calm")).expect("open");
+    for (n, file) in f[..2].iter().enumerate() {
+        let mut bytes = amphi_env::Buf::zeroed(40 << 10);
+        bytes.copy_from_slice(&pattern(n as u64, 40 << 10));
+        file.write_all_at(&bytes, n as u64 * (40 << 10)).expect("write");
+    }
+    let refused = |n: usize| counter(&dirs[n], "write_refused");
+    assert_eq!((refused(0), refused(1)), (0, 0));
+    let memory = place.memory().into_iter().find(|path| path.to_string_lossy().ends_with("-data")).expect("memory");
+    File::options().write(true).open(&memory).expect("open").set_len(0).expect("cut");
+    eventually("both are told", || refused(0) == 1 && refused(1) == 1);
+    let [a, b, c] = f;
+    assert_eq!(close_error(a), EIO);
+    assert_eq!(errno(b.sync_all()), EIO);
+    assert_eq!(close_error(c), 0);
+    calm.write_all_at(&[7; 4096], 0).expect("write");
+    calm.sync_all().expect("another file");
+    assert_eq!(refused(2), 0);
+    // In order they would end with an error, since not all of it can be made stable.
+    mounts.into_iter().for_each(|(_, mount)| mount.kill());
+    server.kill();
+}

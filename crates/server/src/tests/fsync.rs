@@ -1,0 +1,155 @@
+//! `fsync` beside bytes that are delayed: what it writes, and who is told of what cannot be written.
+
+use super::data::bytes;
+use super::write_back::{DATA, counter, file, get, place, put};
+use super::*;
+use amphi_env::sim::{CrashKind, DiskOpKind};
+
+/// Counts the writes and syncs of the server's disks from now on.
+fn count_ops(place: &Place) -> Rc<Cell<(u64, u64)>> {
+    let ops = Rc::new(Cell::new((0, 0)));
+    let seen = ops.clone();
+    place.sim.on_disk_op("server", move |op| {
+        let (writes, syncs) = seen.get();
+        match op.kind {
+            DiskOpKind::Write => seen.set((writes + 1, syncs)),
+            DiskOpKind::Sync => seen.set((writes, syncs + 1)),
+            _ => {}
+        }
+        None
+    });
+    ops
+}
+
+/// Goal: Promise S10: an `fsync` makes its file stable, and pays for no other: the `fsync` of 4 KiB beside a hundred
+/// files of unsynced bytes is one write and one sync, that of a directory none of data; `sync` of all still is of all.
+/// Method: writes and syncs of the disk are counted; then power is lost, and the files have what was synced.
+#[test]
+fn an_fsync_pays_for_its_own_file() {
+    for log_memory in ["on", "off"] {
+        let more = [("server.write_back_age_ms", "600000"), ("server.log_memory", log_memory)];
+        let place = place(180, 1, &more);
+        let run = async {
+            let server = place.start().await.unwrap();
+            let c = place.client(1).await.unwrap();
+            let f = file(&c, "f").await;
+            let mut others = Vec::new();
+            for n in 0..100 {
+                others.push(file(&c, &format!("other{n}")).await);
+            }
+            c.call(Request::Sync { file: None }).await.unwrap();
+            for other in &others {
+                put(&c, *other, 1, 0, 8192).await.unwrap();
+            }
+            put(&c, f, 2, 0, 4096).await.unwrap();
+            place.sim.node("client").sleep(Duration::from_secs(5)).await;
+            let ops = count_ops(&place);
+            put(&c, f, 2, 4096, 8192).await.unwrap();
+            c.call(Request::Sync { file: Some(f) }).await.unwrap();
+            let in_memory = u64::from(log_memory == "on");
+            assert!(ops.get().0 <= 2 - in_memory && ops.get().1 == 1, "{:?} writes and syncs", ops.get());
+            c.call(Request::Sync { file: Some(Ino::ROOT) }).await.unwrap();
+            c.call(Request::Sync { file: Some(others[1]) }).await.unwrap();
+            assert_eq!((counter(&c, "flushes").await, counter(&c, "write_back_logged").await), (0, 3));
+            place.sim.clear_disk_hook("server");
+            place.sim.crash("server", CrashKind::Power);
+            drop(server);
+            let server = place.start().await.unwrap();
+            let c = place.client(2).await.unwrap();
+            assert_eq!(get(&c, f, 10_000).await, bytes(2, 0, 8192).to_vec());
+            assert_eq!(get(&c, others[1], 10_000).await, bytes(1, 0, 8192).to_vec());
+            assert!(get(&c, others[0], 10_000).await.is_empty(), "nobody synced it");
+            // All of them, which are too many to be logged.
+            for other in &others {
+                put(&c, *other, 3, 0, 8192).await.unwrap();
+            }
+            c.call(Request::Sync { file: None }).await.unwrap();
+            assert!(counter(&c, "flushes").await >= 100);
+            place.sim.crash("server", CrashKind::Power);
+            drop(server);
+            let server = place.start().await.unwrap();
+            let c = place.client(3).await.unwrap();
+            for other in &others {
+                assert_eq!(get(&c, *other, 10_000).await, bytes(3, 0, 8192).to_vec());
+            }
+            server.stop().await.unwrap();
+        };
+        place.sim.block_on(run).unwrap();
+    }
+}
+
+/// Goal: many files that are appended to and synced in turn make room for each other in the log, and each sync keeps
+/// its promise. Method: so many that the logged bytes have to be flushed several times; power is lost.
+#[test]
+fn synced_files_make_room_for_each_other() {
+    let place = place(181, 1, &[("server.write_back_age_ms", "600000")]);
+    let run = async {
+        let server = place.start().await.unwrap();
+        let c = place.client(1).await.unwrap();
+        let files = [file(&c, "a").await, file(&c, "b").await, file(&c, "c").await];
+        for n in 0..150 {
+            let f = files[n % 3];
+            let at = n as u64 / 3 * 10_000;
+            put(&c, f, 4, at, at + 10_000).await.unwrap();
+            c.call(Request::Sync { file: Some(f) }).await.unwrap();
+        }
+        assert!(counter(&c, "flushes").await > 0 && counter(&c, "write_back_logged").await > 50);
+        place.sim.crash("server", CrashKind::Power);
+        drop(server);
+        let server = place.start().await.unwrap();
+        let c = place.client(2).await.unwrap();
+        for f in files {
+            assert!(get(&c, f, 500_000).await == bytes(4, 0, 500_000).to_vec());
+        }
+        server.stop().await.unwrap();
+    };
+    place.sim.block_on(run).unwrap();
+}
+
+/// Goal: each mount that wrote bytes which the disk does not take is told, once until it writes again; nobody else is;
+/// an `fsync` of the file fails with everybody as long as they are not stable, that of another file does not; nothing
+/// is lost. Method: two mounts write a file and a third another one; writes of data fail, then they do not. With one
+/// worker, and with the target at another one than the connections.
+#[test]
+fn a_failed_flush_is_told_to_each_who_wrote() {
+    for workers in [1, 2] {
+        let mut place = place(182, 2, &[("server.write_back_age_ms", "20")]);
+        place.config.workers = workers;
+        let run = async {
+            let server = place.start().await.unwrap();
+            let (a, b) = (place.client(1).await.unwrap(), place.client(2).await.unwrap());
+            let c = place.client(3).await.unwrap();
+            let (f, g) = (file(&a, "f").await, file(&c, "g").await);
+            let failing = Rc::new(Cell::new(true));
+            let fails = failing.clone();
+            place.sim.on_disk_op("server", move |op| {
+                (fails.get() && op.kind == DiskOpKind::Write && op.at >= DATA).then_some(std::io::ErrorKind::Other)
+            });
+            put(&a, f, 1, 0, 40_000).await.unwrap();
+            put(&b, f, 2, 40_000, 80_000).await.unwrap();
+            let told = |client: &Client| {
+                let pushes = client.held.pushes.borrow();
+                pushes.iter().filter(|p| matches!(p, Push::WriteFailed { ino } if *ino == f)).count()
+            };
+            place.sim.node("client").sleep(Duration::from_secs(3)).await;
+            assert_eq!((told(&a), told(&b), told(&c)), (1, 1, 0), "each once, however often it is tried");
+            for client in [&a, &b, &c] {
+                assert_eq!(client.call(Request::Sync { file: Some(f) }).await, Err(Errno::Io));
+            }
+            put(&c, g, 3, 0, 4096).await.unwrap();
+            c.call(Request::Sync { file: Some(g) }).await.expect("another file");
+            put(&b, f, 4, 80_000, 120_000).await.unwrap();
+            place.sim.node("client").sleep(Duration::from_secs(3)).await;
+            assert_eq!((told(&a), told(&b), told(&c)), (1, 2, 0), "who has written again");
+            failing.set(false);
+            place.sim.node("client").sleep(Duration::from_secs(3)).await;
+            a.call(Request::Sync { file: Some(f) }).await.unwrap();
+            let all =
+                [bytes(1, 0, 40_000).to_vec(), bytes(2, 40_000, 40_000).to_vec(), bytes(4, 80_000, 40_000).to_vec()];
+            assert_eq!(get(&c, f, 130_000).await, all.concat());
+            assert_eq!((told(&a), told(&b), told(&c)), (1, 2, 0));
+            server.stop().await.unwrap();
+        };
+        place.sim.block_on(run).unwrap();
+    }
+}
