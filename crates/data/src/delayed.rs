@@ -189,7 +189,8 @@ impl Delayed {
         Some((object, ByteRange::new(at, end)))
     }
 
-    /// The extents of a file, or of all, of which the log does not have the bytes. `None` if there are more than `most`.
+    /// The extents of a file, or of all, of which the log does not have the bytes. `None` if there are more than
+    /// `most`.
     pub fn unlogged(&self, file: Option<Ino>, most: usize) -> Option<Vec<(ObjectId, Overlay)>> {
         if self.unlogged_of(file).nth(most).is_some() {
             return None;

@@ -18,7 +18,7 @@ use amphi_types::item::{ItemStore, Key, Txn};
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, Errno, Ino, ObjectId, Timespec};
 use proptest::prelude::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 const DISK_BLOCKS: u64 = 160;
@@ -378,7 +378,10 @@ impl Bench {
 
     /// What a sync of few bytes does: they are logged and not flushed.
     fn log_all(&mut self) {
-        let mut parts = self.store.delayed.unlogged(usize::MAX).unwrap_or_default();
+        let of = |file| self.store.delayed.unlogged(file, usize::MAX).unwrap_or_default();
+        let mut parts = of(None);
+        let files: BTreeSet<Ino> = (0..OBJECTS).map(|object| id(object).ino).collect();
+        assert_eq!(parts, files.into_iter().flat_map(|ino| of(Some(ino))).collect::<Vec<_>>(), "file by file");
         if self.planted == Planted::HalfLogged {
             parts.truncate(parts.len() / 2);
         }

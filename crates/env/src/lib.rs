@@ -45,6 +45,15 @@ impl std::ops::Add<Duration> for Time {
     }
 }
 
+/// How busy a thread is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Of its last turns, some 64, how many in a hundred found work waiting.
+    pub busy_percent: u8,
+    /// Cores that this process may use.
+    pub cores: u16,
+}
+
 /// How to open a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskMode {
@@ -85,6 +94,10 @@ pub trait Env: Clone + 'static {
     fn spawn(&self, task: impl Future<Output = ()> + 'static);
     /// How long this thread polls after its last progress before it sleeps. Nothing where there are no real threads.
     fn set_spin(&self, _budget: Duration) {}
+    /// How busy this thread is. Never, where there are no real threads.
+    fn load(&self) -> Load {
+        Load::default()
+    }
     /// Holds each write of a disk back for so long before it is begun: stands in for a slow disk in tests and
     /// benchmarks. Nothing where disks have a speed of their own (simulation).
     fn set_write_delay(&self, _delay: Duration) {}

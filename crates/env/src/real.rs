@@ -24,7 +24,7 @@ pub use net::{RealConn, RealListener, RealRx, RealTx};
 pub use populate::keep_populated;
 pub use spin::Spin;
 
-use crate::{DiskMode, Env, Time};
+use crate::{DiskMode, Env, Load, Time};
 use amphi_types::Timespec;
 use std::cell::RefCell;
 use std::future::Future;
@@ -137,6 +137,10 @@ impl Env for RealEnv {
 
     fn set_spin(&self, budget: Duration) {
         self.shared.spin.set(budget);
+    }
+
+    fn load(&self) -> Load {
+        self.shared.turns.get().load()
     }
 
     fn set_write_delay(&self, delay: Duration) {

@@ -159,6 +159,7 @@ counters! {
     through_full = "write_through_full", "Likewise, as the memory fills.";
     through_extents = "write_through_extents", "Likewise, as a record could not name more.";
     through_room = "write_through_room", "Likewise, as the target has little room.";
+    through_busy = "write_through_busy", "Likewise, as the worker was busy and the disk is fast.";
     through_together = "write_through_together", "Likewise, as they came with others and share their request.";
     flushes = "flushes", "Units of 1 MiB of which accepted bytes were written.";
     flushes_whole = "flushes_whole", "Those that were accepted as a whole.";

@@ -36,6 +36,20 @@ pub fn counter(dir: &Path, name: &str) -> u64 {
     line.and_then(|l| l.split_whitespace().nth(1)?.parse().ok()).unwrap_or(0)
 }
 
+/// The error of closing a file; 0: none.
+pub fn close_error(file: std::fs::File) -> i32 {
+    // SAFETY: the descriptor is owned and used by nobody else.
+    let result = unsafe { libc::close(std::os::fd::IntoRawFd::into_raw_fd(file)) };
+    if result == 0 { 0 } else { std::io::Error::last_os_error().raw_os_error().unwrap_or(0) }
+}
+
+/// A counter of the servers of the mount at `dir`, added up.
+pub fn counter_of_servers(dir: &Path, name: &str) -> u64 {
+    let out = run(&["stats", "--servers", "--json", &dir.to_string_lossy()]);
+    let json: serde_json::Value = serde_json::from_slice(&out.stdout).expect("JSON");
+    json[name].as_u64().unwrap_or(0)
+}
+
 /// A child that says `ready` when it is.
 pub struct Daemon {
     child: Option<Child>,
@@ -187,8 +201,13 @@ impl Place {
 
     /// `amphi server` here, on a Unix socket, with further arguments.
     pub fn server(&self, more: &[&str]) -> Daemon {
+        self.server_of_size(&[&["--zone-size", "512M"], more].concat())
+    }
+
+    /// The same, with zones of the size that is asked for.
+    pub fn server_of_size(&self, more: &[&str]) -> Daemon {
         let (data, addr) = (self.text("data"), self.addr());
-        let mut args = vec!["server", "--data", &data, "--listen", &addr, "--zone-size", "512M"];
+        let mut args = vec!["server", "--data", &data, "--listen", &addr];
         args.extend_from_slice(more);
         Daemon::start(&args)
     }

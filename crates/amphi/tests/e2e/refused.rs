@@ -1,18 +1,10 @@
 //! What a server has accepted and cannot write: who is told.
 
-use crate::harness::{Place, counter, errno, eventually, pattern};
+use crate::harness::{Place, close_error, counter, errno, eventually, pattern};
 use std::fs::{File, OpenOptions};
-use std::os::fd::IntoRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 
 const EIO: i32 = 5;
-
-/// The error of closing a file; 0: none.
-fn close_error(file: File) -> i32 {
-    // SAFETY: the descriptor is owned and used by nobody else.
-    let result = unsafe { libc::close(file.into_raw_fd()) };
-    if result == 0 { 0 } else { std::io::Error::last_os_error().raw_os_error().unwrap_or(0) }
-}
 
 /// Goal: bytes that two mounts wrote and a server has accepted, and that it cannot write any more, are told to both of
 /// them, by `close` and by `fsync`; a mount that did not write them and another file are not concerned. Method: the

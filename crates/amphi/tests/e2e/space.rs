@@ -1,9 +1,11 @@
 //! A full file system.
 
-use crate::harness::{Place, eventually, pattern, rerrno};
+use crate::harness::{Place, Random, close_error, counter_of_servers, eventually, pattern, rerrno};
 use rustix::fs::{Mode, OFlags, fsync, open, statvfs};
 use rustix::io::pwrite;
 use std::fs;
+use std::os::unix::fs::FileExt;
+use std::path::PathBuf;
 
 const ENOSPC: i32 = 28;
 
@@ -190,5 +192,94 @@ fn silly_offsets() {
     assert!([22, 27].contains(&rerrno(rustix::fs::ftruncate(&f, u64::MAX))));
     pwrite(&f, b"fine", 0).expect("write");
     up.stop();
+    place.fsck();
+}
+
+/// A file that two mounts write, and what it has.
+struct Filled {
+    handles: [fs::File; 2],
+    bytes: Vec<u8>,
+}
+
+impl Filled {
+    fn new(dirs: &[PathBuf; 2], name: &str) -> Filled {
+        let mut options = fs::File::options();
+        options.read(true).write(true).create(true);
+        let handles = dirs.each_ref().map(|dir| options.open(dir.join(name)).expect("open"));
+        Filled { handles, bytes: Vec::new() }
+    }
+
+    fn write(&mut self, by: usize, at: usize, new: &[u8]) {
+        self.handles[by].write_all_at(new, at as u64).expect("it fits");
+        self.bytes.resize(self.bytes.len().max(at + new.len()), 0);
+        self.bytes[at..at + new.len()].copy_from_slice(new);
+    }
+
+    fn cut(&mut self, by: usize, len: usize) {
+        self.handles[by].set_len(len as u64).expect("a cut");
+        self.bytes.truncate(len);
+    }
+
+    fn blocks(&self) -> u64 {
+        self.bytes.len().div_ceil(4096) as u64
+    }
+}
+
+/// Goal: FEATURES S7: programs that stay within the space are never refused: two mounts fill a target to its last blocks
+/// through their caches and the server's memory, and no write, `fsync` or `close` says ENOSPC. FEATURES W1: the bytes
+/// that are acknowledged and not stable are shown meanwhile, and none are left when all is synced. Method: appended
+/// records, overwrites and cuts of a shared file and of one file of each mount, counted in blocks against what `statfs`
+/// said at the start; all bytes are compared, also after a kill of the server.
+#[test]
+fn what_fits_is_never_refused() {
+    let place = Place::new();
+    let more = ["--targets", "1", "--zone-size", "40M", "--log-size", "4M"];
+    let server = place.server_of_size(&more);
+    let mounts = ["m0", "m1"].map(|name| place.mount_at(name, &[]));
+    let dirs = ["m0", "m1"].map(|name| place.path(name));
+    let unstable = || counter_of_servers(&dirs[0], "unstable_bytes");
+    let free = statvfs(&dirs[0]).expect("statvfs").f_bavail;
+    let mut files = ["shared", "first", "second"].map(|name| Filled::new(&dirs, name));
+    // The last one is left to what the files' own ends need.
+    let budget = free - free / 1000;
+    let (mut random, mut seen_unstable, mut refused) = (Random::new(7), 0, 0);
+    while refused < 50 {
+        let by = random.below(2) as usize;
+        let file = if random.below(2) == 0 { 0 } else { 1 + by };
+        let used: u64 = files.iter().map(Filled::blocks).sum();
+        let f = &mut files[file];
+        let len = [47_008, 4096, 1000, 120_000][random.below(4) as usize];
+        let new = pattern(random.below(1 << 30), len);
+        match random.below(100) {
+            0..=69 if used + (len as u64).div_ceil(4096) + 1 > budget => refused += 1,
+            0..=69 => f.write(by, f.bytes.len(), &new),
+            70..=93 if f.bytes.len() > len => f.write(by, random.below((f.bytes.len() - len) as u64) as usize, &new),
+            94..=95 if f.bytes.len() > 200_000 => f.cut(by, f.bytes.len() - random.below(150_000) as usize),
+            96..=97 => f.handles[by].sync_all().expect("no fsync is refused"),
+            98 => seen_unstable = seen_unstable.max(unstable()),
+            _ => {}
+        }
+    }
+    assert!(seen_unstable > 0, "the meter shows what is not stable");
+    for file in &files {
+        file.handles.each_ref().map(|f| f.sync_all().expect("no fsync is refused"));
+    }
+    assert_eq!(unstable(), 0, "all is stable");
+    let used: u64 = files.iter().map(Filled::blocks).sum();
+    assert!(used + 64 >= budget, "it is full: {used} of {budget} blocks");
+    let same = |files: &[Filled], by: usize| {
+        for (name, file) in ["shared", "first", "second"].iter().zip(files) {
+            assert!(fs::read(dirs[by].join(name)).expect("read") == file.bytes, "{name}");
+        }
+    };
+    same(&files, 0);
+    server.kill();
+    let server = place.server_of_size(&more);
+    same(&files, 1);
+    for file in files {
+        file.handles.map(|f| assert_eq!(close_error(f), 0, "no close is refused"));
+    }
+    mounts.into_iter().for_each(|mount| mount.stop());
+    server.stop();
     place.fsck();
 }

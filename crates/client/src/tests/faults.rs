@@ -470,9 +470,9 @@ fn a_full_file_system_below_is_no_space() {
 }
 
 /// Goal: Promise S16 for what a server has accepted into memory: when its disk does not take it, each open file of each
-/// mount that wrote it is told once, by `fsync` or when it is closed; files and mounts that did not write it are not, and
-/// all bytes are there. Method: two mounts write small pieces past their caches, a third one has the file open; writes of
-/// data fail on the server for a while.
+/// mount that wrote it is told once, by `fsync` or when it is closed; files and mounts that did not write it are not,
+/// and all bytes are there. Method: two mounts write small pieces past their caches, a third one has the file open;
+/// writes of data fail on the server for a while.
 #[test]
 fn a_refused_flush_is_told_to_each_open_file() {
     in_cluster(31, async |c: &Cluster| {

@@ -12,7 +12,7 @@
 
 use super::cores::Keep;
 use super::lent::Leases;
-use super::spin::{Spin, clock};
+use super::spin::{BusyTurns, Spin, clock};
 use compio::driver::ProactorBuilder;
 use compio::runtime::{JoinHandle, Runtime, RuntimeBuilder};
 use std::any::Any;
@@ -50,6 +50,7 @@ pub(super) struct Shared {
     panic: RefCell<Option<Panic>>,
     closing: Cell<bool>,
     pub(super) spin: Cell<Duration>,
+    pub(super) turns: Cell<BusyTurns>,
     pub(super) keeps_core: Cell<bool>,
     pub(super) leases: Arc<Leases>,
     /// How long each write of a disk is held back before the kernel gets it: a slow disk, for tests and benchmarks.
@@ -70,6 +71,7 @@ impl Shared {
             panic: RefCell::new(None),
             closing: Cell::new(false),
             spin: Cell::new(spin),
+            turns: Cell::default(),
             keeps_core: Cell::new(false),
             leases: Arc::default(),
             write_delay: Rc::default(),
@@ -212,6 +214,7 @@ fn block_on<T>(runtime: &Runtime, shared: &Shared, root: impl Future<Output = T>
         }
         progress |= shared.polls.get() != polls_seen;
         polls_seen = shared.polls.get();
+        shared.turns.set(shared.turns.get().after(progress));
         if progress {
             spin.progress();
             if shared.keeps_core.get() {

@@ -17,6 +17,7 @@
 //! this rule. With four mounts and their server at work on two cores, going to sleep after a few turns that others used
 //! makes writes 8 % faster.
 
+use crate::Load;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -43,6 +44,30 @@ const PAUSE_MAX: Duration = Duration::from_secs(1);
 /// A pause is forgotten, and the next one is short again, when so many times as long has passed behind it without a
 /// late turn.
 const CALM_TIMES: u32 = 8;
+
+/// Share of a turn in `BusyTurns`: one in so many.
+const TURN_SHARE: u32 = 64;
+/// All of it.
+const TURNS_ALL: u32 = 1 << 16;
+
+/// How many of a thread's last turns found work waiting. A thread that answers one request after the other sleeps, or
+/// looks in vain, between two of them; one that always finds the next one is what the others wait for.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct BusyTurns(u32);
+
+impl BusyTurns {
+    /// As it is after one more turn.
+    pub fn after(self, found_work: bool) -> BusyTurns {
+        let gain = if found_work { TURNS_ALL / TURN_SHARE } else { 0 };
+        BusyTurns(self.0 - self.0 / TURN_SHARE + gain)
+    }
+
+    /// What the thread's environment says of it.
+    pub fn load(self) -> Load {
+        let percent = (self.0 * 100).div_ceil(TURNS_ALL).min(100);
+        Load { busy_percent: percent as u8, cores: cores().min(usize::from(u16::MAX)) as u16 }
+    }
+}
 
 /// One thread's polling.
 #[derive(Debug, Default)]
@@ -142,6 +167,20 @@ impl Spin {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Goal: a thread that always finds work is busy, one that answers a request at a time is not, and both are found
+    /// out within some hundred turns. Method: by hand.
+    #[test]
+    fn turns_that_find_work_make_a_thread_busy() {
+        let after = |turns: BusyTurns, found: &dyn Fn(u32) -> bool| (0..400).fold(turns, |t, n| t.after(found(n)));
+        let busy = after(BusyTurns::default(), &|_| true);
+        let in_turn = after(busy, &|n| n % 2 == 0);
+        let idle = after(in_turn, &|_| false);
+        assert_eq!(BusyTurns::default().load().busy_percent, 0);
+        assert!(busy.load().busy_percent >= 99, "{busy:?}");
+        assert!((45..56).contains(&in_turn.load().busy_percent), "{in_turn:?}");
+        assert!(idle.load().busy_percent <= 1 && idle.load().cores > 0, "{idle:?}");
+    }
 
     /// Goal: a budget is spent once and again after progress; none is none. Method: turns against the clock.
     #[test]

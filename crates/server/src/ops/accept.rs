@@ -58,6 +58,7 @@ impl<E: Env> Cx<E> {
             let data = target.data.borrow();
             data.delayed.extents() + data.delayed.logged().1
         };
+        let load = self.worker.env.load();
         let way = way(&State {
             open: true,
             len: write.range.len(),
@@ -66,6 +67,8 @@ impl<E: Env> Cx<E> {
             extents: (extents, target.delayed_max()),
             is_roomy: self.has_room_below(),
             disk_ns: back.disk_ns.get(),
+            busy_percent: load.busy_percent,
+            cores: load.cores,
             rotating: target.rotating.get(),
             is_together: write.is_together,
         });
@@ -76,6 +79,7 @@ impl<E: Env> Cx<E> {
             Way::ThroughExtents => add(&counters.through_extents, 1),
             Way::ThroughRoom => add(&counters.through_room, 1),
             Way::ThroughTogether => add(&counters.through_together, 1),
+            Way::ThroughBusy => add(&counters.through_busy, 1),
             Way::Back | Way::ThroughOff => {}
         }
         way

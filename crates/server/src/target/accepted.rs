@@ -93,8 +93,8 @@ impl<E: Env> Target<E> {
         self.zone.record_bytes_max() / DELAYED_SHARE / DELAYED_ITEM_BYTES
     }
 
-    /// Sees to it that what is delayed of a file, or of all, survives power loss as soon as the log is synced: few bytes
-    /// are logged, more are flushed.
+    /// Sees to it that what is delayed of a file, or of all, survives power loss as soon as the log is synced: few
+    /// bytes are logged, more are flushed.
     pub async fn secure_delayed(&self, file: Option<Ino>) -> Result<()> {
         if self.log_delayed(file).await? {
             return Ok(());
@@ -128,7 +128,8 @@ impl<E: Env> Target<E> {
         (bytes <= SYNC_LOG_BYTES && logged + bytes <= self.logged_max()).then_some(parts)
     }
 
-    /// Logs the delayed bytes of a file, or of all, that the log does not have, if they are few. Whether it has all now.
+    /// Logs the delayed bytes of a file, or of all, that the log does not have, if they are few. Whether it has all
+    /// now.
     async fn log_delayed(&self, file: Option<Ino>) -> Result<bool> {
         let Some(parts) = self.small_change(file) else { return Ok(false) };
         if parts.is_empty() {

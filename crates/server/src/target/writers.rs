@@ -3,9 +3,9 @@
 //! Owns: the sessions of each file, and handing the news out. Does not own: what is delayed, when a flush has failed
 //! (`ops::flush`), what a mount makes of the news.
 //!
-//! The rule is that of `fsync` on Linux: whoever wrote is told once of each failure. Here nothing is lost by it yet: the
-//! bytes stay in memory and are tried again. So the news go once, and may be lost with a connection; an `fsync` of the
-//! file says by itself what is not stable.
+//! The rule is that of `fsync` on Linux: whoever wrote is told once of each failure. Here nothing is lost by it yet:
+//! the bytes stay in memory and are tried again. So the news go once, and may be lost with a connection; an `fsync` of
+//! the file says by itself what is not stable.
 //!
 //! Bound: files with delayed bytes, of which a target has no more than delayed extents (`Target::delayed_max`), and its
 //! sessions. Those of files without delayed bytes go with the flusher's next round.
@@ -61,7 +61,8 @@ mod tests {
     use super::*;
     use std::rc::Rc;
 
-    /// Goal: each writer is told once until it writes again; files without delayed bytes are forgotten. Method: by hand.
+    /// Goal: each writer is told once until it writes again; files without delayed bytes are forgotten. Method: by
+    /// hand.
     #[test]
     fn writers_are_told_once() {
         let (writers, told) = (Writers::default(), Rc::new(RefCell::new(Vec::new())));
