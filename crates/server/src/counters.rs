@@ -132,6 +132,7 @@ counters! {
     ahead_refused = "read_batch_refused", "Of them: not had, mostly because others would have to be waited for.";
     write_copied = "write_copied_bytes", "Payload bytes that had to be copied to be aligned.";
     edge_reads = "edge_reads", "Blocks read to complete the edges of unaligned writes.";
+    edge_reads_kept = "edge_reads_kept", "Old blocks at the edges of writes that the read cache had.";
     data_reads = "data_disk_reads", "Disk reads of file data.";
     cache_hits = "read_cache_hits", "Reads of file data that were served from memory that the server keeps.";
     cache_hit_bytes = "read_cache_hit_bytes", "Bytes of them.";

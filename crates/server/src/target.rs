@@ -16,6 +16,7 @@ pub(crate) mod free_space_below;
 pub(crate) mod gate;
 pub(crate) mod intents;
 pub(crate) mod memory_watch;
+pub(crate) mod old_blocks;
 pub(crate) mod read_cache;
 pub(crate) mod read_pattern;
 pub(crate) mod shared_blocks;
@@ -49,7 +50,7 @@ use crate::target::verifier::Verifier;
 use crate::target::write_back::WriteBack;
 use amphi_data::{CHECKSUM_ITEM_BYTES, DataStore, Freed, TrimPlan};
 use amphi_dlm::{LockCounts, LockLimits};
-use amphi_env::{Buf, Disk, Env};
+use amphi_env::{Disk, Env};
 use amphi_meta::{Gathered, MetaStore};
 use amphi_types::item::{ItemStore, Txn, tag};
 use amphi_types::limits::BLOCK;
@@ -562,18 +563,16 @@ impl<E: Env> Target<E> {
     /// Does the disk work of a truncate or punch; on an error the plan is given up.
     pub async fn rewrite_edges(&self, mut plan: TrimPlan) -> Result<TrimPlan> {
         for (i, edge) in plan.edges.clone().into_iter().enumerate() {
-            let expected = self.expect_block(edge.file_block, edge.old);
-            let (result, mut block) = self.disk.read(self.block_address(edge.old), Buf::zeroed(BLOCK as usize)).await;
-            let mut result = result.map_err(|e| self.disk_error("rewrite", &e));
-            if result.is_ok() {
-                result = self.verify(plan.object, &expected, &mut block).await;
-            }
-            if result.is_ok() {
-                block[edge.zero.clone()].fill(0);
-                plan.edges[i].checksum = self.checksum_of(&block);
-                let written = self.disk.write(self.block_address(edge.fresh), block).await.0;
-                result = written.map_err(|e| self.disk_error("rewrite", &e));
-            }
+            let old = self.sound_block(plan.object, edge.file_block, edge.old).await;
+            let result = match old {
+                Ok(mut block) => {
+                    block[edge.zero.clone()].fill(0);
+                    plan.edges[i].checksum = self.checksum_of(&block);
+                    let written = self.disk.write(self.block_address(edge.fresh), block).await.0;
+                    written.map_err(|e| self.disk_error("rewrite", &e))
+                }
+                Err(e) => Err(e),
+            };
             if let Err(e) = result {
                 self.data.borrow_mut().abort_trim(plan);
                 return Err(e);

@@ -27,6 +27,7 @@ mod read_batch;
 mod read_cache;
 mod reopen;
 mod sessions;
+mod small_reads;
 mod stories;
 mod storm;
 mod sweep;

@@ -7,12 +7,13 @@
 //! Invariants: the caller holds the range of the plan, so what it asked for does not change meanwhile. What is read
 //! around it is held by nobody: it is kept only if no write of its blocks was under way (`OnTheWay::end`) and it reads
 //! as its checksums say, and nobody is told if it does not. What is kept was verified when it was brought, or is what
-//! a flush wrote. A read waits for those of others once, and then reads by itself.
+//! a flush wrote. A read waits for those of others once, and then reads by itself; one of many files waits for nobody.
 
 use super::payload::{self, Piece};
 use super::read_way::{ReadWay, State, way};
 use crate::counters::add;
 use crate::target::read_cache::OnTheWay;
+use crate::target::read_pattern::Beside;
 use crate::target::verifier::Expected;
 use crate::worker::request::Cx;
 use amphi_data::{Checksum, ReadPlan, ReadSegment};
@@ -46,7 +47,7 @@ fn runs_of(plan: &ReadPlan) -> Vec<Run> {
 }
 
 /// A run on its way from the disk, at a place of a buffer.
-struct Fetch {
+pub(super) struct Fetch {
     run: Run,
     at: usize,
     /// Somebody asked for it.
@@ -60,7 +61,8 @@ impl<E: Env> Cx<E> {
     pub(super) async fn read_blocks(&self, object: ObjectId, plan: &ReadPlan) -> Result<Buf> {
         let counters = &self.worker.counters;
         let runs = runs_of(plan);
-        match self.read_way(object, plan, &runs) {
+        let beside = || self.target.disk.pattern.borrow_mut().note(object, self.session, plan.range);
+        match self.read_way(plan, &runs, beside) {
             ReadWay::Kept => {
                 let mut buf = Buf::scratch(plan.aligned().len() as usize);
                 self.copy_kept(plan, &runs, &mut buf);
@@ -71,18 +73,60 @@ impl<E: Env> Cx<E> {
             }
             ReadWay::Unit(bytes) => self.read_unit(object, plan, &runs, bytes).await,
             other => {
-                match other {
-                    ReadWay::DirectLarge => add(&counters.read_through_large, 1),
-                    ReadWay::DirectAlone => add(&counters.read_through_alone, 1),
-                    ReadWay::DirectFirst => add(&counters.read_through_first, 1),
-                    ReadWay::DirectOff | ReadWay::Kept | ReadWay::Unit(_) => {}
-                }
+                self.count_direct(other);
                 self.read_direct(object, plan).await
             }
         }
     }
 
-    fn read_way(&self, object: ObjectId, plan: &ReadPlan, runs: &[Run]) -> ReadWay {
+    fn count_direct(&self, way: ReadWay) {
+        let counters = &self.worker.counters;
+        match way {
+            ReadWay::DirectLarge => add(&counters.read_through_large, 1),
+            ReadWay::DirectAlone => add(&counters.read_through_alone, 1),
+            ReadWay::DirectFirst => add(&counters.read_through_first, 1),
+            ReadWay::DirectOff | ReadWay::Kept | ReadWay::Unit(_) => {}
+        }
+    }
+
+    /// The blocks of a plan that is read in one request with others: those that are kept, if all are. Otherwise the
+    /// caller has to read them, to a buffer in which the plan begins at byte `base`; then what is returned is to be kept
+    /// (`keep`) as soon as it is verified.
+    pub(super) fn kept_or_fetched(&self, plan: &ReadPlan, base: usize) -> std::result::Result<Buf, Vec<Fetch>> {
+        let (counters, runs) = (&self.worker.counters, runs_of(plan));
+        // Files of a directory that come together are neighbours of each other; noted one by one they would push what is
+        // known of large ones out.
+        let way = self.read_way(plan, &runs, || Beside::Neighbour);
+        if way == ReadWay::Kept {
+            let mut buf = Buf::scratch(plan.aligned().len() as usize);
+            let missing = self.copy_kept(plan, &runs, &mut buf);
+            debug_assert!(missing.is_empty(), "nothing was waited for since it was all there");
+            add(&counters.cache_hits, 1);
+            add(&counters.cache_hit_bytes, plan.range.len());
+            return Ok(buf);
+        }
+        if !matches!(way, ReadWay::Unit(_)) {
+            self.count_direct(way);
+            return Err(Vec::new());
+        }
+        add(&counters.cache_misses, 1);
+        let from_block = plan.aligned().start / BLOCK;
+        let fetch = |run: Run| {
+            let at = base + ((run.file_block - from_block) * BLOCK) as usize;
+            self.fetch(run, at, true)
+        };
+        Err(runs.into_iter().map(fetch).collect())
+    }
+
+    /// A run begins its way from the disk.
+    fn fetch(&self, run: Run, at: usize, is_asked: bool) -> Fetch {
+        let segment = ReadSegment { file_block: run.file_block, blocks: run.blocks, physical: Some(run.physical) };
+        let expected = self.target.expect(&[segment], run.file_block, at);
+        let way = OnTheWay::begin(&self.target.disk.cache, run.physical..run.physical + run.blocks, false);
+        Fetch { run, at, is_asked, expected, way }
+    }
+
+    fn read_way(&self, plan: &ReadPlan, runs: &[Run], beside: impl FnOnce() -> Beside) -> ReadWay {
         let disk = &self.target.disk;
         let cache = disk.cache.borrow();
         if !cache.is_open() || runs.is_empty() {
@@ -98,7 +142,7 @@ impl<E: Env> Cx<E> {
             is_kept: runs.iter().all(|r| cache.has(r.physical..r.physical + r.blocks)),
             alone,
             len: plan.range.len(),
-            beside: disk.pattern.borrow_mut().note(object, self.session, plan.range),
+            beside: beside(),
         })
     }
 
@@ -187,12 +231,11 @@ impl<E: Env> Cx<E> {
         add(&counters.cache_misses, 1);
         let from_block = plan.aligned().start / BLOCK;
         for f in fetches {
-            let bytes = &read[f.at..f.at + f.run.len()];
             if f.is_asked {
                 let at = ((f.run.file_block - from_block) * BLOCK) as usize;
-                buf[at..at + f.run.len()].copy_from_slice(bytes);
+                buf[at..at + f.run.len()].copy_from_slice(&read[f.at..f.at + f.run.len()]);
             }
-            self.keep(f, bytes);
+            self.keep(f, &read);
         }
         Ok(buf)
     }
@@ -225,18 +268,16 @@ impl<E: Env> Cx<E> {
         wanted.sort_unstable_by_key(|(run, _)| run.file_block);
         let mut at = 0;
         let fetches = wanted.into_iter().map(|(run, is_asked)| {
-            let segment = ReadSegment { file_block: run.file_block, blocks: run.blocks, physical: Some(run.physical) };
-            let expected = self.target.expect(&[segment], run.file_block, at);
-            let way = OnTheWay::begin(cache, run.physical..run.physical + run.blocks, false);
             at += run.len();
-            Fetch { run, at: at - run.len(), is_asked, expected, way }
+            self.fetch(run, at - run.len(), is_asked)
         });
         let fetches = fetches.collect();
         (fetches, at)
     }
 
-    /// Keeps what has come, if it may be kept.
-    fn keep(&self, f: Fetch, bytes: &[u8]) {
+    /// Keeps what has come to its place in `read`, if it may be kept.
+    pub(super) fn keep(&self, f: Fetch, read: &[u8]) {
+        let bytes = &read[f.at..f.at + f.run.len()];
         if !f.way.end() {
             return;
         }

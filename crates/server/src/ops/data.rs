@@ -310,21 +310,16 @@ impl<E: Env> Cx<E> {
 
     /// The old blocks that the plan wants to keep bytes of: as they were written lately, or from the disk.
     pub(super) async fn read_edges(&self, plan: &WritePlan) -> Result<Vec<Image>> {
-        let disk = &self.target.disk;
         let recent = |edge: &amphi_data::Edge| {
             self.target.data.borrow().recent.get(plan.object, edge.file_block, edge.physical).cloned()
         };
         let edges = join_all(plan.edges.iter().map(|edge| {
-            let (at, recent) = (self.target.block_address(edge.physical), recent(edge));
-            let expected = self.target.expect_block(edge.file_block, edge.physical);
+            let recent = recent(edge);
             async move {
                 if let Some(image) = recent {
                     return Ok(image);
                 }
-                add(&self.worker.counters.edge_reads, 1);
-                let (result, mut block) = disk.read(at, Buf::zeroed(BLOCK as usize)).await;
-                result.map_err(|e| self.target.disk_error("read", &e))?;
-                self.target.verify(plan.object, &expected, &mut block).await?;
+                let block = self.target.sound_block(plan.object, edge.file_block, edge.physical).await?;
                 Ok(Image::from(&*block))
             }
         }))
@@ -374,11 +369,7 @@ impl<E: Env> Cx<E> {
         let plan = self.target.data.borrow().plan_disk_read(object, ByteRange::at(block * BLOCK, BLOCK));
         let mut whole = Buf::zeroed(BLOCK as usize);
         if let Some(physical) = plan.segments.first().and_then(|s| s.physical) {
-            let expected = self.target.expect_block(block, physical);
-            let (result, read) = self.target.disk.read(self.target.block_address(physical), whole).await;
-            result.map_err(|e| self.target.disk_error("read", &e))?;
-            whole = read;
-            self.target.verify(object, &expected, &mut whole).await?;
+            whole = self.target.sound_block(object, block, physical).await?;
             whole[plan.range.len() as usize..].fill(0);
         }
         Ok(whole)

@@ -19,7 +19,7 @@ use crate::counters::add;
 use crate::planted::{self, Mistake};
 use crate::target::Target;
 use amphi_data::{Checksum, Freed, Fresh, Overlay, UNIT, WritePlan};
-use amphi_env::{Buf, Disk, Env};
+use amphi_env::{Buf, Env};
 use amphi_meta::{Gathered, Inode, MetaStore};
 use amphi_types::item::Txn;
 use amphi_types::limits::BLOCK;
@@ -219,12 +219,12 @@ impl<E: Env> Target<E> {
         let mut damaged = Vec::new();
         let mut edges: Vec<Buf> = Vec::with_capacity(plan.edges.len());
         for edge in &plan.edges {
-            let (block, is_sound) = self.old_block(plan.object, edge.file_block, Some(edge.physical)).await?;
+            let (block, is_sound) = self.block_beneath(plan.object, edge.file_block, Some(edge.physical)).await?;
             damaged.extend((!is_sound).then_some(edge.file_block));
             edges.push(block);
         }
         let between =
-            join_all(gaps.iter().map(|gap| self.old_block(plan.object, gap.range.start / BLOCK, gap.physical)));
+            join_all(gaps.iter().map(|gap| self.block_beneath(plan.object, gap.range.start / BLOCK, gap.physical)));
         for (gap, block) in gaps.iter().zip(between.await) {
             let (from, to) = ((gap.range.start % BLOCK) as usize, (gap.range.start - start) as usize);
             let len = gap.range.len() as usize;
@@ -259,17 +259,12 @@ impl<E: Env> Target<E> {
     }
 
     /// What the disk has of a block, and whether that is what was written there.
-    async fn old_block(&self, object: ObjectId, block: u64, physical: Option<u64>) -> Result<(Buf, bool)> {
+    async fn block_beneath(&self, object: ObjectId, block: u64, physical: Option<u64>) -> Result<(Buf, bool)> {
         let Some(physical) = physical else { return Ok((Buf::zeroed(BLOCK as usize), true)) };
         if let Some(image) = self.data.borrow().recent.get(object, block, physical) {
             return Ok((Buf::copy_of(image), true));
         }
-        add(&self.counters.edge_reads, 1);
-        let expected = self.expect_block(block, physical);
-        let (result, mut old) = self.disk.read(self.block_address(physical), Buf::zeroed(BLOCK as usize)).await;
-        result.map_err(|e| self.disk_error("read", &e))?;
-        let is_sound = self.verify(object, &expected, &mut old).await.is_ok();
-        Ok((old, is_sound))
+        self.old_block(object, block, physical).await
     }
 
     /// Brings an inode up to what its object here has on the disk.

@@ -259,8 +259,18 @@ impl<E: Env> Cx<E> {
         let buf = Buf::scratch(wanted.iter().map(blocks).sum());
         let (mut pieces, mut at) = (Vec::new(), 0);
         let mut expected = Vec::with_capacity(wanted.len());
+        let (mut kept, mut fetches) = (Vec::new(), Vec::new());
         for w in wanted {
             let from_block = w.plan.aligned().start / BLOCK;
+            match self.kept_or_fetched(&w.plan, at) {
+                Ok(bytes) => {
+                    kept.push((at, bytes));
+                    expected.push(Vec::new());
+                    at += blocks(w);
+                    continue;
+                }
+                Err(keeping) => fetches.extend(keeping),
+            }
             expected.push(self.target.expect(&w.plan.segments, from_block, 0));
             for s in &w.plan.segments {
                 let Some(physical) = s.physical else { continue };
@@ -280,9 +290,17 @@ impl<E: Env> Cx<E> {
             self.target.disk_error("read", &e);
             return None;
         }
+        for (at, bytes) in kept {
+            buf[at..at + bytes.len()].copy_from_slice(&bytes);
+        }
         let mut at = 0;
         for (w, expected) in wanted.iter().zip(&expected) {
             self.target.verify(w.object, expected, &mut buf[at..at + blocks(w)]).await.ok()?;
+            at += blocks(w);
+        }
+        fetches.into_iter().for_each(|fetch| self.keep(fetch, &buf));
+        at = 0;
+        for w in wanted {
             self.target.overlay(&w.plan, &mut buf[at..at + blocks(w)]).ok()?;
             at += blocks(w);
         }

@@ -1,0 +1,48 @@
+//! Single blocks of which a write, a flush, a truncate or a punch keeps a part.
+//!
+//! Owns: where such a block comes from: the read cache, or the disk, verified. Does not own: what was written to it
+//! lately and need not be read at all (`amphi_data::Recent`), what becomes of it.
+//!
+//! Invariant: the caller holds the block, so it does not change meanwhile. A block that is known to be damaged comes from
+//! the disk, which says so.
+
+use crate::counters::add;
+use crate::target::Target;
+use amphi_data::Checksum;
+use amphi_env::{Buf, Disk, Env};
+use amphi_types::limits::BLOCK;
+use amphi_types::{Errno, ObjectId, Result};
+
+impl<E: Env> Target<E> {
+    /// A block of an object as the disk has it, and whether that is what was written there.
+    pub async fn old_block(&self, object: ObjectId, file_block: u64, physical: u64) -> Result<(Buf, bool)> {
+        if let Some(block) = self.kept_block(physical) {
+            add(&self.counters.edge_reads_kept, 1);
+            return Ok((block, true));
+        }
+        add(&self.counters.edge_reads, 1);
+        let expected = self.expect_block(file_block, physical);
+        let (result, mut block) = self.disk.read(self.block_address(physical), Buf::zeroed(BLOCK as usize)).await;
+        result.map_err(|e| self.disk_error("read", &e))?;
+        let is_sound = self.verify(object, &expected, &mut block).await.is_ok();
+        Ok((block, is_sound))
+    }
+
+    /// The same.
+    ///
+    /// Errors: `Io` if it is not what was written there.
+    pub async fn sound_block(&self, object: ObjectId, file_block: u64, physical: u64) -> Result<Buf> {
+        let (block, is_sound) = self.old_block(object, file_block, physical).await?;
+        if is_sound { Ok(block) } else { Err(Errno::Io) }
+    }
+
+    fn kept_block(&self, physical: u64) -> Option<Buf> {
+        let mut cache = self.disk.cache.borrow_mut();
+        let is_damaged = || self.data.borrow().checksums.get(physical) == Checksum::DAMAGED;
+        if !cache.is_open() || !cache.has(physical..physical + 1) || is_damaged() {
+            return None;
+        }
+        let mut block = Buf::zeroed(BLOCK as usize);
+        cache.copy(physical, &mut block).is_empty().then_some(block)
+    }
+}
