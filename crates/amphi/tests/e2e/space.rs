@@ -225,11 +225,11 @@ impl Filled {
     }
 }
 
-/// Goal: FEATURES S7: programs that stay within the space are never refused: two mounts fill a target to its last blocks
-/// through their caches and the server's memory, and no write, `fsync` or `close` says ENOSPC. FEATURES W1: the bytes
-/// that are acknowledged and not stable are shown meanwhile, and none are left when all is synced. Method: appended
-/// records, overwrites and cuts of a shared file and of one file of each mount, counted in blocks against what `statfs`
-/// said at the start; all bytes are compared, also after a kill of the server.
+/// Goal: FEATURES S7: programs that stay within the space are never refused: two mounts fill a target to its last
+/// blocks through their caches and the server's memory, and no write, `fsync` or `close` says ENOSPC. FEATURES W1: the
+/// bytes that are acknowledged and not stable are shown meanwhile, and none are left when all is synced. Method:
+/// appended records, overwrites and cuts of a shared file and of one file of each mount, counted in blocks against what
+/// `statfs` said at the start; all bytes are compared, also after a kill of the server.
 #[test]
 fn what_fits_is_never_refused() {
     let place = Place::new();
@@ -240,8 +240,8 @@ fn what_fits_is_never_refused() {
     let unstable = || counter_of_servers(&dirs[0], "unstable_bytes");
     let free = statvfs(&dirs[0]).expect("statvfs").f_bavail;
     let mut files = ["shared", "first", "second"].map(|name| Filled::new(&dirs, name));
-    // The last one is left to what the files' own ends need.
-    let budget = free - free / 1000;
+    // What overwrites take beside what they replace, while several mounts are there (docs/WRITE_BACK.md).
+    let budget = free - 512;
     let (mut random, mut seen_unstable, mut refused) = (Random::new(7), 0, 0);
     while refused < 50 {
         let by = random.below(2) as usize;
@@ -262,7 +262,7 @@ fn what_fits_is_never_refused() {
     }
     assert!(seen_unstable > 0, "the meter shows what is not stable");
     for file in &files {
-        file.handles.each_ref().map(|f| f.sync_all().expect("no fsync is refused"));
+        file.handles.iter().for_each(|f| f.sync_all().expect("no fsync is refused"));
     }
     assert_eq!(unstable(), 0, "all is stable");
     let used: u64 = files.iter().map(Filled::blocks).sum();
@@ -277,7 +277,7 @@ fn what_fits_is_never_refused() {
     let server = place.server_of_size(&more);
     same(&files, 1);
     for file in files {
-        file.handles.map(|f| assert_eq!(close_error(f), 0, "no close is refused"));
+        file.handles.into_iter().for_each(|f| assert_eq!(close_error(f), 0, "no close is refused"));
     }
     mounts.into_iter().for_each(|mount| mount.stop());
     server.stop();

@@ -94,6 +94,7 @@ impl<E: Env> Cx<E> {
         check_shape(&parts, payload.len())?;
         add(&self.worker.counters.batch_parts, parts.len() as u64);
         let mut results = Vec::with_capacity(parts.len());
+        self.target.make_way().await;
         self.target.below.mind(&self.target, payload.len() as u64);
         let mut rest: &[u8] = &payload;
         while results.len() < parts.len() {

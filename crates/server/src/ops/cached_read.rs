@@ -90,12 +90,12 @@ impl<E: Env> Cx<E> {
     }
 
     /// The blocks of a plan that is read in one request with others: those that are kept, if all are. Otherwise the
-    /// caller has to read them, to a buffer in which the plan begins at byte `base`; then what is returned is to be kept
-    /// (`keep`) as soon as it is verified.
+    /// caller has to read them, to a buffer in which the plan begins at byte `base`; then what is returned is to be
+    /// kept (`keep`) as soon as it is verified.
     pub(super) fn kept_or_fetched(&self, plan: &ReadPlan, base: usize) -> std::result::Result<Buf, Vec<Fetch>> {
         let (counters, runs) = (&self.worker.counters, runs_of(plan));
-        // Files of a directory that come together are neighbours of each other; noted one by one they would push what is
-        // known of large ones out.
+        // Files of a directory that come together are neighbours of each other; noted one by one they would push what
+        // is known of large ones out.
         let way = self.read_way(plan, &runs, || Beside::Neighbour);
         if way == ReadWay::Kept {
             let mut buf = Buf::scratch(plan.aligned().len() as usize);

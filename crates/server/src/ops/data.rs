@@ -126,6 +126,7 @@ impl<E: Env> Cx<E> {
             return Err(Errno::FileTooBig);
         }
         let mut since_ns = self.worker.now_ns();
+        self.target.make_way().await;
         let _lock = self.lock(object, Mode::Write, range, server_lock).await?;
         if server_lock {
             self.reserve(write_growth(range.len())).await?;

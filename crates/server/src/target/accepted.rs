@@ -26,6 +26,10 @@ const SYNC_LOG_EXTENTS: usize = 512;
 const LOGGED_BYTES_MAX: u64 = 1 << 20;
 /// They are at most this part of the largest record.
 const LOGGED_SHARE: u64 = 4;
+/// A target with fewer free blocks that nobody was promised flushes what is delayed before it takes more.
+const SHORT_BLOCKS: u64 = 512;
+/// Not for fewer promised blocks than these: each flush is a write of the disk.
+const PROMISED_MIN: u64 = 16;
 /// Bytes of a record for a logged piece beside its own.
 const PIECE_BYTES: u64 = 64;
 
@@ -111,6 +115,21 @@ impl<E: Env> Target<E> {
             units
         };
         self.flush_units(units).await
+    }
+
+    /// Gives back what was promised to bytes that need no blocks of their own, where room is short: until it is flushed
+    /// each delayed block counts as one that is to be found, also one that will be overwritten in place. A program that
+    /// stays within the space must not be refused for that. The caller holds nothing.
+    pub async fn make_way(&self) {
+        let is_short = {
+            let data = self.data.borrow();
+            data.delayed.promised() >= PROMISED_MIN && data.space().1 < SHORT_BLOCKS
+        };
+        if is_short {
+            add(&self.counters.flushes_for_room, 1);
+            // What cannot be written stays promised, and whoever finds no room is told.
+            let _ = self.flush_all().await;
+        }
     }
 
     /// Logged bytes that there may be.

@@ -3,8 +3,8 @@
 //! Owns: where such a block comes from: the read cache, or the disk, verified. Does not own: what was written to it
 //! lately and need not be read at all (`amphi_data::Recent`), what becomes of it.
 //!
-//! Invariant: the caller holds the block, so it does not change meanwhile. A block that is known to be damaged comes from
-//! the disk, which says so.
+//! Invariant: the caller holds the block, so it does not change meanwhile. A block that is known to be damaged comes
+//! from the disk, which says so.
 
 use crate::counters::add;
 use crate::target::Target;

@@ -153,3 +153,41 @@ fn a_failed_flush_is_told_to_each_who_wrote() {
         place.sim.block_on(run).unwrap();
     }
 }
+
+/// Goal: FEATURES S7: whoever only overwrites what is there is never refused in a target with 2 MiB of room, however
+/// much is overwritten before anything ages: what was promised to overwrites is given back in time. Method: a file is
+/// filled until 3 MiB are left; two mounts overwrite 2,000 of its blocks; then it is synced and compared.
+#[test]
+fn overwrites_in_a_full_target_are_taken() {
+    let place = place(183, 1, &[("server.write_back_age_ms", "600000")]);
+    let run = async {
+        let server = place.start().await.unwrap();
+        let (a, b) = (place.client(1).await.unwrap(), place.client(2).await.unwrap());
+        let f = file(&a, "f").await;
+        let mut model = Vec::new();
+        loop {
+            let Ok(Reply::StatFs(space)) = a.call(Request::StatFs).await else { panic!("no space") };
+            if space.free < 768 + 256 {
+                break;
+            }
+            let at = model.len() as u64;
+            put(&a, f, 1, at, at + (1 << 20)).await.unwrap();
+            model.extend_from_slice(&bytes(1, at, 1 << 20));
+        }
+        assert!(model.len() > 8 << 20, "{} bytes", model.len());
+        for n in 0..2000u64 {
+            let at = (n * 7919 * 4096 + n * 13) % (model.len() as u64 - 5000);
+            put([&a, &b][n as usize % 2], f, n as u8, at, at + 4000).await.unwrap_or_else(|e| panic!("write {n}: {e}"));
+            model[at as usize..at as usize + 4000].copy_from_slice(&bytes(n as u8, at, 4000));
+        }
+        assert!(counter(&a, "flushes_for_room").await > 0 && counter(&a, "write_back").await > 1000);
+        b.call(Request::Sync { file: Some(f) }).await.unwrap();
+        for at in (0..model.len()).step_by(1 << 20) {
+            let (object, range) = (ObjectId { ino: f, stripe: 0 }, amphi_types::ByteRange::at(at as u64, 1 << 20));
+            let (_, found) = b.ask(Request::Read { object, range, server_lock: true }, None).await;
+            assert!(found.unwrap()[..] == model[at..at + (1 << 20)], "the mebibyte at {at}");
+        }
+        server.stop().await.unwrap();
+    };
+    place.sim.block_on(run).unwrap();
+}

@@ -231,10 +231,12 @@ fn expired_requests_are_refused() {
         assert_eq!(again.result, made.result, "it was executed in time");
         for target in [0, 1] {
             let (late, _) =
-                crate::dispatch::call(worker, session, id(3), call(target, Request::Sync { file: None }), None, passed).await;
+                crate::dispatch::call(worker, session, id(3), call(target, Request::Sync { file: None }), None, passed)
+                    .await;
             assert_eq!(late.result, Err(Errno::TimedOut));
             let (done, _) =
-                crate::dispatch::call(worker, session, id(3), call(target, Request::Sync { file: None }), None, ahead).await;
+                crate::dispatch::call(worker, session, id(3), call(target, Request::Sync { file: None }), None, ahead)
+                    .await;
             assert_eq!(done.result, Ok(Reply::Done));
         }
     };

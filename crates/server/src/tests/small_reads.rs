@@ -29,9 +29,9 @@ async fn read_batch(c: &Client, files: &[(String, Ino)]) -> Vec<u8> {
 }
 
 /// Goal: small files that several mounts read are read from the disk once, however many they are, whether they were
-/// just flushed or not; a file that is written meanwhile comes as it is then; a mount that is alone fills no memory, and
-/// without a cache each read goes to the disk. Method: 100 files in batches of 20 by three mounts, after a start and
-/// before; the counters of disk reads.
+/// just flushed or not; a file that is written meanwhile comes as it is then; a mount that is alone fills no memory,
+/// and without a cache each read goes to the disk. Method: 100 files in batches of 20 by three mounts, after a start
+/// and before; the counters of disk reads.
 #[test]
 fn small_files_are_read_once() {
     for (mounts, bytes_kept) in [(3, "64M"), (1, "64M"), (3, "0")] {
