@@ -10,6 +10,7 @@
 //! The lowest free pages are taken first: a page of a tmpfs costs 6 to 19 us when it is touched for the first time, and
 //! next to nothing afterwards.
 
+use amphi_types::DataChecksums;
 use amphi_types::limits::BLOCK;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -106,6 +107,8 @@ pub struct Memory {
     pub at: u64,
     /// Checksum of all of them, as the server made it.
     pub crc: u32,
+    /// What the file was set to when it was written; `None`: nobody here has heard that.
+    pub checksums: Option<DataChecksums>,
     /// Without: what an earlier process left, which has no pool.
     slot: Option<Slot>,
     /// The bytes themselves, where the log had them and no memory has.
@@ -114,18 +117,18 @@ pub struct Memory {
 
 impl Memory {
     /// The bytes that were copied to `slot`.
-    pub fn new(start: u64, len: u32, crc: u32, slot: Slot) -> Memory {
-        Memory { start, len, at: slot.at, crc, slot: Some(slot), bytes: None }
+    pub fn new(start: u64, len: u32, crc: u32, slot: Slot, checksums: DataChecksums) -> Memory {
+        Memory { start, len, at: slot.at, crc, checksums: Some(checksums), slot: Some(slot), bytes: None }
     }
 
     /// What an earlier process left.
     pub(crate) fn left(start: u64, len: u32, at: u64, crc: u32) -> Memory {
-        Memory { start, len, at, crc, slot: None, bytes: None }
+        Memory { start, len, at, crc, checksums: None, slot: None, bytes: None }
     }
 
     /// Bytes that the log had.
     pub(crate) fn logged(start: u64, bytes: Rc<[u8]>) -> Memory {
-        Memory { start, len: bytes.len() as u32, at: 0, crc: 0, slot: None, bytes: Some(bytes) }
+        Memory { start, len: bytes.len() as u32, at: 0, crc: 0, checksums: None, slot: None, bytes: Some(bytes) }
     }
 
     /// Whether an earlier process left it.

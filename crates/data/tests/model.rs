@@ -16,7 +16,7 @@ use amphi_data::{
 };
 use amphi_types::item::{ItemStore, Key, Txn};
 use amphi_types::limits::BLOCK;
-use amphi_types::{ByteRange, Errno, Ino, ObjectId, Timespec};
+use amphi_types::{ByteRange, DataChecksums, Errno, Ino, ObjectId, Timespec};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -315,7 +315,7 @@ impl Bench {
             return Ok(true);
         }
         let mut txn = Txn::default();
-        let memory = Memory::new(range.start, payload.len() as u32, sum(&payload), slot);
+        let memory = Memory::new(range.start, payload.len() as u32, sum(&payload), slot, DataChecksums::Auto);
         self.store.accept(object, range, self.mtime(), Rc::new(memory), self.clock, &mut txn);
         self.committed(txn, Freed::default());
         self.note_written(object, range);

@@ -124,6 +124,7 @@ async fn fill(sim: &Sim, config: &ServerConfig) {
             mtime: Timespec { sec: 1, nsec: 1 },
             server_lock: true,
             kill_suidgid: false,
+            checksums: Default::default(),
         };
         ask(&link, write, Some(Buf::zeroed(10_000))).await.expect("written");
     }

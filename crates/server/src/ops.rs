@@ -225,8 +225,9 @@ async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Resu
         Request::RemoveXattr { ino, name } => Box::pin(cx.removexattr(ino, &name)).await,
         Request::SetLayout { ino, layout, advice } => Box::pin(cx.set_layout(ino, layout, advice)).await,
         Request::Read { object, range, server_lock } => return Box::pin(cx.read(object, range, server_lock)).await,
-        Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid } => {
-            Box::pin(cx.write(object, offset, generation, mtime, server_lock, kill_suidgid, payload)).await
+        Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid, checksums } => {
+            let kind = data::WriteKind { server_lock, mtime, kill_suidgid, checksums };
+            Box::pin(cx.write(object, offset, generation, kind, payload)).await
         }
         Request::ReadBatch { dir, parts, bytes_max, ask_back, tokens } => {
             return Box::pin(cx.read_batch(dir, &parts, bytes_max, ask_back, tokens)).await;
@@ -235,8 +236,9 @@ async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Resu
         Request::PagesLeft { ino } => cx.pages_left(ino),
         Request::PagesTaken { ino, left } => cx.pages_taken(ino, left),
         Request::PagesRead { object, range, left } => return Box::pin(cx.pages_read(object, range, left)).await,
-        Request::PagesWrite { object, offset, generation, mtime, left } => {
-            Box::pin(cx.pages_write(object, offset, generation, mtime, left, payload)).await
+        Request::PagesWrite { object, offset, generation, mtime, left, checksums } => {
+            let kind = data::WriteKind { server_lock: true, mtime, kill_suidgid: false, checksums };
+            Box::pin(cx.pages_write(object, offset, generation, left, kind, payload)).await
         }
         Request::Punch { object, range, generation, mtime, server_lock } => {
             Box::pin(cx.punch(object, range, generation, mtime, server_lock)).await

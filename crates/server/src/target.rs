@@ -567,7 +567,7 @@ impl<E: Env> Target<E> {
             let result = match old {
                 Ok(mut block) => {
                     block[edge.zero.clone()].fill(0);
-                    plan.edges[i].checksum = self.checksum_of(&block);
+                    plan.edges[i].checksum = self.checksum_of_edge(plan.object, edge.old, &block);
                     let written = self.disk.write(self.block_address(edge.fresh), block).await.0;
                     written.map_err(|e| self.disk_error("rewrite", &e))
                 }

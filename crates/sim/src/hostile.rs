@@ -218,7 +218,15 @@ impl Honest {
             honest.made(Request::Make { dir: Ino::ROOT, name: name("honest"), make: file, perm: 0o600 }).await?;
         let object = ObjectId { ino: honest.file, stripe: 0 };
         let (mtime, server_lock) = (Timespec { sec: 1, nsec: 0 }, true);
-        let write = Request::Write { object, offset: 0, generation: 0, mtime, server_lock, kill_suidgid: false };
+        let write = Request::Write {
+            object,
+            offset: 0,
+            generation: 0,
+            mtime,
+            server_lock,
+            kill_suidgid: false,
+            checksums: Default::default(),
+        };
         honest.ask(write, Some(content())).await?;
         Ok(honest)
     }

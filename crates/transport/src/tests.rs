@@ -51,7 +51,15 @@ pub(super) fn pattern(n: u64, pad: usize, len: usize) -> Buf {
 
 pub(super) fn write(n: u64, offset: u64) -> Call {
     let mtime = Timespec::default();
-    let op = Request::Write { object: object(n), offset, generation: 0, mtime, server_lock: true, kill_suidgid: false };
+    let op = Request::Write {
+        object: object(n),
+        offset,
+        generation: 0,
+        mtime,
+        server_lock: true,
+        kill_suidgid: false,
+        checksums: Default::default(),
+    };
     call(op)
 }
 

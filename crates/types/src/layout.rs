@@ -51,16 +51,43 @@ pub enum KernelCache {
     Off,
 }
 
-/// What a file's owner asked of the mounts that use it; inherited by what is made in a directory. One byte, also in a
-/// message and on the disk: the I/O mode, and three times the kernel cache.
+/// What a file's owner asked of the servers: whether blocks of the file that are written get checksums; inherited
+/// likewise. Mounts send it along with what they write.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum DataChecksums {
+    /// As the servers are set.
+    #[default]
+    Auto,
+    /// They get some.
+    On,
+    /// They get none.
+    Off,
+}
+
+impl DataChecksums {
+    /// Whether blocks get checksums on a server that is set to `default`.
+    pub fn are_made(self, default: bool) -> bool {
+        match self {
+            DataChecksums::Auto => default,
+            DataChecksums::On => true,
+            DataChecksums::Off => false,
+        }
+    }
+}
+
+/// What a file's owner asked of mounts and servers; inherited by what is made in a directory. One byte, also in a
+/// message and on the disk: the I/O mode, three times the kernel cache, and nine times the checksums.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub struct Advice(u8);
 
 impl Advice {
-    /// Both settings.
-    pub fn new(mode: IoMode, kernel_cache: KernelCache) -> Advice {
-        Advice(mode as u8 + 3 * kernel_cache as u8)
+    /// How many there are.
+    const ALL: u8 = 27;
+
+    /// All settings.
+    pub fn new(mode: IoMode, kernel_cache: KernelCache, checksums: DataChecksums) -> Advice {
+        Advice(mode as u8 + 3 * kernel_cache as u8 + 9 * checksums as u8)
     }
 
     /// What is asked of the hybrid decision.
@@ -74,25 +101,36 @@ impl Advice {
 
     /// What is asked of the rule by which the kernel serves reads.
     pub fn kernel_cache(self) -> KernelCache {
-        match self.0 / 3 {
+        match self.0 / 3 % 3 {
             0 => KernelCache::Auto,
             1 => KernelCache::On,
             _ => KernelCache::Off,
         }
     }
 
+    /// Whether what is written gets checksums.
+    pub fn checksums(self) -> DataChecksums {
+        match self.0 / 9 {
+            0 => DataChecksums::Auto,
+            1 => DataChecksums::On,
+            _ => DataChecksums::Off,
+        }
+    }
+
     /// With what `asked` says.
     pub fn with(self, asked: AskedAdvice) -> Advice {
+        let (mode, kernel_cache, checksums) = (self.mode(), self.kernel_cache(), self.checksums());
         match asked {
-            AskedAdvice::Mode(mode) => Advice::new(mode, self.kernel_cache()),
-            AskedAdvice::KernelCache(kernel_cache) => Advice::new(self.mode(), kernel_cache),
+            AskedAdvice::Mode(mode) => Advice::new(mode, kernel_cache, checksums),
+            AskedAdvice::KernelCache(kernel_cache) => Advice::new(mode, kernel_cache, checksums),
+            AskedAdvice::Checksums(checksums) => Advice::new(mode, kernel_cache, checksums),
         }
     }
 }
 
 impl From<IoMode> for Advice {
     fn from(mode: IoMode) -> Advice {
-        Advice::new(mode, KernelCache::Auto)
+        Advice::new(mode, KernelCache::Auto, DataChecksums::Auto)
     }
 }
 
@@ -106,7 +144,7 @@ impl TryFrom<u8> for Advice {
     type Error = &'static str;
 
     fn try_from(byte: u8) -> std::result::Result<Advice, &'static str> {
-        if byte < 9 { Ok(Advice(byte)) } else { Err("advice beyond 8") }
+        if byte < Advice::ALL { Ok(Advice(byte)) } else { Err("advice beyond 26") }
     }
 }
 
@@ -117,6 +155,8 @@ pub enum AskedAdvice {
     Mode(IoMode),
     /// The kernel cache.
     KernelCache(KernelCache),
+    /// The checksums.
+    Checksums(DataChecksums),
 }
 
 /// A file's layout; fixed once the file has data.
@@ -297,13 +337,16 @@ mod tests {
             [0, 1, 2]
         );
         for byte in 0..=u8::MAX {
-            let read = Advice::try_from(byte).map(|advice| Advice::new(advice.mode(), advice.kernel_cache()));
-            assert_eq!(read.map(u8::from).ok(), Some(byte).filter(|byte| *byte < 9));
+            let read = Advice::try_from(byte).map(|a| Advice::new(a.mode(), a.kernel_cache(), a.checksums()));
+            assert_eq!(read.map(u8::from).ok(), Some(byte).filter(|byte| *byte < 27));
         }
         let off = AskedAdvice::KernelCache(KernelCache::Off);
         let both = Advice::from(IoMode::Direct).with(off);
         assert_eq!(u8::from(both), 8);
         assert_eq!(both.with(AskedAdvice::Mode(IoMode::Auto)), Advice::default().with(off));
+        let all = both.with(AskedAdvice::Checksums(DataChecksums::On));
+        assert_eq!((u8::from(all), all.mode(), all.kernel_cache()), (17, IoMode::Direct, KernelCache::Off));
+        assert_eq!(all.with(AskedAdvice::Checksums(DataChecksums::Auto)), both);
     }
 
     /// Goal: pieces cover a range exactly once and agree with `stripe_at` for every byte sampled.

@@ -21,6 +21,6 @@ pub mod tunable;
 pub use attr::{Attr, Caps, Cred, Kind, SetAttr, TimeSet, Timespec};
 pub use errno::{Errno, Result};
 pub use ids::{Ino, ObjectId, SessionId, TargetId, TokenKey};
-pub use layout::{Advice, AskedAdvice, IoMode, KernelCache, Layout, Pattern};
+pub use layout::{Advice, AskedAdvice, DataChecksums, IoMode, KernelCache, Layout, Pattern};
 pub use name::Name;
 pub use range::{ByteRange, RangeSet};

@@ -6,7 +6,7 @@
 use crate::cluster::ServerInfo;
 use crate::file_lock::{FileLockOwner, FileLockSpec};
 use crate::message::{Access, HeldLock, LockExtent, LockMode, Make, RenameMode, XattrMode};
-use amphi_types::{AskedAdvice, ByteRange, Ino, Layout, Name, ObjectId, SetAttr, Timespec};
+use amphi_types::{AskedAdvice, ByteRange, DataChecksums, Ino, Layout, Name, ObjectId, SetAttr, Timespec};
 use serde::{Deserialize, Serialize};
 
 /// Requests. The comment names the reply. Permissions of `Call::cred` are checked by the server for every
@@ -212,6 +212,8 @@ pub enum Request {
         server_lock: bool,
         /// Clear setuid and setgid.
         kill_suidgid: bool,
+        /// Whether the blocks get checksums, as the file is set.
+        checksums: DataChecksums,
     },
     /// `Done`: punches a hole into one object.
     Punch {
@@ -467,6 +469,8 @@ pub enum Request {
         mtime: Timespec,
         /// As `PagesLeft` named it.
         left: u64,
+        /// As for `Write`.
+        checksums: DataChecksums,
     },
     /// `Done`: `Push::Company` has been read, and what is cached under the old rule is still in use. To the master.
     CompanyKept {
@@ -539,6 +543,8 @@ pub struct BatchPart {
     pub generation: u64,
     /// Time of the write.
     pub mtime: Timespec,
+    /// Whether the blocks get checksums, as for `Write`.
+    pub checksums: DataChecksums,
 }
 
 impl BatchPart {

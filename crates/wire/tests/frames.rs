@@ -87,9 +87,27 @@ fn requests() -> Vec<Request> {
         Request::SetLayout { ino, layout: None, advice: None },
         Request::StatFs,
         Request::Read { object, range, server_lock: true },
-        Request::Write { object, offset: 1, generation: u64::MAX, mtime, server_lock: false, kill_suidgid: true },
+        Request::Write {
+            object,
+            offset: 1,
+            generation: u64::MAX,
+            mtime,
+            server_lock: false,
+            kill_suidgid: true,
+            checksums: Default::default(),
+        },
         Request::WriteBatch {
-            parts: vec![BatchPart { object, offset: u64::MAX, len: u32::MAX, generation: 1, mtime }; BATCH_PARTS_MAX],
+            parts: vec![
+                BatchPart {
+                    object,
+                    offset: u64::MAX,
+                    len: u32::MAX,
+                    generation: 1,
+                    mtime,
+                    checksums: Default::default()
+                };
+                BATCH_PARTS_MAX
+            ],
         },
         Request::ReadBatch {
             dir: ino,
@@ -106,7 +124,14 @@ fn requests() -> Vec<Request> {
         Request::PagesLeft { ino },
         Request::PagesTaken { ino, left: u64::MAX },
         Request::PagesRead { object, range, left: u64::MAX },
-        Request::PagesWrite { object, offset: u64::MAX, generation: 1, mtime, left: u64::MAX },
+        Request::PagesWrite {
+            object,
+            offset: u64::MAX,
+            generation: 1,
+            mtime,
+            left: u64::MAX,
+            checksums: Default::default(),
+        },
         Request::Sync { file: None },
         Request::Sync { file: Some(ino) },
         Request::Spread { ino },
@@ -313,7 +338,15 @@ fn impossible_times_are_refused() {
     let access = Access { read: true, write: false };
     let set = SetAttr { ctime: Some(mtime), ..SetAttr::default() };
     let bad = [
-        Request::Write { object, offset: 0, generation: 0, mtime, server_lock: false, kill_suidgid: false },
+        Request::Write {
+            object,
+            offset: 0,
+            generation: 0,
+            mtime,
+            server_lock: false,
+            kill_suidgid: false,
+            checksums: Default::default(),
+        },
         Request::Punch { object, range, generation: 0, mtime, server_lock: false },
         Request::SetAttr { ino, set },
         Request::SetAttr { ino, set: SetAttr { mtime: Some(TimeSet::At(mtime)), ..SetAttr::default() } },

@@ -1,5 +1,5 @@
-//! `amphi layout`: how the data of files is laid over targets, which way their I/O goes, and who
-//! serves their reads.
+//! `amphi layout`: how the data of files is laid over targets, which way their I/O goes, who serves their reads, and
+//! whether their blocks get checksums.
 
 use amphi_host::control;
 use amphi_host::failure::{During, Failure, Outcome};
@@ -14,7 +14,10 @@ use std::path::{Path, PathBuf};
 /// The attribute that says who serves reads.
 const KERNEL_CACHE: &str = "user.amphi.kernel_cache";
 
-/// Show or set data layout, I/O mode and use of the kernel's cache of files and directories.
+/// The attribute that says whether blocks get checksums.
+const CHECKSUMS: &str = "user.amphi.checksums";
+
+/// Show or set data layout, I/O mode, use of the kernel's cache and checksums of files and directories.
 #[derive(Args, Debug)]
 pub struct Layout {
     #[command(subcommand)]
@@ -23,7 +26,7 @@ pub struct Layout {
 
 #[derive(Subcommand, Debug)]
 enum Action {
-    /// Print layout, I/O mode and kernel cache, and of files where their data lies
+    /// Print layout, I/O mode, kernel cache and checksums, and of files where their data lies
     Get {
         /// Each extent of a file: offset in the file, length, target, address in the target's zone
         #[arg(long)]
@@ -32,10 +35,10 @@ enum Action {
         #[arg(required = true)]
         paths: Vec<PathBuf>,
     },
-    /// Set layout, I/O mode or kernel cache; new files and directories in a directory inherit them
+    /// Set layout, I/O mode, kernel cache or checksums; new files and directories in a directory inherit them
     Set {
         /// growing, whole, or striped[,size=SIZE][,count=N]; a file that has data keeps its layout
-        #[arg(long, required_unless_present_any = ["mode", "kernel_cache"], value_name = "LAYOUT")]
+        #[arg(long, required_unless_present_any = ["mode", "kernel_cache", "checksums"], value_name = "LAYOUT")]
         layout: Option<String>,
         /// auto, buffered or direct
         #[arg(long, value_parser = ["auto", "buffered", "direct"])]
@@ -43,6 +46,9 @@ enum Action {
         /// Whether the kernel serves reads from its page cache while nobody has the file open for writing
         #[arg(long, value_parser = ["auto", "on", "off"])]
         kernel_cache: Option<String>,
+        /// Whether what is written from now on gets checksums; auto: as server.checksums says
+        #[arg(long, value_parser = ["auto", "on", "off"])]
+        checksums: Option<String>,
         /// Files or directories
         #[arg(required = true)]
         paths: Vec<PathBuf>,
@@ -58,16 +64,24 @@ impl Layout {
                     let layout = control::read(&path, "user.amphi.layout")?;
                     let mode = control::read(&path, "user.amphi.mode")?;
                     let kernel_cache = control::read(&path, KERNEL_CACHE)?;
-                    println!("{}: layout {layout} mode {mode} kernel-cache {kernel_cache}", path.display());
+                    let sums = control::read(&path, CHECKSUMS)?;
+                    println!(
+                        "{}: layout {layout} mode {mode} kernel-cache {kernel_cache} checksums {sums}",
+                        path.display()
+                    );
                     if path.is_file() {
                         print!("{}", placement(&path, extents)?);
                     }
                 }
             }
-            Action::Set { layout, mode, kernel_cache, paths } => {
+            Action::Set { layout, mode, kernel_cache, checksums, paths } => {
+                let asked = [
+                    ("user.amphi.mode", mode, "auto, buffered, direct"),
+                    (KERNEL_CACHE, kernel_cache, "auto, on, off"),
+                    (CHECKSUMS, checksums, "auto, on, off"),
+                ];
                 for (done, path) in paths.iter().enumerate() {
-                    set(path, layout.as_deref(), mode.as_deref(), kernel_cache.as_deref())
-                        .map_err(|f| f.behind(done))?;
+                    set(path, layout.as_deref(), &asked).map_err(|f| f.behind(done))?;
                 }
             }
         }
@@ -129,21 +143,18 @@ fn placement(path: &Path, each: bool) -> Outcome<String> {
     Ok(out)
 }
 
-fn set(path: &Path, layout: Option<&str>, mode: Option<&str>, kernel_cache: Option<&str>) -> Outcome {
+/// Sets the layout of a path, if one is given, and each attribute that has a value: its name, the value, and which
+/// there are.
+fn set(path: &Path, layout: Option<&str>, asked: &[(&str, Option<String>, &str)]) -> Outcome {
     // Another file system would take the attributes and mean nothing by them.
     control::read(path, "user.amphi.mode")?;
     if let Some(layout) = layout {
         set_layout(path, layout)?;
     }
-    if let Some(mode) = mode {
-        let set =
-            control::write(path, "user.amphi.mode", mode, |_| format!("{}: '{mode}' is no I/O mode", path.display()));
-        set.map_err(|f| f.behind(usize::from(layout.is_some())))?;
-    }
-    if let Some(asked) = kernel_cache {
-        let wrong = |_| format!("{}: '{asked}' is none of auto, on, off", path.display());
-        let done = usize::from(layout.is_some()) + usize::from(mode.is_some());
-        control::write(path, KERNEL_CACHE, asked, wrong).map_err(|f| f.behind(done))?;
+    let given = asked.iter().filter_map(|(name, value, words)| value.as_ref().map(|value| (name, value, words)));
+    for (before, (name, value, words)) in given.enumerate() {
+        let wrong = |_| format!("{}: '{value}' is none of {words}", path.display());
+        control::write(path, name, value, wrong).map_err(|f| f.behind(before + usize::from(layout.is_some())))?;
     }
     Ok(())
 }

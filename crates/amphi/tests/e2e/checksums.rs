@@ -5,7 +5,7 @@ use std::fs;
 use std::os::unix::fs::FileExt;
 
 const BLOCK: usize = 4096;
-/// Bits that are flipped.
+/// Bits that are flipped; `AMPHI_DATA_FLIPS` has another number, of at most 3,000.
 const FLIPS: usize = 300;
 
 /// Bytes that no two blocks have in common.
@@ -50,6 +50,7 @@ fn read_in_large_pieces(path: &std::path::Path, bytes: &[u8], is_damaged: impl F
 /// runs.
 #[test]
 fn flipped_bits_are_found_and_not_served() {
+    let flips = std::env::var("AMPHI_DATA_FLIPS").map_or(FLIPS, |n| n.parse().expect("a number"));
     let place = Place::new();
     let up = place.up(&["--set", "server.checksums=on", "--targets", "1"]);
     let mount = place.mount();
@@ -97,7 +98,7 @@ fn flipped_bits_are_found_and_not_served() {
         (state >> 33) as usize % below
     };
     let mut damaged = std::collections::BTreeSet::new();
-    while damaged.len() < FLIPS {
+    while damaged.len() < flips {
         let (f, b, at) = places[next(places.len())];
         if damaged.insert((f, b)) {
             let byte = (at + next(BLOCK)) as u64;
@@ -115,7 +116,7 @@ fn flipped_bits_are_found_and_not_served() {
         let place = format!("from byte {} on are not what was written", b * BLOCK);
         assert!(said.lines().any(|l| l.starts_with(&line) && l.contains(&place)), "{f} {b}: {said}");
     }
-    assert_eq!(said.lines().filter(|l| l.starts_with("damage: ")).count(), FLIPS);
+    assert_eq!(said.lines().filter(|l| l.starts_with("damage: ")).count(), flips);
 
     let addr = place.addr();
     let up = place.up(&["--listen", &addr]);
@@ -136,7 +137,12 @@ fn flipped_bits_are_found_and_not_served() {
             }
         }
     }
-    assert!(refused >= FLIPS, "{refused}");
+    assert!(refused >= flips, "{refused}");
+    let whole = places.len() - refused;
+    println!(
+        "{flips} blocks of {} with a flipped bit: none served, {refused} refused, {whole} served whole",
+        places.len()
+    );
     for round in 0..2 {
         // In company of another mount, and alone.
         let second = (round == 1).then(|| place.mount_at("b", &[]));
@@ -151,7 +157,7 @@ fn flipped_bits_are_found_and_not_served() {
     let out = run(&["status", &mount.display().to_string()]);
     let said = String::from_utf8_lossy(&out.stdout).into_owned();
     assert_eq!(out.status.code(), Some(1), "{said}");
-    assert!(said.contains(&format!("{FLIPS} DAMAGED BLOCKS")) && said.contains("damaged: /f"), "{said}");
+    assert!(said.contains(&format!("{flips} DAMAGED BLOCKS")) && said.contains("damaged: /f"), "{said}");
     let (path, bytes) = &files[1];
     fs::write(path, bytes).expect("write anew");
     assert!(fs::read(path).expect("read") == *bytes);
@@ -164,4 +170,43 @@ fn flipped_bits_are_found_and_not_served() {
     let out = run(&["fsck", "--data", "--json", &data]);
     let said: serde_json::Value = serde_json::from_slice(&out.stdout).expect("json");
     assert_eq!(said["data_damaged_blocks"], left, "{said}");
+}
+
+/// Goal: whether blocks get checksums can be set for a file and for a directory, on two mounts, and counts for what any
+/// of them writes afterwards. Method: `amphi layout set`, with files that span several targets; what `fsck --data`
+/// verifies.
+#[test]
+fn checksums_can_be_set() {
+    let place = Place::new();
+    let addr = place.addr();
+    let up = place.up(&["--set", "server.checksums=off", "--targets", "2", "--listen", &addr]);
+    let second = place.mount_at("b", &[]);
+    let roots = [place.mount(), place.path("b")];
+    let set = |path: &std::path::Path, asked: &str| {
+        let out = run(&["layout", "set", "--checksums", asked, &path.display().to_string()]);
+        assert!(out.status.success(), "{out:?}");
+    };
+    fs::create_dir(roots[0].join("d")).expect("mkdir");
+    set(&roots[0].join("d"), "on");
+    // 2 * 9 MiB in the directory, of which 2 MiB are written again without; 9 MiB beside it.
+    for (i, root) in roots.iter().enumerate() {
+        fs::write(root.join(format!("d/f{i}")), content(i as u64, 9 << 20)).expect("write");
+    }
+    fs::write(roots[1].join("other"), content(7, 9 << 20)).expect("write");
+    set(&roots[1].join("d/f0"), "off");
+    let out = run(&["layout", "get", &roots[0].join("d/f0").display().to_string()]);
+    assert!(String::from_utf8_lossy(&out.stdout).contains(" checksums off\n"), "{out:?}");
+    for (i, root) in roots.iter().enumerate() {
+        let file = fs::OpenOptions::new().write(true).open(root.join("d/f0")).expect("open");
+        file.write_all_at(&content(9, 1 << 20), (i as u64 * 5) << 20).expect("overwrite");
+        file.sync_all().expect("sync");
+    }
+    second.stop();
+    up.stop();
+    let out = run(&["fsck", "--data", "--json", &place.text("data")]);
+    let said: serde_json::Value = serde_json::from_slice(&out.stdout).expect("json");
+    let blocks = |mib: u64| mib << 8;
+    assert_eq!(said["data_verified_blocks"], blocks(16), "{said}");
+    assert_eq!(said["data_unverified_blocks"], blocks(11), "{said}");
+    assert_eq!(said["data_damaged_blocks"], 0, "{said}");
 }

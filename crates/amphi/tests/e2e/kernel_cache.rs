@@ -544,7 +544,10 @@ fn the_kernel_cache_can_be_set() {
     assert_eq!(opens(&inherits, "open_mount_large"), 1);
     let shown = amphi().args(["layout", "get"]).args([&dir, &inherits]).output().expect("amphi").stdout;
     let shown = String::from_utf8(shown).expect("text");
-    assert!(shown.lines().next().is_some_and(|line| line.ends_with("mode auto kernel-cache on")), "{shown}");
+    assert!(
+        shown.lines().next().is_some_and(|line| line.ends_with("mode auto kernel-cache on checksums auto")),
+        "{shown}"
+    );
     assert!(shown.contains("d/f: layout growing,size=1M,count=4 mode auto kernel-cache auto"), "{shown}");
     tune("hybrid.kernel_cache=on");
     assert_eq!(opens(&large, "open_kernel_user"), 1, "of the mount");

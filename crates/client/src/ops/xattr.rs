@@ -1,7 +1,8 @@
 //! Extended attributes: the stored ones, the virtual ones of files and directories, and the hidden control attributes.
 //!
 //! Virtual, shown and set by whoever may: `user.amphi.layout` (`striped,size=1M,count=4`, `growing`, `whole`),
-//! `user.amphi.mode` (`auto`, `buffered`, `direct`) and `user.amphi.kernel_cache` (`auto`, `on`, `off`);
+//! `user.amphi.mode` (`auto`, `buffered`, `direct`), `user.amphi.kernel_cache` and `user.amphi.checksums` (`auto`,
+//! `on`, `off`);
 //! `user.amphi.counters` and `.counters.json` (read, requests by
 //! reason, locks and messages of a file that is open or cached here), `user.amphi.extents` (read, where it lies: see
 //! `extents`). None of them is listed: who copies all attributes of a file shall not take its place along, nor fail
@@ -42,7 +43,7 @@ pub(crate) async fn get(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>) ->
     mount.stats.count(Count::Xattr);
     if let Some(own) = name.strip_prefix(PREFIX) {
         return match own {
-            b"layout" | b"mode" | b"kernel_cache" => {
+            b"layout" | b"mode" | b"kernel_cache" | b"checksums" => {
                 let view = view(&mount, &ctx, ino).await?;
                 if !has_layout(&view) {
                     return Err(Errno::NoData);
@@ -50,6 +51,7 @@ pub(crate) async fn get(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>) ->
                 Ok(match own {
                     b"mode" => layout::mode_text(view.advice.mode()).into(),
                     b"kernel_cache" => layout::kernel_cache_text(view.advice.kernel_cache()).into(),
+                    b"checksums" => layout::checksums_text(view.advice.checksums()).into(),
                     _ => layout::text(&view.layout).into(),
                 })
             }
@@ -140,6 +142,11 @@ pub(crate) async fn set(
                 let asked = layout::kernel_cache_of(text)
                     .ok_or_else(|| mount.complain(format!("{text:?} is none of auto, on, off")))?;
                 Request::SetLayout { ino, layout: None, advice: Some(AskedAdvice::KernelCache(asked)) }
+            }
+            b"checksums" => {
+                let asked = layout::checksums_of(text)
+                    .ok_or_else(|| mount.complain(format!("{text:?} is none of auto, on, off")))?;
+                Request::SetLayout { ino, layout: None, advice: Some(AskedAdvice::Checksums(asked)) }
             }
             own => return control::set(&mount, &ctx, own, text).await,
         };

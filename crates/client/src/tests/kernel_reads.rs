@@ -4,7 +4,7 @@ use super::company::{create, in_cluster, open, root, write};
 use crate::api::{Hints, KernelPages};
 use crate::{Client, OpenFlags};
 use amphi_env::Env;
-use amphi_types::{ByteRange, Ino, KernelCache};
+use amphi_types::{ByteRange, DataChecksums, Ino, KernelCache};
 use amphi_wire::XattrMode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -93,6 +93,16 @@ fn the_setting_is_kept_and_inherited() {
             assert_eq!(get(b"user.amphi.kernel_cache").await, word);
             assert_eq!(get(b"user.amphi.mode").await, "direct");
         }
+        for word in ["on", "off"] {
+            set(&b, file.ino(), b"user.amphi.checksums", word.as_bytes()).await;
+            assert_eq!(get(b"user.amphi.checksums").await, word);
+            assert_eq!(
+                (get(b"user.amphi.mode").await, get(b"user.amphi.kernel_cache").await),
+                ("direct".into(), "on".into())
+            );
+        }
+        write(&a, &file, 0, &[1; 9]).await;
+        assert_eq!(file.file.advice().checksums(), DataChecksums::Off, "before it writes again");
         let wrong = b.setxattr(&root(), file.ino(), b"user.amphi.kernel_cache", b"yes", XattrMode::Set).await;
         assert_eq!(wrong, Err(amphi_types::Errno::Inval));
     });

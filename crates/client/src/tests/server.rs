@@ -354,7 +354,15 @@ impl Server {
                     }
                     let BatchPart { object, offset, generation, mtime, .. } = *part;
                     let (server_lock, kill_suidgid) = (false, false);
-                    let op = Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid };
+                    let op = Request::Write {
+                        object,
+                        offset,
+                        generation,
+                        mtime,
+                        server_lock,
+                        kill_suidgid,
+                        checksums: Default::default(),
+                    };
                     self.execute(Call { op, target: call.target, cred: call.cred.clone() }, Some(bytes), out).map(drop)
                 });
                 let results = results.collect();
@@ -457,7 +465,15 @@ impl Server {
                 self.execute(Call { op, target: call.target, cred: call.cred }, payload, out)?
             }
             Request::PagesWrite { object, offset, generation, mtime, .. } => {
-                let op = Request::Write { object, offset, generation, mtime, server_lock: true, kill_suidgid: false };
+                let op = Request::Write {
+                    object,
+                    offset,
+                    generation,
+                    mtime,
+                    server_lock: true,
+                    kill_suidgid: false,
+                    checksums: Default::default(),
+                };
                 self.execute(Call { op, target: call.target, cred: call.cred }, payload, out)?
             }
         })

@@ -262,7 +262,8 @@ async fn write(mount: &Arc<Mount>, flights: &[Flight], payload: Buf) -> Result<V
     let part = |f: &Flight| {
         let known = f.file.known.lock();
         let (generation, mtime) = (known.view.generation, known.write_time());
-        BatchPart { object: f.object, offset: f.range.start, len: f.range.len() as u32, generation, mtime }
+        let checksums = known.view.advice.checksums();
+        BatchPart { object: f.object, offset: f.range.start, len: f.range.len() as u32, generation, mtime, checksums }
     };
     let parts: Vec<BatchPart> = flights.iter().map(part).collect();
     let target = flights.first().map_or(TargetId(0), |f| f.file.layout().target(f.file.ino, f.object.stripe));

@@ -274,9 +274,9 @@ async fn send_piece(
     buf: Buf,
     kind: WriteKind,
 ) -> Result<()> {
-    let (layout, generation, mtime) = {
+    let (layout, generation, mtime, checksums) = {
         let known = file.known.lock();
-        (known.view.layout, known.view.generation, known.write_time())
+        (known.view.layout, known.view.generation, known.write_time(), known.view.advice.checksums())
     };
     let (lane, server_lock, mtime, kill_suidgid) = match kind {
         WriteKind::Back => (Lane::Urgent, false, mtime, false),
@@ -287,8 +287,8 @@ async fn send_piece(
         WriteKind::Left(_) => (Lane::Locking, true, mount.wall(), false),
     };
     let op = match kind {
-        WriteKind::Left(left) => Request::PagesWrite { object, offset, generation, mtime, left },
-        _ => Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid },
+        WriteKind::Left(left) => Request::PagesWrite { object, offset, generation, mtime, left, checksums },
+        _ => Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid, checksums },
     };
     let target = layout.target(file.ino, object.stripe);
     let (bytes, start_ns) = (buf.len() as u64, mount.clock.now_ns());

@@ -5,8 +5,8 @@ use crate::plan::NodeSpec;
 use crate::{Gathered, Part, Pending, Refusal, RenameMode, XattrMode};
 use amphi_types::item::Txn;
 use amphi_types::{
-    Advice, AskedAdvice, Cred, Errno, Ino, IoMode, KernelCache, Kind, Layout, Name, Result, SetAttr, TimeSet, Timespec,
-    limits,
+    Advice, AskedAdvice, Cred, DataChecksums, Errno, Ino, IoMode, KernelCache, Kind, Layout, Name, Result, SetAttr,
+    TimeSet, Timespec, limits,
 };
 
 const USER: u32 = 10;
@@ -145,7 +145,10 @@ fn inheritance() {
     assert_eq!((s.attr(mine).gid, s.attr(mine).perm), (STAFF, 0o2755), "a member may make such a program");
     assert_eq!((s.attr(his).gid, s.attr(his).perm), (STAFF, 0o0755), "others may not");
     let inode = s.c.stores[0].inode(his).unwrap();
-    assert_eq!((inode.layout, inode.advice), (layout, Advice::new(IoMode::Direct, KernelCache::On)));
+    assert_eq!(
+        (inode.layout, inode.advice),
+        (layout, Advice::new(IoMode::Direct, KernelCache::On, DataChecksums::Auto))
+    );
 }
 
 /// Goal: rules of link, unlink and rmdir. Method: one call per rule, then link counts and times.

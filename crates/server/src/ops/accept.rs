@@ -16,7 +16,7 @@ use amphi_data::UNIT;
 use amphi_env::{Buf, Env};
 use amphi_types::item::Txn;
 use amphi_types::limits::BLOCK;
-use amphi_types::{ByteRange, ObjectId, Result, SetAttr, Timespec};
+use amphi_types::{ByteRange, DataChecksums, ObjectId, Result, SetAttr, Timespec};
 use amphi_wire::Reply;
 use amphi_zone::{Lsn, Order};
 use std::rc::Rc;
@@ -32,6 +32,8 @@ pub(super) struct Accepting {
     pub generation: u64,
     pub mtime: Timespec,
     pub kill_suidgid: bool,
+    /// Whether its blocks are to get checksums when it is flushed.
+    pub checksums: DataChecksums,
     /// It comes with others in one message, and the disk has it in one piece also if it goes through.
     pub is_together: bool,
 }
@@ -119,7 +121,7 @@ impl<E: Env> Cx<E> {
         if target.data.borrow().check_accept(write.object, write.range, write.generation).is_err() {
             return false;
         }
-        let Some(memory) = back.store(write.object, write.range.start, payload) else {
+        let Some(memory) = back.store(write.object, write.range.start, payload, write.checksums) else {
             add(&self.worker.counters.through_full, 1);
             back.ring();
             return false;

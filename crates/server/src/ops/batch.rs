@@ -257,6 +257,7 @@ impl<E: Env> Cx<E> {
                 generation,
                 mtime: p.part.mtime,
                 kill_suidgid: self.is_for_a_user(),
+                checksums: p.part.checksums,
                 is_together: self.is_better_together(p),
             };
             !self.accept_into(&write, p.bytes, &mut accepted)
@@ -302,7 +303,7 @@ impl<E: Env> Cx<E> {
             whole[pad..pad + p.bytes.len()].copy_from_slice(p.bytes);
             let blocks: Vec<&[u8]> = p.edges.iter().map(|b| &**b).collect();
             amphi_data::complete_edges(&p.plan, whole, &blocks);
-            if let Some(checksums) = self.target.checksums_of(whole) {
+            if let Some(checksums) = self.target.checksums_of(whole, p.part.checksums) {
                 p.plan.set_checksums(checksums);
             }
             let from = if planted::is(Mistake::ShiftedPart) { at.saturating_sub(BLOCK as usize) } else { at };

@@ -27,7 +27,7 @@ use amphi_dlm::Mode;
 use amphi_env::{Buf, Disk, Env};
 use amphi_types::item::Txn;
 use amphi_types::limits::{BLOCK, FILE_MAX, PAYLOAD_MAX};
-use amphi_types::{ByteRange, Errno, Ino, ObjectId, Result, SetAttr, Timespec};
+use amphi_types::{ByteRange, DataChecksums, Errno, Ino, ObjectId, Result, SetAttr, Timespec};
 use amphi_wire::{DATA_RUNS_MAX, EXTENTS_MAX, ExtentView, Reply};
 use amphi_zone::{Lsn, Order};
 use futures_util::future::join_all;
@@ -43,6 +43,19 @@ struct Written {
     images: Images,
     /// What the blocks at the edges were built on.
     bases: SmallVec<[Option<Image>; 2]>,
+}
+
+/// How a write is carried out, as its request says.
+#[derive(Clone, Copy)]
+pub(super) struct WriteKind {
+    /// The target locks for it.
+    pub server_lock: bool,
+    /// The time of the write.
+    pub mtime: Timespec,
+    /// Setuid and setgid are cleared.
+    pub kill_suidgid: bool,
+    /// Whether the blocks get checksums.
+    pub checksums: DataChecksums,
 }
 
 /// Bytes of items that a write of `len` bytes may add: the object, an extent for each run of blocks, checksums.
@@ -107,19 +120,16 @@ impl<E: Env> Cx<E> {
     }
 
     /// `Request::Write`.
-    #[expect(clippy::too_many_arguments, reason = "the fields of the request")]
-    pub async fn write(
+    pub(super) async fn write(
         &self,
         object: ObjectId,
         offset: u64,
         generation: u64,
-        mtime: Timespec,
-        server_lock: bool,
-        kill_suidgid: bool,
+        kind: WriteKind,
         payload: Option<Buf>,
     ) -> Result<Reply> {
         self.check_object(object, Touch::Change).await?;
-        let kill_suidgid = kill_suidgid || self.is_for_a_user();
+        let kind = WriteKind { kill_suidgid: kind.kill_suidgid || self.is_for_a_user(), ..kind };
         let payload = payload.filter(|p| !p.is_empty()).ok_or(Errno::Inval)?;
         let range = ByteRange::at(offset, payload.len() as u64);
         if range.end > FILE_MAX {
@@ -127,8 +137,8 @@ impl<E: Env> Cx<E> {
         }
         let mut since_ns = self.worker.now_ns();
         self.target.make_way().await;
-        let _lock = self.lock(object, Mode::Write, range, server_lock).await?;
-        if server_lock {
+        let _lock = self.lock(object, Mode::Write, range, kind.server_lock).await?;
+        if kind.server_lock {
             self.reserve(write_growth(range.len())).await?;
         } else {
             self.target.locks.progress(self.worker.now_ns(), self.session, object);
@@ -136,25 +146,22 @@ impl<E: Env> Cx<E> {
         let _changing = self.change_unopened(object).await;
         self.lap(&mut since_ns, &self.worker.counters.write_wait_ns);
         let _changed = self.overwriting(object.ino, range);
-        self.write_steps(object, range, generation, server_lock, mtime, kill_suidgid, payload, true).await
+        self.write_steps(object, range, generation, kind, payload, true).await
     }
 
     /// Writes in as many steps as it takes; `last`: nothing of the request follows.
-    #[expect(clippy::too_many_arguments, reason = "the fields of the request")]
     pub(super) async fn write_steps(
         &self,
         object: ObjectId,
         range: ByteRange,
         generation: u64,
-        server_lock: bool,
-        mtime: Timespec,
-        kill_suidgid: bool,
+        kind: WriteKind,
         mut payload: Buf,
         last: bool,
     ) -> Result<Reply> {
         let step = self.target.record_blocks_max() * BLOCK;
         if range.align_out(BLOCK).len() <= step {
-            return self.write_step(object, range, generation, server_lock, mtime, kill_suidgid, payload, last).await;
+            return self.write_step(object, range, generation, kind, payload, last).await;
         }
         // One record of a small log could not name all the blocks.
         let mut at = range.start;
@@ -163,7 +170,7 @@ impl<E: Env> Cx<E> {
             let part = payload.split_to((end - at) as usize);
             let is_end = end == range.end;
             let (one, ends) = (ByteRange::new(at, end), is_end && last);
-            let reply = self.write_step(object, one, generation, server_lock, mtime, kill_suidgid, part, ends).await?;
+            let reply = self.write_step(object, one, generation, kind, part, ends).await?;
             if is_end {
                 return Ok(reply);
             }
@@ -172,23 +179,21 @@ impl<E: Env> Cx<E> {
     }
 
     /// Writes what fits one record; the last step of a request is logged with its answer.
-    #[expect(clippy::too_many_arguments, reason = "the fields of the request")]
     async fn write_step(
         &self,
         object: ObjectId,
         range: ByteRange,
         generation: u64,
-        server_lock: bool,
-        mtime: Timespec,
-        kill_suidgid: bool,
+        kind: WriteKind,
         payload: Buf,
         last: bool,
     ) -> Result<Reply> {
         let mut since_ns = self.worker.now_ns();
         let span = self.target.spans.take_bytes(object, range).await;
         self.check_again(object)?;
-        let generation = self.generation(object, generation, server_lock);
-        let write = Accepting { object, range, generation, mtime, kill_suidgid, is_together: false };
+        let generation = self.generation(object, generation, kind.server_lock);
+        let WriteKind { mtime, kill_suidgid, checksums, .. } = kind;
+        let write = Accepting { object, range, generation, mtime, kill_suidgid, checksums, is_together: false };
         if let Some((lsn, reply)) = self.accept(&write, &payload, last) {
             drop(span);
             self.kept(lsn).await?;
@@ -200,7 +205,7 @@ impl<E: Env> Cx<E> {
         self.target.below.mind(&self.target, range.len());
         let mut plan = self.plan_behind(object, range, generation, &edges).await?;
         self.lap(&mut since_ns, &self.worker.counters.write_wait_ns);
-        let written = match self.write_plan(&mut plan, payload, &edges, &mut since_ns).await {
+        let written = match self.write_plan(&mut plan, payload, checksums, &edges, &mut since_ns).await {
             Ok(written) => self.in_turn(&mut plan, &edges, written).await,
             Err(e) => Err(e),
         };
@@ -381,6 +386,7 @@ impl<E: Env> Cx<E> {
         &self,
         plan: &mut WritePlan,
         payload: Buf,
+        checksums: DataChecksums,
         edges: &[Edge],
         since_ns: &mut u64,
     ) -> Result<Written> {
@@ -403,7 +409,7 @@ impl<E: Env> Cx<E> {
         }
         let blocks: SmallVec<[&[u8]; 2]> = blocks.iter().map(|b| &**b).collect();
         amphi_data::complete_edges(plan, &mut buf, &blocks);
-        if let Some(checksums) = self.target.checksums_of(&buf) {
+        if let Some(checksums) = self.target.checksums_of(&buf, checksums) {
             plan.set_checksums(checksums);
         }
         let mut pieces: Vec<Piece> = Vec::with_capacity(plan.segments.len());

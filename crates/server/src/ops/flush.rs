@@ -23,7 +23,7 @@ use amphi_env::{Buf, Env};
 use amphi_meta::{Gathered, Inode, MetaStore};
 use amphi_types::item::Txn;
 use amphi_types::limits::BLOCK;
-use amphi_types::{ByteRange, Errno, Ino, Kind, ObjectId, Result};
+use amphi_types::{ByteRange, DataChecksums, Errno, Ino, Kind, ObjectId, Result};
 use amphi_wire::InodeView;
 use amphi_zone::Order;
 use futures_channel::mpsc;
@@ -175,8 +175,8 @@ impl<E: Env> Target<E> {
         for plan in &mut *plans {
             let len = plan.aligned().len() as usize;
             let whole = &mut buf[at..at + len];
-            let damaged = self.fill(plan, whole).await?;
-            if let Some(checksums) = self.checksums_of(whole) {
+            let (damaged, asked) = self.fill(plan, whole).await?;
+            if let Some(checksums) = self.checksums_of(whole, asked) {
                 plan.set_checksums(checksums);
             }
             damaged.into_iter().for_each(|block| plan.set_checksum(block, Checksum::DAMAGED));
@@ -210,8 +210,9 @@ impl<E: Env> Target<E> {
     }
 
     /// Fills whole blocks with the delayed bytes of a plan and with what the blocks have around and between them.
-    /// Returns blocks of which the latter is damaged: what was accepted gets its place, but they stay damaged.
-    async fn fill(&self, plan: &WritePlan, aligned: &mut [u8]) -> Result<Vec<u64>> {
+    /// Returns blocks of which the latter is damaged: what was accepted gets its place, but they stay damaged; and
+    /// whether the file is to have checksums.
+    async fn fill(&self, plan: &WritePlan, aligned: &mut [u8]) -> Result<(Vec<u64>, DataChecksums)> {
         let start = plan.aligned().start;
         debug_assert_eq!(aligned.len() as u64, plan.aligned().len(), "whole blocks");
         let parts = self.data.borrow().delayed.within(plan.object, plan.range);
@@ -238,7 +239,9 @@ impl<E: Env> Target<E> {
         }
         let edges: Vec<&[u8]> = edges.iter().map(|block| &**block).collect();
         amphi_data::complete_edges(plan, aligned, &edges);
-        Ok(damaged)
+        let last = parts.iter().rev().find_map(|part| part.memory.checksums);
+        let asked = last.or_else(|| self.asked_of(plan.object)).unwrap_or_default();
+        Ok((damaged, asked))
     }
 
     /// What lies between the delayed parts of a plan: each gap lies in one block.

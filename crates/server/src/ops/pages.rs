@@ -2,14 +2,14 @@
 //!
 //! Owns: how they are read anew and written back. Does not own: what is known of changes beneath them (`left_pages`).
 
-use super::data::write_growth;
+use super::data::{WriteKind, write_growth};
 use crate::session::rights::Touch;
 use crate::target::Target;
 use crate::worker::request::Cx;
 use amphi_dlm::Mode;
 use amphi_env::{Buf, Env};
 use amphi_types::limits::FILE_MAX;
-use amphi_types::{ByteRange, Errno, Ino, ObjectId, Result, SessionId, Timespec};
+use amphi_types::{ByteRange, Errno, Ino, ObjectId, Result, SessionId};
 use amphi_wire::Reply;
 use std::rc::Rc;
 
@@ -61,13 +61,13 @@ impl<E: Env> Cx<E> {
     }
 
     /// `Request::PagesWrite`.
-    pub async fn pages_write(
+    pub(super) async fn pages_write(
         &self,
         object: ObjectId,
         offset: u64,
         generation: u64,
-        mtime: Timespec,
         left: u64,
+        kind: WriteKind,
         payload: Option<Buf>,
     ) -> Result<Reply> {
         self.check_object(object, Touch::Change).await?;
@@ -81,6 +81,7 @@ impl<E: Env> Cx<E> {
         let _changing = self.change_unopened(object).await;
         // With the lock held nobody else changes them.
         let parts = self.target.left_pages.borrow().unchanged(object.ino, self.session, left, range)?;
+        let kind = WriteKind { server_lock: true, kill_suidgid: self.is_for_a_user(), ..kind };
         let mut at = range.start;
         let mut reply = Reply::Written { roomy: self.is_roomy() };
         for (n, part) in parts.iter().enumerate() {
@@ -89,7 +90,7 @@ impl<E: Env> Cx<E> {
             at = part.end;
             let _changed = self.overwriting(object.ino, *part);
             let last = n + 1 == parts.len();
-            reply = self.write_steps(object, *part, generation, true, mtime, self.is_for_a_user(), bytes, last).await?;
+            reply = self.write_steps(object, *part, generation, kind, bytes, last).await?;
         }
         Ok(reply)
     }

@@ -4,7 +4,7 @@
 //!
 //! It goes through the objects in their order, a chunk of `CHUNK_BLOCKS` at a time and never more than
 //! `server.scrub_bytes_per_s`, and begins again `PAUSE` after its end. Blocks that were written while there were no
-//! checksums get that of what is read, while `server.checksums` is on: nobody can say whether they are what was
+//! checksums get that of what is read, while they would get one if they were written now: nobody can say whether they are what was
 //! written, but from then on it is known when they change.
 //!
 //! Invariant: a chunk is held as by a reader until the record with its new checksums is appended, so no block of it is
@@ -45,7 +45,8 @@ impl<E: Env> Target<E> {
             return Ok(None);
         };
         let range = ByteRange::at(block * BLOCK, blocks * BLOCK);
-        let adopts = self.verifier.is_on() && self.zone.reserve(ITEM_BYTES).await.is_ok();
+        let is_asked = self.asked_of(object).unwrap_or_default().are_made(self.verifier.is_on());
+        let adopts = is_asked && self.zone.reserve(ITEM_BYTES).await.is_ok();
         let _span = self.spans.take(object, range, Hold::Shared).await;
         let end = (object, block + blocks);
         if self.is_closed() {

@@ -17,7 +17,7 @@ use amphi_data::{Checksum, ReadSegment};
 use amphi_env::{Buf, Disk, Env};
 use amphi_meta::MetaStore;
 use amphi_types::limits::BLOCK;
-use amphi_types::{ByteRange, Errno, Ino, ObjectId, Result};
+use amphi_types::{ByteRange, DataChecksums, Errno, Ino, ObjectId, Result};
 
 /// Most names that are looked at to find the one of a damaged file.
 const NAMES_MAX: usize = 100_000;
@@ -25,14 +25,23 @@ const NAMES_MAX: usize = 100_000;
 const DEPTH_MAX: usize = 64;
 
 impl<E: Env> Target<E> {
-    /// Checksums of whole blocks that are going to be written, if they are to have some.
-    pub fn checksums_of(&self, aligned: &[u8]) -> Option<Vec<Checksum>> {
-        self.verifier.is_on().then(|| Checksum::of_each(aligned))
+    /// Checksums of whole blocks that are going to be written, if they are to have some; `asked`: what their file is set
+    /// to.
+    pub fn checksums_of(&self, aligned: &[u8], asked: DataChecksums) -> Option<Vec<Checksum>> {
+        asked.are_made(self.verifier.is_on()).then(|| Checksum::of_each(aligned))
     }
 
-    /// The same of one block.
-    pub fn checksum_of(&self, block: &[u8]) -> Checksum {
-        if self.verifier.is_on() { Checksum::of(block) } else { Checksum::NONE }
+    /// The same of a block that is copied because bytes of it go. It keeps having one; one that has none gets none where
+    /// its file is set so, as far as that is known here.
+    pub fn checksum_of_edge(&self, object: ObjectId, physical: u64, block: &[u8]) -> Checksum {
+        let has_one = self.data.borrow().checksums.get(physical).is_known();
+        let is_asked = || self.asked_of(object).unwrap_or_default().are_made(self.verifier.is_on());
+        if has_one || is_asked() { Checksum::of(block) } else { Checksum::NONE }
+    }
+
+    /// What a file is set to, if its inode is on this target.
+    pub fn asked_of(&self, object: ObjectId) -> Option<DataChecksums> {
+        self.meta.borrow().inode(object.ino).ok().map(|inode| inode.advice.checksums())
     }
 
     /// How the blocks of a plan should read; the block `from_block` of the file is `base` bytes into the buffer. To be

@@ -18,7 +18,7 @@ use amphi_data::{DataStore, Memory, Overlay, PagePool, Slot};
 use amphi_env::{Env, Kept};
 use amphi_types::item::Txn;
 use amphi_types::limits::BLOCK;
-use amphi_types::{ByteRange, Errno, ObjectId, Result};
+use amphi_types::{ByteRange, DataChecksums, Errno, ObjectId, Result};
 use amphi_zone::{Lsn, Zone};
 use futures_channel::mpsc;
 use std::cell::{Cell, RefCell};
@@ -236,7 +236,7 @@ impl<E: Env> WriteBack<E> {
     }
 
     /// Copies bytes into the memory. `None` if there is no room, or it has failed.
-    pub fn store(&self, object: ObjectId, start: u64, bytes: &[u8]) -> Option<Memory> {
+    pub fn store(&self, object: ObjectId, start: u64, bytes: &[u8], checksums: DataChecksums) -> Option<Memory> {
         let area = self.area.borrow();
         let area = area.as_ref()?;
         let slot: Slot = area.pool.take(start, bytes.len() as u64)?;
@@ -244,7 +244,7 @@ impl<E: Env> WriteBack<E> {
             self.fail(&e);
             return None;
         }
-        Some(Memory::new(start, bytes.len() as u32, checksum(object, start, bytes), slot))
+        Some(Memory::new(start, bytes.len() as u32, checksum(object, start, bytes), slot, checksums))
     }
 
     fn fail(&self, why: &dyn std::fmt::Display) {

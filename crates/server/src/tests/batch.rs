@@ -16,7 +16,10 @@ type Part = (BatchPart, Buf);
 
 fn part(ino: Ino, seed: u8, offset: u64, len: usize) -> Part {
     let object = ObjectId { ino, stripe: 0 };
-    (BatchPart { object, offset, len: len as u32, generation: 0, mtime: MTIME }, bytes(seed, offset, len))
+    (
+        BatchPart { object, offset, len: len as u32, generation: 0, mtime: MTIME, checksums: Default::default() },
+        bytes(seed, offset, len),
+    )
 }
 
 fn joined(parts: &[Part]) -> (Vec<BatchPart>, Buf) {
@@ -188,6 +191,7 @@ fn batches_and_others_at_once() {
                     mtime: MTIME,
                     server_lock: true,
                     kill_suidgid: false,
+                    checksums: Default::default(),
                 };
                 c.ask(op, Some(bytes(round, 6000, 1500)))
             }));
@@ -234,6 +238,7 @@ fn a_full_target() {
                     mtime: MTIME,
                     server_lock: true,
                     kill_suidgid: false,
+                    checksums: Default::default(),
                 };
                 match c.ask(op, Some(bytes(2, at, step as usize))).await.0 {
                     Ok(_) => at += step,
@@ -310,6 +315,7 @@ async fn set_up(c: &Client) -> Result<(Vec<Ino>, Ino)> {
         mtime: MTIME,
         server_lock: true,
         kill_suidgid: false,
+        checksums: Default::default(),
     };
     c.ask(junk, Some(Buf::copy_of(&[FOREIGN; 400_000]))).await.0?;
     c.call(Request::Sync { file: None }).await?;
@@ -607,6 +613,7 @@ fn unopened_files_come_alone() {
             mtime: MTIME,
             server_lock: false,
             kill_suidgid: false,
+            checksums: Default::default(),
         };
         let alone = c.ask(op, Some(bytes(9, 0, 3000)));
         let answer = async {

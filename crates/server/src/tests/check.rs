@@ -142,8 +142,15 @@ async fn stopped(place: &Place) -> Folder {
     let g = c.create(Ino::ROOT, "g").await.expect("create");
     for ino in [f, g] {
         let object = ObjectId { ino, stripe: 0 };
-        let op =
-            Request::Write { object, offset: 0, generation: 0, mtime: NOW, server_lock: true, kill_suidgid: false };
+        let op = Request::Write {
+            object,
+            offset: 0,
+            generation: 0,
+            mtime: NOW,
+            server_lock: true,
+            kill_suidgid: false,
+            checksums: Default::default(),
+        };
         c.ask(op, Some(Buf::zeroed(8192))).await.0.expect("written");
     }
     let op = Request::SetXattr { ino: f, name: b"user.a".to_vec(), value: b"1".to_vec(), mode: XattrMode::Set };

@@ -4,7 +4,7 @@ use super::data::bytes;
 use super::*;
 use crate::planted::{Mistake, plant};
 use amphi_env::sim::{CrashKind, DiskOpKind};
-use amphi_types::{ByteRange, SetAttr};
+use amphi_types::{AskedAdvice, ByteRange, DataChecksums, SetAttr};
 use amphi_wire::BatchPart;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -35,6 +35,11 @@ fn object(ino: Ino) -> ObjectId {
 }
 
 async fn put(c: &Client, ino: Ino, seed: u8, at: u64, end: u64) -> Result<()> {
+    put_as(c, ino, DataChecksums::Auto, seed, at, end).await
+}
+
+/// Writes as a mount that knows of a setting of the file.
+async fn put_as(c: &Client, ino: Ino, asked: DataChecksums, seed: u8, at: u64, end: u64) -> Result<()> {
     let op = Request::Write {
         object: object(ino),
         offset: at,
@@ -42,6 +47,7 @@ async fn put(c: &Client, ino: Ino, seed: u8, at: u64, end: u64) -> Result<()> {
         mtime: MTIME,
         server_lock: true,
         kill_suidgid: false,
+        checksums: asked,
     };
     c.ask(op, Some(bytes(seed, at, (end - at) as usize))).await.0.map(drop)
 }
@@ -100,7 +106,14 @@ fn flipped_bits(seed: u64) {
             put(c, f, i as u8 + 1, at, end).await.unwrap();
             note(i as u8 + 1, at, end);
         }
-        let part = BatchPart { object: object(f), offset: 30_000, len: 5000, generation: 0, mtime: MTIME };
+        let part = BatchPart {
+            object: object(f),
+            offset: 30_000,
+            len: 5000,
+            generation: 0,
+            mtime: MTIME,
+            checksums: Default::default(),
+        };
         let op = Request::WriteBatch { parts: vec![part] };
         assert_eq!(c.ask(op, Some(bytes(9, 30_000, 5000))).await.0, Ok(Reply::WrittenBatch(vec![Ok(())])));
         note(9, 30_000, 35_000);
@@ -420,4 +433,71 @@ fn a_second_look_helps() {
         assert_eq!(read, Ok(bytes(1, 0, 8192).to_vec()));
         assert_eq!((counter(c, "checksum_retries").await, counter(c, "checksum_errors").await), (1, 0));
     });
+}
+
+/// Which blocks of a file are refused after a bit of each has been flipped. The bits are flipped back.
+async fn verified(place: &Place, c: &Client, ino: Ino) -> Vec<bool> {
+    let mut found = Vec::new();
+    for (i, (offset, at)) in blocks(c, ino).await.into_iter().enumerate() {
+        flip(place, at + 7, i as u32);
+        let read = get(c, ino, ByteRange::at(offset, BLOCK)).await;
+        assert!(matches!(read, Ok(_) | Err(Errno::Io)), "{read:?}");
+        found.push(read.is_err());
+        flip(place, at + 7, i as u32);
+    }
+    found
+}
+
+/// Goal: a file that is set to have checksums has them on a server that makes none, one that is set to have none does
+/// not on a server that does; each part follows the setting of its write, also from memory, in a batch, behind a kill,
+/// and where a truncate or the scrubber copies or reads a block. Method: a server with checksums, and one without, with
+/// writes accepted and not; the blocks that are refused when a bit of them has been flipped.
+#[test]
+fn a_file_is_set_to_have_checksums_or_not() {
+    for (server, back) in [("on", "off"), ("on", "on"), ("off", "off"), ("off", "on")] {
+        let place = place(11, &[("server.checksums", server), ("server.write_back", back)]);
+        let run = async {
+            let first = place.start().await.expect("the server starts");
+            let c = place.client(1).await.expect("the client connects");
+            let mut files = Vec::new();
+            for (name, asked) in [("f", DataChecksums::On), ("g", DataChecksums::Off), ("h", DataChecksums::Auto)] {
+                let f = file(&c, name).await;
+                let advice = Some(AskedAdvice::Checksums(asked));
+                c.call(Request::SetLayout { ino: f, layout: None, advice }).await.expect("set");
+                put_as(&c, f, asked, 1, 0, 5 * BLOCK).await.expect("write");
+                let part = BatchPart {
+                    object: object(f),
+                    offset: 5 * BLOCK,
+                    len: BLOCK as u32,
+                    generation: 0,
+                    mtime: MTIME,
+                    checksums: asked,
+                };
+                let op = Request::WriteBatch { parts: vec![part] };
+                c.ask(op, Some(bytes(2, 5 * BLOCK, BLOCK as usize))).await.0.expect("batch");
+                files.push((f, asked));
+            }
+            // What is in memory gets its blocks.
+            set(&c, "server.write_back", "off").await;
+            place.sim.node("client").sleep(Duration::from_secs(2)).await;
+            set(&c, "server.write_back", back).await;
+            for (f, asked) in &files {
+                let set = SetAttr { size: Some(3 * BLOCK + 100), ..SetAttr::default() };
+                c.call(Request::SetAttr { ino: *f, set }).await.expect("truncate");
+                assert_eq!(verified(&place, &c, *f).await, [asked.are_made(server == "on"); 4], "{asked:?} {server}");
+                // What was accepted and is flushed by the next process, which has not heard how it was written.
+                put_as(&c, *f, *asked, 3, BLOCK + 9, BLOCK + 1000).await.expect("overwrite");
+            }
+            place.sim.crash("server", CrashKind::Process);
+            drop(first);
+            let _second = place.start().await.expect("the server starts again");
+            c.call(Request::Sync).await.expect("sync");
+            set(&c, "server.scrub_bytes_per_s", "1G").await;
+            place.sim.node("client").sleep(Duration::from_secs(1)).await;
+            for (f, asked) in &files {
+                assert_eq!(verified(&place, &c, *f).await, [asked.are_made(server == "on"); 4], "{asked:?} {server}");
+            }
+        };
+        place.sim.block_on(run).expect("no deadlock");
+    }
 }

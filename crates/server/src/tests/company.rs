@@ -332,7 +332,15 @@ fn locks_of_the_evicted_pass_on() {
         let object = ObjectId { ino: f, stripe: 0 };
         let write = |byte: u8| {
             let (mtime, generation) = (Timespec::default(), 0);
-            let op = Request::Write { object, offset: 0, generation, mtime, server_lock: false, kill_suidgid: false };
+            let op = Request::Write {
+                object,
+                offset: 0,
+                generation,
+                mtime,
+                server_lock: false,
+                kill_suidgid: false,
+                checksums: Default::default(),
+            };
             let mut payload = Buf::zeroed(4096);
             payload.fill(byte);
             (op, Some(payload))
@@ -393,6 +401,7 @@ fn unwritten_bytes_are_seen() {
                 mtime,
                 server_lock: false,
                 kill_suidgid: false,
+                checksums: Default::default(),
             };
             assert!(matches!(a.ask(op, Some(Buf::zeroed(10))).await.0, Ok(Reply::Written { .. })));
             a.call(Request::LockCancel { locks: vec![id] }).await.unwrap();
@@ -593,7 +602,15 @@ fn progress_renews_the_deadline() {
             for i in 0..6 {
                 place.sim.node("client").sleep(Duration::from_secs(10)).await;
                 let (offset, generation, mtime) = (i * 4096, 0, Timespec::default());
-                let op = Request::Write { object, offset, generation, mtime, server_lock: false, kill_suidgid: false };
+                let op = Request::Write {
+                    object,
+                    offset,
+                    generation,
+                    mtime,
+                    server_lock: false,
+                    kill_suidgid: false,
+                    checksums: Default::default(),
+                };
                 assert!(matches!(b.ask(op, Some(Buf::zeroed(4096))).await.0, Ok(Reply::Written { .. })));
             }
             b.call(Request::LockCancel { locks: vec![id] }).await.unwrap();
@@ -613,7 +630,15 @@ fn writes_without_an_open_are_changes() {
         let f = a.create(Ino::ROOT, "f").await.unwrap();
         let object = ObjectId { ino: f, stripe: 0 };
         let (range, mtime) = (ByteRange::new(0, 4096), Timespec { sec: 9, nsec: 0 });
-        let write = Request::Write { object, offset: 0, generation: 0, mtime, server_lock: true, kill_suidgid: false };
+        let write = Request::Write {
+            object,
+            offset: 0,
+            generation: 0,
+            mtime,
+            server_lock: true,
+            kill_suidgid: false,
+            checksums: Default::default(),
+        };
         let punch = Request::Punch { object, range, generation: 0, mtime, server_lock: true };
         let allocate = Request::Allocate { object, range, generation: 0, server_lock: true };
         for (op, payload) in [(write, Some(Buf::zeroed(4096))), (punch, None), (allocate, None)] {
@@ -642,7 +667,15 @@ fn late_writes_land_before_locks_pass_on() {
         b.call(lock(f, LockMode::Write, 0, 4096)).await.unwrap();
         b.held.deaf.set(true);
         let (generation, mtime) = (0, Timespec::default());
-        let op = Request::Write { object, offset: 0, generation, mtime, server_lock: false, kill_suidgid: false };
+        let op = Request::Write {
+            object,
+            offset: 0,
+            generation,
+            mtime,
+            server_lock: false,
+            kill_suidgid: false,
+            checksums: Default::default(),
+        };
         let write = b.ask(op, Some(Buf::zeroed(4096)));
         let lands = async {
             a.call(lock(f, LockMode::Read, 0, 4096)).await.unwrap();

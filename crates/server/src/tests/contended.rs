@@ -41,7 +41,15 @@ fn replies_of_every_kind_tell() {
         fight(&a, &c, f).await;
         for (object, is) in [(f, true), (g, false)] {
             let (range, generation, mtime, server_lock) = (ByteRange::new(100, 200), 0, MTIME, true);
-            let write = Request::Write { object, offset: 100, generation, mtime, server_lock, kill_suidgid: false };
+            let write = Request::Write {
+                object,
+                offset: 100,
+                generation,
+                mtime,
+                server_lock,
+                kill_suidgid: false,
+                checksums: Default::default(),
+            };
             let requests = [
                 (ask(object, LockMode::Read, 100, 200, LockExtent::Exact), None),
                 (ask(object, LockMode::Write, 0, 10, LockExtent::Ahead), None),
@@ -56,7 +64,14 @@ fn replies_of_every_kind_tell() {
                 assert_eq!(told(&a, op, payload).await, (is, vec![]), "{what}");
             }
         }
-        let part = |object, offset| BatchPart { object, offset, len: 10, generation: 0, mtime: MTIME };
+        let part = |object, offset| BatchPart {
+            object,
+            offset,
+            len: 10,
+            generation: 0,
+            mtime: MTIME,
+            checksums: Default::default(),
+        };
         let parts = vec![part(f, 0), part(f, 8192), part(g, 0)];
         let batch = Request::WriteBatch { parts };
         assert_eq!(told(&a, batch, Some(Buf::zeroed(30))).await, (false, vec![0, 1]));

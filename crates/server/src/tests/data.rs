@@ -19,7 +19,15 @@ impl Client {
     /// Whether the target says that it has room.
     async fn write_and_hear(&self, object: ObjectId, offset: u64, generation: u64, payload: Buf) -> Result<bool> {
         let mtime = Timespec { sec: 2_000_000_000, nsec: 0 };
-        let op = Request::Write { object, offset, generation, mtime, server_lock: true, kill_suidgid: true };
+        let op = Request::Write {
+            object,
+            offset,
+            generation,
+            mtime,
+            server_lock: true,
+            kill_suidgid: true,
+            checksums: Default::default(),
+        };
         match self.ask(op, Some(payload)).await.0? {
             Reply::Written { roomy } => Ok(roomy),
             other => panic!("{other:?}"),
@@ -93,6 +101,7 @@ fn a_time_that_is_set_outranks_earlier_writes() {
                     mtime: Timespec { sec: 2_000_000_000, nsec: 0 },
                     server_lock: true,
                     kill_suidgid: false,
+                    checksums: Default::default(),
                 };
                 let call = Call { target: TargetId(target), cred: Cred::root(), op: write };
                 c.link.call(Lane::Normal, call, Some(bytes(1, 0, 5000)), 0).await.unwrap().0.result.unwrap();
@@ -234,7 +243,15 @@ fn spread_files() {
         assert_eq!(c.stat(f).await.unwrap().size, (5 << 20) + 10);
         let mtime = Timespec { sec: 2_000_000_000, nsec: 0 };
         let (object, offset) = (at(2), 6 << 20);
-        let late = Request::Write { object, offset, generation: 0, mtime, server_lock: false, kill_suidgid: true };
+        let late = Request::Write {
+            object,
+            offset,
+            generation: 0,
+            mtime,
+            server_lock: false,
+            kill_suidgid: true,
+            checksums: Default::default(),
+        };
         let refused = c.ask(late, Some(bytes(3, 6 << 20, 10))).await.0;
         assert_eq!(refused, Err(Errno::Stale), "written back before the truncate");
         let data = c.read(at(1), 5 << 20, (5 << 20) + 20).await.unwrap();

@@ -37,7 +37,15 @@ where
 
 async fn put(c: &Client, ino: Ino, seed: u8, at: u64, end: u64) -> Result<Reply> {
     let object = ObjectId { ino, stripe: 0 };
-    let op = Request::Write { object, offset: at, generation: 0, mtime: MTIME, server_lock: true, kill_suidgid: false };
+    let op = Request::Write {
+        object,
+        offset: at,
+        generation: 0,
+        mtime: MTIME,
+        server_lock: true,
+        kill_suidgid: false,
+        checksums: Default::default(),
+    };
     c.ask(op, Some(bytes(seed, at, (end - at) as usize))).await.0
 }
 

@@ -50,7 +50,15 @@ fn parts_of_a_call_are_no_size() {
         asked(above, object, 0).await;
         let question = below.held.pushed(|p| matches!(p, Push::Glimpse { .. }).then(|| p.clone())).await;
         let (mtime, generation) = (Timespec::default(), 0);
-        let op = Request::Write { object, offset: 4096, generation, mtime, server_lock: false, kill_suidgid: false };
+        let op = Request::Write {
+            object,
+            offset: 4096,
+            generation,
+            mtime,
+            server_lock: false,
+            kill_suidgid: false,
+            checksums: Default::default(),
+        };
         above.ask(op, Some(Buf::zeroed(10))).await.0.unwrap();
         below.reply(&question).await;
         asked(above, object, 8192).await;

@@ -29,6 +29,7 @@ fn left_pages_leave_out_what_others_changed() {
             mtime,
             server_lock: true,
             kill_suidgid: false,
+            checksums: Default::default(),
         };
         let bytes = async || {
             let op = Request::Read { object, range: ByteRange::new(0, 2 * PAGE as u64), server_lock: true };
@@ -45,7 +46,14 @@ fn left_pages_leave_out_what_others_changed() {
         b.call(Request::Punch { object, range: ByteRange::new(100, 200), generation: 9, mtime, server_lock: true })
             .await
             .expect("punch");
-        let back = |offset: u64, left: u64| Request::PagesWrite { object, offset, generation: 9, mtime, left };
+        let back = |offset: u64, left: u64| Request::PagesWrite {
+            object,
+            offset,
+            generation: 9,
+            mtime,
+            left,
+            checksums: Default::default(),
+        };
         put(&a, back(0, left), vec![b's'; PAGE]).await.expect("write back");
         let mut want = vec![b's'; PAGE];
         want[8..16].fill(b'b');

@@ -50,7 +50,15 @@ pub(super) async fn locked(client: &Client, request: Request) -> (u64, ByteRange
 
 async fn write(client: &Client, object: ObjectId, offset: u64, len: usize) -> (bool, Result<Reply>) {
     let mtime = Timespec { sec: 2_000_000_000, nsec: 0 };
-    let op = Request::Write { object, offset, generation: 0, mtime, server_lock: true, kill_suidgid: false };
+    let op = Request::Write {
+        object,
+        offset,
+        generation: 0,
+        mtime,
+        server_lock: true,
+        kill_suidgid: false,
+        checksums: Default::default(),
+    };
     let call = Call { target: TargetId(0), cred: Cred::root(), op };
     let (answer, _) = client.link.call(Lane::Normal, call, Some(Buf::zeroed(len)), 0).await.expect("an answer");
     (answer.contended, answer.result)

@@ -85,7 +85,15 @@ fn a_first_name_that_waits_counts() {
                 let (object, offset) = (ObjectId { ino, stripe }, u64::from(stripe) << 20);
                 let mtime = Timespec { sec: 2_000_000_000, nsec: 0 };
                 let (generation, server_lock, kill_suidgid) = (0, true, false);
-                let op = Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid };
+                let op = Request::Write {
+                    object,
+                    offset,
+                    generation,
+                    mtime,
+                    server_lock,
+                    kill_suidgid,
+                    checksums: Default::default(),
+                };
                 a.ask(op, Some(Buf::zeroed(8192))).await.0.unwrap();
             }
             assert_eq!(b.lookup(Ino::ROOT, text).await, Err(Errno::NoEnt));

@@ -23,7 +23,15 @@ impl Client {
         if len > 0 {
             let (object, mtime) = (ObjectId { ino, stripe: 0 }, Timespec { sec: 2_000_000_000, nsec: 0 });
             let (offset, generation, server_lock, kill_suidgid) = (0, 0, false, false);
-            let op = Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid };
+            let op = Request::Write {
+                object,
+                offset,
+                generation,
+                mtime,
+                server_lock,
+                kill_suidgid,
+                checksums: Default::default(),
+            };
             self.ask(op, Some(bytes(seed, 0, len))).await.0.expect("written");
         }
         self.call(Request::Close { ino, access: RW, atime: None }).await.expect("closed");

@@ -23,7 +23,15 @@ fn object(ino: Ino) -> ObjectId {
 
 async fn put(c: &Client, ino: Ino, generation: u64, seed: u8, range: ByteRange) -> Result<()> {
     let (object, offset) = (object(ino), range.start);
-    let op = Request::Write { object, offset, generation, mtime: MTIME, server_lock: true, kill_suidgid: false };
+    let op = Request::Write {
+        object,
+        offset,
+        generation,
+        mtime: MTIME,
+        server_lock: true,
+        kill_suidgid: false,
+        checksums: Default::default(),
+    };
     c.ask(op, Some(bytes(seed, range.start, range.len() as usize))).await.0.map(drop)
 }
 

@@ -21,7 +21,15 @@ fn request(object: ObjectId, session: u64, round: u64) -> (Request, Option<Buf>)
     let mtime = Timespec { sec: 2_000_000_000, nsec: 0 };
     match dice {
         7..=8 => {
-            let write = Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid };
+            let write = Request::Write {
+                object,
+                offset,
+                generation,
+                mtime,
+                server_lock,
+                kill_suidgid,
+                checksums: Default::default(),
+            };
             (write, Some(Buf::zeroed(RANGE.len() as usize)))
         }
         9 => (Request::Read { object, range: RANGE, server_lock }, None),

@@ -13,7 +13,15 @@ fn user() -> Cred {
 
 fn data_write(object: ObjectId) -> Request {
     let mtime = Timespec { sec: 2_000_000_000, nsec: 0 };
-    Request::Write { object, offset: 0, generation: 0, mtime, server_lock: true, kill_suidgid: false }
+    Request::Write {
+        object,
+        offset: 0,
+        generation: 0,
+        mtime,
+        server_lock: true,
+        kill_suidgid: false,
+        checksums: Default::default(),
+    }
 }
 
 fn data_read(object: ObjectId) -> Request {

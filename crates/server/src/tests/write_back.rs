@@ -25,7 +25,15 @@ pub(super) async fn put(c: &Client, ino: Ino, seed: u8, at: u64, end: u64) -> Re
 
 async fn put_at(c: &Client, ino: Ino, generation: u64, seed: u8, at: u64, end: u64) -> Result<()> {
     let object = ObjectId { ino, stripe: 0 };
-    let op = Request::Write { object, offset: at, generation, mtime: MTIME, server_lock: true, kill_suidgid: false };
+    let op = Request::Write {
+        object,
+        offset: at,
+        generation,
+        mtime: MTIME,
+        server_lock: true,
+        kill_suidgid: false,
+        checksums: Default::default(),
+    };
     match c.ask(op, Some(bytes(seed, at, (end - at) as usize))).await.0? {
         Reply::Written { .. } => Ok(()),
         other => panic!("{other:?}"),
@@ -35,7 +43,14 @@ async fn put_at(c: &Client, ino: Ino, generation: u64, seed: u8, at: u64, end: u
 /// Writes ranges of a file in one message.
 async fn put_batch(c: &Client, ino: Ino, generation: u64, seed: u8, ranges: &[ByteRange]) {
     let object = ObjectId { ino, stripe: 0 };
-    let of = |r: &ByteRange| BatchPart { object, offset: r.start, len: r.len() as u32, generation, mtime: MTIME };
+    let of = |r: &ByteRange| BatchPart {
+        object,
+        offset: r.start,
+        len: r.len() as u32,
+        generation,
+        mtime: MTIME,
+        checksums: Default::default(),
+    };
     let payload: Vec<u8> = ranges.iter().flat_map(|r| bytes(seed, r.start, r.len() as usize).to_vec()).collect();
     let parts: Vec<BatchPart> = ranges.iter().map(of).collect();
     let results = vec![Ok(()); parts.len()];
@@ -338,7 +353,14 @@ fn batches_overwrite_in_place() {
         for i in 0..100 {
             let ino = file(&c, &format!("small{i}")).await;
             let object = ObjectId { ino, stripe: 0 };
-            parts.push(BatchPart { object, offset: 0, len: 3901, generation: 0, mtime: MTIME });
+            parts.push(BatchPart {
+                object,
+                offset: 0,
+                len: 3901,
+                generation: 0,
+                mtime: MTIME,
+                checksums: Default::default(),
+            });
         }
         parts.sort_by_key(|p| p.object);
         let writes = place.sim.disk_ops("server").writes;
@@ -442,8 +464,15 @@ fn crash_at(story: &Story, seed: u64, nth: u64, end: End, log_memory: &str) -> b
         let old = file(&c, "old").await;
         let object = ObjectId { ino: old, stripe: 0 };
         let foreign = Buf::copy_of(&vec![0xEE; 1 << 20]);
-        let op =
-            Request::Write { object, offset: 0, generation: 0, mtime: MTIME, server_lock: true, kill_suidgid: false };
+        let op = Request::Write {
+            object,
+            offset: 0,
+            generation: 0,
+            mtime: MTIME,
+            server_lock: true,
+            kill_suidgid: false,
+            checksums: Default::default(),
+        };
         c.ask(op, Some(foreign)).await.0.unwrap();
         c.unlink(Ino::ROOT, "old").await.unwrap();
         c.call(Request::Close { ino: old, access: RW, atime: None }).await.unwrap();

@@ -1,7 +1,7 @@
 //! Layouts as text: `growing`, `whole`, `striped`, with `size=` and `count=` behind a comma. The words of the settings
 //! for mounts that go with them.
 
-use amphi_types::{IoMode, KernelCache, Layout, Pattern, setting};
+use amphi_types::{DataChecksums, IoMode, KernelCache, Layout, Pattern, setting};
 
 /// The word for an I/O mode.
 pub(crate) fn mode_text(mode: IoMode) -> &'static str {
@@ -29,6 +29,20 @@ pub(crate) fn kernel_cache_text(asked: KernelCache) -> &'static str {
 /// Reads who serves reads.
 pub(crate) fn kernel_cache_of(text: &str) -> Option<KernelCache> {
     [KernelCache::Auto, KernelCache::On, KernelCache::Off].into_iter().find(|k| kernel_cache_text(*k) == text)
+}
+
+/// The word for whether blocks get checksums.
+pub(crate) fn checksums_text(asked: DataChecksums) -> &'static str {
+    match asked {
+        DataChecksums::Auto => "auto",
+        DataChecksums::On => "on",
+        DataChecksums::Off => "off",
+    }
+}
+
+/// Reads whether blocks get checksums.
+pub(crate) fn checksums_of(text: &str) -> Option<DataChecksums> {
+    [DataChecksums::Auto, DataChecksums::On, DataChecksums::Off].into_iter().find(|c| checksums_text(*c) == text)
 }
 
 /// A layout as people read it.

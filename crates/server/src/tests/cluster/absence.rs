@@ -171,7 +171,15 @@ fn who_was_not_waited_for_is_seen_writing() {
         a.call(Request::Spread { ino: f }).await.unwrap();
         let write = async |mib: u64| {
             let (object, offset, mtime) = (ObjectId { ino: f, stripe: 1 }, mib << 20, Timespec::default());
-            let op = Request::Write { object, offset, generation: 0, mtime, server_lock: true, kill_suidgid: false };
+            let op = Request::Write {
+                object,
+                offset,
+                generation: 0,
+                mtime,
+                server_lock: true,
+                kill_suidgid: false,
+                checksums: Default::default(),
+            };
             a.send(op, Some(Buf::zeroed(4096))).await.0.unwrap();
         };
         write(5).await;

@@ -9,7 +9,15 @@ use futures_util::future::join;
 fn write(ino: Ino, byte: u8) -> (Request, Option<Buf>) {
     let object = ObjectId { ino, stripe: 0 };
     let (mtime, generation) = (Timespec::default(), 0);
-    let op = Request::Write { object, offset: 0, generation, mtime, server_lock: false, kill_suidgid: false };
+    let op = Request::Write {
+        object,
+        offset: 0,
+        generation,
+        mtime,
+        server_lock: false,
+        kill_suidgid: false,
+        checksums: Default::default(),
+    };
     let mut payload = Buf::zeroed(4096);
     payload.fill(byte);
     (op, Some(payload))
@@ -175,7 +183,15 @@ fn a_cut_of_an_evicted_mount_takes_nothing_of_others() {
             let (object, offset) = (ObjectId { ino: f, stripe: 1 }, 64 << 10);
             let put = async |m: &Mount<'_>, byte: u8| {
                 let (mtime, generation) = (Timespec::default(), 0);
-                let op = Request::Write { object, offset, generation, mtime, server_lock: true, kill_suidgid: false };
+                let op = Request::Write {
+                    object,
+                    offset,
+                    generation,
+                    mtime,
+                    server_lock: true,
+                    kill_suidgid: false,
+                    checksums: Default::default(),
+                };
                 let mut payload = Buf::zeroed(4096);
                 payload.fill(byte);
                 m.send(op, Some(payload)).await.0.map(drop)
@@ -235,7 +251,15 @@ fn a_cut_that_another_disk_refuses_fails() {
         let f = a.create(Ino::ROOT, "f").await.unwrap();
         a.call(Request::Spread { ino: f }).await.unwrap();
         let (object, offset, mtime) = (ObjectId { ino: f, stripe: 1 }, 5 << 20, Timespec::default());
-        let op = Request::Write { object, offset, generation: 0, mtime, server_lock: true, kill_suidgid: false };
+        let op = Request::Write {
+            object,
+            offset,
+            generation: 0,
+            mtime,
+            server_lock: true,
+            kill_suidgid: false,
+            checksums: Default::default(),
+        };
         // Too large to be answered from memory: the block at the cut is on the disk alone.
         a.send(op, Some(Buf::zeroed(1 << 20))).await.0.unwrap();
         let env = world.sim.node("client");
@@ -275,7 +299,15 @@ fn a_server_that_is_down_takes_no_other_along() {
         for stripe in 0..3u32 {
             let (object, offset) = (ObjectId { ino: f, stripe }, u64::from(stripe) << 20);
             let (mtime, generation) = (Timespec::default(), 0);
-            let op = Request::Write { object, offset, generation, mtime, server_lock: true, kill_suidgid: false };
+            let op = Request::Write {
+                object,
+                offset,
+                generation,
+                mtime,
+                server_lock: true,
+                kill_suidgid: false,
+                checksums: Default::default(),
+            };
             b.send(op, Some(Buf::zeroed(4096))).await.0.unwrap();
         }
         crash(&world, 2, CrashKind::Process);
