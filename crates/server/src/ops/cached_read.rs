@@ -19,7 +19,11 @@ use crate::worker::request::Cx;
 use amphi_data::{Checksum, ReadPlan, ReadSegment};
 use amphi_env::{Buf, Env};
 use amphi_types::limits::BLOCK;
-use amphi_types::{ByteRange, ObjectId, Result};
+use amphi_types::{ByteRange, Errno, ObjectId, Result};
+use std::cell::Cell;
+
+/// What is verified at once of a large read, while the disk reads the rest.
+const VERIFIED_BYTES: usize = 256 << 10;
 
 /// Blocks of a file that lie side by side on the disk.
 #[derive(Clone, Copy)]
@@ -173,19 +177,31 @@ impl<E: Env> Cx<E> {
             payload::push(&mut pieces, Piece { at, len: run.len(), disk: self.target.block_address(run.physical) });
         }
         let expected = self.target.expect(&plan.segments, from_block, 0);
+        let pieces = if expected.is_empty() { pieces } else { payload::cut(pieces, VERIFIED_BYTES) };
+        let verified = Cell::new(Ok(()));
+        let verify = async |at: usize, part: &mut Buf| {
+            if self.target.verify_part(object, &expected, part, at).await.is_err() {
+                verified.set(Err(Errno::Io));
+            }
+        };
         self.worker.counters.histograms.read.request_bytes.note(plan.range.len());
-        let (result, mut buf) = self.read_disk(buf, &pieces).await;
+        let (result, buf) = self.read_disk(buf, &pieces, verify).await;
         result.map_err(|e| self.target.disk_error("read", &e))?;
-        self.target.verify(object, &expected, &mut buf).await?;
-        Ok(buf)
+        verified.get().map(|()| buf)
     }
 
-    async fn read_disk(&self, buf: Buf, pieces: &[Piece]) -> (std::io::Result<()>, Buf) {
+    /// Reads pieces; `look` gets each when it is there.
+    async fn read_disk(
+        &self,
+        buf: Buf,
+        pieces: &[Piece],
+        look: impl AsyncFn(usize, &mut Buf),
+    ) -> (std::io::Result<()>, Buf) {
         add(&self.worker.counters.data_reads, pieces.len() as u64);
         let sizes = &self.worker.counters.histograms.read;
         sizes.note_disk(pieces.iter().map(|p| p.len));
         let since_ns = self.worker.now_ns();
-        let read = payload::read_pieces(&self.target.reads, &self.target.disk, buf, pieces).await;
+        let read = payload::read_pieces_with(&self.target.reads, &self.target.disk, buf, pieces, look).await;
         sizes.disk_us.note(self.worker.now_ns().saturating_sub(since_ns) / 1000);
         read
     }
@@ -215,7 +231,7 @@ impl<E: Env> Cx<E> {
             let disk = self.target.block_address(f.run.physical);
             payload::push(&mut pieces, Piece { at: f.at, len: f.run.len(), disk });
         }
-        let (result, mut read) = self.read_disk(Buf::scratch(len), &pieces).await;
+        let (result, mut read) = self.read_disk(Buf::scratch(len), &pieces, async |_, _| ()).await;
         if let Err(e) = result {
             if fetches.iter().all(|f| f.is_asked) {
                 return Err(self.target.disk_error("read", &e));

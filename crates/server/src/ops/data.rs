@@ -408,9 +408,9 @@ impl<E: Env> Cx<E> {
             add(&self.worker.counters.write_copied, plan.range.len());
         }
         let blocks: SmallVec<[&[u8]; 2]> = blocks.iter().map(|b| &**b).collect();
-        amphi_data::complete_edges(plan, &mut buf, &blocks);
-        if let Some(checksums) = self.target.checksums_of(&buf, checksums) {
-            plan.set_checksums(checksums);
+        // Whole blocks may be shared with a client in this process, and need no copy.
+        if plan.range != aligned {
+            amphi_data::complete_edges(plan, &mut buf, &blocks);
         }
         let mut pieces: Vec<Piece> = Vec::with_capacity(plan.segments.len());
         self.push_segments(plan, 0, &mut pieces);
@@ -426,9 +426,11 @@ impl<E: Env> Cx<E> {
         self.lap(since_ns, &self.worker.counters.write_edges_ns);
         add(&self.worker.counters.data_writes, pieces.len() as u64);
         self.worker.counters.histograms.write.note(plan.range.len(), pieces.iter().map(|p| p.len));
-        payload::write_pieces(&self.target.disk, buf, &pieces)
-            .await
-            .map_err(|e| self.target.disk_error("write", &e))?;
+        let look = |bytes: &[u8]| self.target.checksums_of(bytes, checksums);
+        let written = payload::write_pieces_aside(&self.target.disk, buf, &pieces, look).await;
+        if let Some(checksums) = written.map_err(|e| self.target.disk_error("write", &e))? {
+            plan.set_checksums(checksums);
+        }
         Ok(Written { landing, images, bases })
     }
 

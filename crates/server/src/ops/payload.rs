@@ -5,12 +5,20 @@
 
 use crate::target::disk_queue::DiskQueue;
 use amphi_env::{Buf, Disk};
-use futures_util::future::join_all;
+use futures_util::future::{join, join_all, poll_fn};
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
 
 /// Neighbouring pieces are joined up to this: a disk takes requests of about this size, and several keep it busy.
 const PIECE_MAX_BYTES: usize = 4 << 20;
+
+/// Payloads from this size on are looked at while the disk writes them.
+const ASIDE_MIN_BYTES: usize = 128 << 10;
+/// How often a task lets others go first so that what it has begun has left for the kernel: a worker looks at its ring
+/// behind a round of four tasks in which something large was begun.
+const ASIDE_YIELDS: u32 = 5;
 
 /// Where a part of a buffer lies on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,6 +43,15 @@ pub fn push(pieces: &mut Vec<Piece>, next: Piece) {
         return;
     }
     pieces.push(next);
+}
+
+/// Cuts pieces so that none is longer than `len_max`, which is whole blocks.
+pub fn cut(pieces: Vec<Piece>, len_max: usize) -> Vec<Piece> {
+    let parts = |p: Piece| {
+        let part = move |from| Piece { at: p.at + from, len: len_max.min(p.len - from), disk: p.disk + from as u64 };
+        (0..p.len).step_by(len_max).map(part)
+    };
+    pieces.into_iter().flat_map(parts).collect()
 }
 
 /// A payload as whole blocks: `len` bytes with the payload `pad` bytes after their start. The payload stays where it
@@ -63,6 +80,37 @@ pub async fn write_pieces<D: Disk>(disk: &D, buf: Buf, pieces: &[Piece]) -> io::
     write_each(disk, buf, pieces).await.into_iter().collect()
 }
 
+/// Writes the pieces of `buf` as `write_pieces`, and calls `look` with its bytes: of a large one when the kernel has
+/// got the writes, so that the disk does not wait for that.
+pub async fn write_pieces_aside<D: Disk, T>(
+    disk: &D,
+    buf: Buf,
+    pieces: &[Piece],
+    look: impl FnOnce(&[u8]) -> T,
+) -> io::Result<T> {
+    if buf.len() < ASIDE_MIN_BYTES {
+        let seen = look(&buf);
+        return write_pieces(disk, buf, pieces).await.map(|()| seen);
+    }
+    let whole = Arc::new(buf);
+    let Some(lent) = Buf::shared([whole.clone()]) else { unreachable!("one buffer follows itself") };
+    let looking = async {
+        let mut left = ASIDE_YIELDS;
+        poll_fn(|cx| {
+            if left == 0 {
+                return Poll::Ready(());
+            }
+            left -= 1;
+            cx.waker().wake_by_ref();
+            Poll::Pending
+        })
+        .await;
+        look(&whole)
+    };
+    let (written, seen) = join(write_pieces(disk, lent, pieces), looking).await;
+    written.map(|()| seen)
+}
+
 /// Writes the pieces of `buf`, all at once, and says of each what became of it.
 pub async fn write_each<D: Disk>(disk: &D, mut buf: Buf, pieces: &[Piece]) -> Vec<io::Result<()>> {
     let whole = 0..buf.len();
@@ -82,29 +130,47 @@ pub async fn write_each<D: Disk>(disk: &D, mut buf: Buf, pieces: &[Piece]) -> Ve
 pub async fn read_pieces<D: Disk>(
     queue: &Rc<DiskQueue>,
     disk: &D,
-    mut buf: Buf,
+    buf: Buf,
     pieces: &[Piece],
 ) -> (io::Result<()>, Buf) {
+    read_pieces_with(queue, disk, buf, pieces, async |_, _| ()).await
+}
+
+/// The same; `look` gets each piece as soon as it has been read, with its place in the buffer, while others are still
+/// on their way.
+pub async fn read_pieces_with<D: Disk>(
+    queue: &Rc<DiskQueue>,
+    disk: &D,
+    mut buf: Buf,
+    pieces: &[Piece],
+    look: impl AsyncFn(usize, &mut Buf),
+) -> (io::Result<()>, Buf) {
+    let read = async |from: u64, at: usize, part: Buf| {
+        let turn = queue.turn(part.len() as u64).await;
+        let (result, mut part) = disk.read(from, part).await;
+        drop(turn);
+        if result.is_ok() {
+            look(at, &mut part).await;
+        }
+        (result, part)
+    };
     if let [one] = pieces
         && one.len == buf.len()
     {
-        let _turn = queue.turn(one.len as u64).await;
-        return disk.read(one.disk, buf).await;
+        return read(one.disk, 0, buf).await;
     }
     let mut parts = Vec::with_capacity(2 * pieces.len() + 1);
     let mut at = 0;
     for piece in pieces {
         parts.push((None, buf.split_to(piece.at - at)));
-        parts.push((Some(piece.disk), buf.split_to(piece.len)));
+        parts.push((Some(piece), buf.split_to(piece.len)));
         at = piece.at + piece.len;
     }
     parts.push((None, buf));
-    let reads = parts.into_iter().map(|(from, mut part)| async move {
-        match from {
-            Some(from) => {
-                let _turn = queue.turn(part.len() as u64).await;
-                disk.read(from, part).await
-            }
+    let read = &read;
+    let reads = parts.into_iter().map(|(piece, mut part)| async move {
+        match piece {
+            Some(piece) => read(piece.disk, piece.at, part).await,
             None => {
                 part.fill(0);
                 (Ok(()), part)
@@ -144,6 +210,44 @@ mod tests {
         assert_eq!(wide[100..5100], other[100..5100]);
         let (_, copied) = widen(Buf::zeroed(4096), 0, 8192);
         assert!(copied, "no room behind it");
+    }
+
+    /// Goal: what looks at a payload sees the bytes that are written, of small ones and of large ones; what looks at a
+    /// read sees each piece once, where it belongs; pieces are cut at the bound. Method: buffers around the bound, one
+    /// of them shared, in two places of the disk.
+    #[test]
+    fn bytes_are_looked_at_on_their_way() {
+        let sim = Sim::new(2, SimConfig::default());
+        let env = sim.node("n");
+        let done = sim.block_on(async {
+            let disk = env.disk("d", DiskMode::Create(4 << 20)).await.expect("create");
+            for (len, is_shared) in [(8192, false), (ASIDE_MIN_BYTES, false), (1 << 20, true)] {
+                let bytes: Vec<u8> = (0..len).map(|i| (i / 4096 * 7 + i % 251) as u8).collect();
+                let buf = Buf::copy_of(&bytes);
+                let buf = if is_shared { Buf::shared([Arc::new(buf)]).expect("one") } else { buf };
+                let half = len / 2;
+                let pieces =
+                    vec![Piece { at: 0, len: half, disk: 2 << 20 }, Piece { at: half, len: len - half, disk: 4096 }];
+                let seen = write_pieces_aside(&*disk, buf, &pieces, <[u8]>::to_vec).await.expect("write");
+                assert!(seen == bytes);
+                let queue = Rc::new(DiskQueue::default());
+                let parts = cut(pieces, 256 << 10);
+                assert_eq!(parts.len(), if len == 1 << 20 { 4 } else { 2 });
+                let looked = std::cell::RefCell::new(Vec::new());
+                let look = async |at: usize, part: &mut Buf| looked.borrow_mut().push((at, part.to_vec()));
+                let (result, back) = read_pieces_with(&queue, &*disk, Buf::scratch(len), &parts, look).await;
+                result.expect("read");
+                assert!(back[..] == bytes[..]);
+                let mut looked = looked.into_inner();
+                looked.sort();
+                assert_eq!(
+                    looked.iter().map(|(at, _)| *at).collect::<Vec<_>>(),
+                    parts.iter().map(|p| p.at).collect::<Vec<_>>()
+                );
+                assert!(looked.into_iter().flat_map(|(_, part)| part).eq(bytes));
+            }
+        });
+        done.expect("no deadlock");
     }
 
     /// Goal: a buffer with pieces anywhere goes to the disk and comes back whole, holes between pieces as zeros also in

@@ -69,14 +69,25 @@ impl<E: Env> Target<E> {
     ///
     /// Errors: `Io` if a block is not what it should be. A line says which.
     pub async fn verify(&self, object: ObjectId, expected: &[Expected], bytes: &mut [u8]) -> Result<()> {
+        self.verify_part(object, expected, bytes, 0).await
+    }
+
+    /// The same of the blocks that lie in a part of what was planned, which begins `from` bytes into it.
+    pub async fn verify_part(
+        &self,
+        object: ObjectId,
+        expected: &[Expected],
+        part: &mut [u8],
+        from: usize,
+    ) -> Result<()> {
         if planted::is(Mistake::Unverified) {
             return Ok(());
         }
         let mut result = Ok(());
         for e in expected {
             for (i, &checksum) in e.checksums.iter().enumerate().filter(|(_, sum)| sum.is_known()) {
-                let at = e.at + i * BLOCK as usize;
-                let block = &mut bytes[at..at + BLOCK as usize];
+                let at = (e.at + i * BLOCK as usize).checked_sub(from);
+                let Some(block) = at.and_then(|at| part.get_mut(at..at + BLOCK as usize)) else { continue };
                 if Checksum::of(block) == checksum {
                     continue;
                 }
