@@ -38,6 +38,7 @@ mod rights;
 mod set_id;
 mod small_files;
 mod soak;
+mod soak_records;
 mod space;
 mod stopped;
 mod surroundings;

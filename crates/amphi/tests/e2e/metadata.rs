@@ -1,10 +1,12 @@
 //! Damage of metadata on the disk, through a real server and a real mount.
 
-use crate::harness::{Daemon, Place, Random, pattern, run};
+use crate::harness::{Daemon, Place, Random, amphi, pattern, run};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
+use std::io::Write;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 const BLOCK: u64 = 4096;
 /// Damages of a test; `AMPHI_METADATA_FLIPS` has another number.
@@ -84,8 +86,20 @@ fn used_blocks(zone: &File) -> [Vec<u64>; 3] {
     [vec![0, BLOCK], log, pages]
 }
 
+/// What `fsck --repair` of a folder says on a terminal to somebody who answers its question so, and its exit code.
+fn answered(data: &str, answer: &str) -> (Option<i32>, String) {
+    let program = amphi().get_program().to_string_lossy().into_owned();
+    let mut command = Command::new("script");
+    command.args(["-qec", &format!("{program} fsck --repair {data}"), "/dev/null"]);
+    let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().expect("script");
+    writeln!(child.stdin.take().expect("piped"), "{answer}").expect("answer");
+    let out = child.wait_with_output().expect("it ends");
+    (out.status.code(), String::from_utf8_lossy(&out.stdout).into_owned())
+}
+
 /// Goal: any one block of metadata may be damaged while nothing runs, and nothing is lost, nothing wrong is served; the
-/// check of the folder says what was damaged, and so does `status`; `fsck --repair` shows its plan, and does it.
+/// check of the folder says what was damaged, and so does `status`; `fsck --repair` shows its plan, asks on a terminal,
+/// and does what is wanted.
 /// Method: a tree that partly lies in segments and partly in the log of a killed server; in each round a byte or a
 /// sector of a random block that counts changes, the tree is compared through a new server and mount, and the server is
 /// killed.
@@ -155,6 +169,12 @@ fn a_damaged_block_of_metadata_loses_nothing() {
     let (code, said) = told(&["fsck", "--repair", &data]);
     assert!(code == Some(1) && said.contains("repair: ") && said.contains("rebuilt from the others"), "{said}");
     assert!(told(&["fsck", &data]).1.contains("rebuilt from the others"), "nothing was changed");
+    let (code, said) = answered(&data, "n");
+    assert!(code == Some(1) && said.contains("[y/N]") && !said.contains(" made"), "{said}");
+    assert!(told(&["fsck", &data]).1.contains("rebuilt from the others"), "nothing was changed");
+    let (code, said) = answered(&data, "y");
+    assert!(code == Some(0) && said.contains(" made: sound"), "{said}");
+    zone.write_all_at(&[0x5a; 512], used_blocks(&zone)[2][1] + 1024).expect("damage");
     let (code, said) = told(&["fsck", "--repair", "--yes", &data]);
     assert!(code == Some(0) && said.contains(" made: sound"), "{said}");
     let (code, said) = told(&["fsck", &data]);

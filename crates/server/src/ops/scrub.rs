@@ -4,8 +4,8 @@
 //!
 //! It goes through the objects in their order, a chunk of `CHUNK_BLOCKS` at a time and never more than
 //! `server.scrub_bytes_per_s`, and begins again `PAUSE` after its end. Blocks that were written while there were no
-//! checksums get that of what is read, while they would get one if they were written now: nobody can say whether they are what was
-//! written, but from then on it is known when they change.
+//! checksums get that of what is read, while they would get one if they were written now: nobody can say whether they
+//! are what was written, but from then on it is known when they change.
 //!
 //! Invariant: a chunk is held as by a reader until the record with its new checksums is appended, so no block of it is
 //! written meanwhile, and the record follows all writes of them.

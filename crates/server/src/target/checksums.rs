@@ -25,14 +25,13 @@ const NAMES_MAX: usize = 100_000;
 const DEPTH_MAX: usize = 64;
 
 impl<E: Env> Target<E> {
-    /// Checksums of whole blocks that are going to be written, if they are to have some; `asked`: what their file is set
-    /// to.
+    /// Checksums of whole blocks that are written, if they are to have some; `asked`: what their file is set to.
     pub fn checksums_of(&self, aligned: &[u8], asked: DataChecksums) -> Option<Vec<Checksum>> {
         asked.are_made(self.verifier.is_on()).then(|| Checksum::of_each(aligned))
     }
 
-    /// The same of a block that is copied because bytes of it go. It keeps having one; one that has none gets none where
-    /// its file is set so, as far as that is known here.
+    /// The same of a block that is copied because bytes of it go. It goes on having one; otherwise it gets one unless
+    /// its file is set to have none, as far as that is known here.
     pub fn checksum_of_edge(&self, object: ObjectId, physical: u64, block: &[u8]) -> Checksum {
         let has_one = self.data.borrow().checksums.get(physical).is_known();
         let is_asked = || self.asked_of(object).unwrap_or_default().are_made(self.verifier.is_on());
