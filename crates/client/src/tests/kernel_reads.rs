@@ -101,8 +101,8 @@ fn the_setting_is_kept_and_inherited() {
                 ("direct".into(), "on".into())
             );
         }
-        write(&a, &file, 0, &[1; 9]).await;
-        assert_eq!(file.file.advice().checksums(), DataChecksums::Off, "before it writes again");
+        a.getattr(&root(), file.ino()).await.expect("stat");
+        assert_eq!(file.file.advice().checksums(), DataChecksums::Off, "an open file learns it with its attributes");
         let wrong = b.setxattr(&root(), file.ino(), b"user.amphi.kernel_cache", b"yes", XattrMode::Set).await;
         assert_eq!(wrong, Err(amphi_types::Errno::Inval));
     });
