@@ -491,7 +491,7 @@ fn a_file_is_set_to_have_checksums_or_not() {
             place.sim.crash("server", CrashKind::Process);
             drop(first);
             let _second = place.start().await.expect("the server starts again");
-            c.call(Request::Sync).await.expect("sync");
+            c.call(Request::Sync { file: None }).await.expect("sync");
             set(&c, "server.scrub_bytes_per_s", "1G").await;
             place.sim.node("client").sleep(Duration::from_secs(1)).await;
             for (f, asked) in &files {
