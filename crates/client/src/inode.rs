@@ -10,7 +10,9 @@
 
 pub(crate) mod unlinked;
 
+pub(crate) mod direct_stream;
 pub(crate) mod failures;
+pub(crate) mod file_group;
 pub(crate) mod flights;
 pub(crate) mod open_file;
 pub(crate) mod seek_maps;
@@ -26,13 +28,13 @@ pub(crate) use open_file::OpenFile;
 pub(crate) use signal::Signal;
 pub(crate) use table::FileTable;
 
-use crate::coherence::group_lock::FileGroup;
 use crate::coherence::range_lock::RangeLock;
 use crate::policy::locality::Locality;
 use crate::telemetry::stats::FileStats;
 use crate::writeback::writeback_errors::Settling;
 use amphi_types::{Advice, Attr, ByteRange, Errno, Ino, IoMode, Layout, Pattern, RangeSet, Timespec};
 use amphi_wire::{Access, InodeView};
+use file_group::FileGroup;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -49,6 +49,6 @@ pub use inode::open_file::OpenFile;
 pub use io::{IoHalf, NOT_STABLE, Way};
 pub use ops::input::FrontCache;
 pub use policy::decision;
-pub use prefetch::readahead;
+pub use policy::readahead;
 pub use telemetry::jobs::{JOB_VARIABLES, JobName};
 pub use telemetry::status;

@@ -3,14 +3,15 @@
 //! Owns: sending a request, room in the cache, the end of the mount. Does not own: what the services do (their floors),
 //! operations (`ops`), the public interface (`client`), the connection (`io`).
 
-use crate::api::{ClientConfig, Clock, ReadText};
+use crate::api::{ClientConfig, Clock, Ctx, OpenFlags, ReadText};
 use crate::cache::PageCache;
 use crate::coherence::Coherence;
 use crate::conn::cluster::Cluster;
 use crate::conn::messages;
 use crate::conn::pauses::Pauses;
+use crate::conn::pending::Keeper;
 use crate::conn::queue::{Item, Outgoing, Queue};
-use crate::inode::{File, FileTable, Moment};
+use crate::inode::{File, FileTable, Moment, OpenFile};
 use crate::policy::Policy;
 use crate::prefetch::Prefetch;
 use crate::telemetry::jobs::{Job, JobName, Jobs};
@@ -26,8 +27,9 @@ use futures_util::future::join_all;
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::future::Future;
-use std::sync::Arc;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 /// How long a server may take to say something about itself.
@@ -85,6 +87,20 @@ pub(crate) struct Life {
 const BESIDE_PART: u64 = 8;
 /// A stream may always be read ahead by so much.
 const WINDOW_MIN_BYTES: u64 = 1 << 20;
+
+impl Keeper for Mount {
+    fn clock(&self) -> Arc<dyn Clock> {
+        self.clock.clone()
+    }
+
+    fn spin(&self) -> Duration {
+        Duration::from_micros(self.tunables.spin_us())
+    }
+
+    fn keep(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) {
+        let _ = self.queue.push(Item::Task(task));
+    }
+}
 
 impl Mount {
     /// The state of a mount that has not connected yet.
@@ -227,6 +243,12 @@ impl Mount {
     pub(crate) fn job_of(&self, job: Option<&JobName>) -> Arc<Job> {
         let job = job.or(self.jobs.own.as_ref()).filter(|_| self.tunables.on(Knob::Jobs));
         self.jobs.opened(&self.stats, job)
+    }
+
+    /// An open of `file`, made for `ctx`. `ahead`: it was made ahead, so its close waits for company.
+    pub(crate) fn open_file(self: &Arc<Self>, file: Arc<File>, flags: OpenFlags, ctx: &Ctx, ahead: bool) -> OpenFile {
+        let closer: Weak<Mount> = Arc::downgrade(self);
+        OpenFile::new(closer, self.job_of(ctx.job.as_ref()), file, flags, ctx.io_mode, ahead)
     }
 
     /// Runs `task` on the I/O half. Refused, hence dropped, once the client has stopped.

@@ -6,6 +6,7 @@ pub(crate) mod attr;
 pub(crate) mod copy;
 pub(crate) mod fallocate;
 pub(crate) mod input;
+pub(crate) mod known;
 pub(crate) mod name;
 pub(crate) mod open;
 pub(crate) mod pages;

@@ -6,7 +6,6 @@
 
 pub(crate) mod joint;
 pub(crate) mod large_reads;
-pub mod readahead;
 pub(crate) mod small_files;
 
 use crate::inode::seek_maps::Maps;

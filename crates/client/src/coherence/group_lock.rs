@@ -20,6 +20,7 @@ use crate::coherence::locks::{self, Pin};
 use crate::coherence::range_lock::{Guard, Hold};
 use crate::coherence::sharing::{self, Begun};
 use crate::conn::pending::Interrupt;
+use crate::inode::file_group::{Stage, State, Stranger};
 use crate::inode::table::Use;
 use crate::inode::{File, OpenFile, Signal};
 use crate::mount::{Mount, unexpected};
@@ -29,7 +30,6 @@ use amphi_dlm::LockId;
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, TargetId};
 use amphi_wire::{Lane, Reply, Request};
 use futures_util::future::{Either, select};
-use parking_lot::Mutex;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
@@ -42,56 +42,6 @@ const QUIET_NS: u64 = 50_000_000;
 /// on the file has ended.
 const PATIENCE_RINGS: u64 = 2;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-enum Stage {
-    #[default]
-    None,
-    /// The servers are being asked.
-    Taking,
-    Held,
-    /// The last member has left.
-    Leaving,
-}
-
-#[derive(Default)]
-struct State {
-    stage: Stage,
-    members: u32,
-    locks: Vec<(TargetId, LockId)>,
-    /// Nobody forgets the file meanwhile.
-    _in_use: Option<Use>,
-}
-
-/// The group that has a file.
-#[derive(Default)]
-pub(crate) struct FileGroup {
-    /// Its number, from the moment on from which others have to wait; 0: none.
-    id: AtomicU64,
-    state: Mutex<State>,
-    /// Requests of this mount that wait for the end of the group.
-    strangers: AtomicU64,
-    /// News for strangers that wait for locks: a group has asked for the file.
-    asked: Signal,
-}
-
-impl FileGroup {
-    /// Whether requests of a member of this group, or of no group (0), may go on.
-    #[inline]
-    pub(crate) fn admits(&self, member: u64) -> bool {
-        self.id.load(SeqCst) == member
-    }
-
-    /// The group that has the file; 0: none.
-    pub(crate) fn id(&self) -> u64 {
-        self.id.load(SeqCst)
-    }
-
-    /// Whether the lock is one of the group's.
-    pub(crate) fn holds(&self, target: TargetId, id: LockId) -> bool {
-        self.id() != 0 && self.state.lock().locks.contains(&(target, id))
-    }
-}
-
 /// News for those who wait for a group lock: a push, or the passing of time, as pushes may be lost.
 #[derive(Default)]
 pub(crate) struct GroupNews {
@@ -103,22 +53,6 @@ impl GroupNews {
     pub(crate) fn ring(&self) {
         self.count.fetch_add(1, SeqCst);
         self.signal.notify();
-    }
-}
-
-/// One that waits for the end of the group, counted as long as it does.
-struct Stranger<'a>(&'a FileGroup);
-
-impl<'a> Stranger<'a> {
-    fn new(group: &'a FileGroup) -> Self {
-        group.strangers.fetch_add(1, SeqCst);
-        Stranger(group)
-    }
-}
-
-impl Drop for Stranger<'_> {
-    fn drop(&mut self) {
-        self.0.strangers.fetch_sub(1, SeqCst);
     }
 }
 

@@ -9,7 +9,6 @@
 
 pub(crate) mod ahead;
 pub(crate) mod coming;
-pub(crate) mod pattern;
 mod pins;
 
 use crate::cache::drop::Dirty;

@@ -6,7 +6,7 @@
 //!
 //! The number that drove the design: waking a parked thread costs 30-60 us, one that still polls 0.4 us.
 
-use crate::mount::Mount;
+use crate::api::Clock;
 use amphi_env::real::Spin;
 use amphi_types::{Errno, Result};
 use parking_lot::Mutex;
@@ -19,6 +19,18 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
 
+/// What an operation under way needs of the mount.
+pub(crate) trait Keeper: Send + Sync {
+    /// The clock.
+    fn clock(&self) -> Arc<dyn Clock>;
+
+    /// How long who waits for it polls before its thread sleeps.
+    fn spin(&self) -> Duration;
+
+    /// Finishes it on the I/O half, if nobody waits for it any more.
+    fn keep(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>);
+}
+
 type Running<T> = Pin<Box<dyn Future<Output = Result<T>> + Send>>;
 
 /// An operation: done, or under way. It makes progress when polled, and in the background once it has been dropped.
@@ -30,7 +42,7 @@ pub struct Pending<T: Send + 'static> {
 
 enum State<T> {
     Ready(Result<T>),
-    Running(Running<T>, Arc<Mount>),
+    Running(Running<T>, Arc<dyn Keeper>),
     Taken,
 }
 
@@ -41,11 +53,14 @@ impl<T: Send + 'static> Pending<T> {
     }
 
     /// Starts `run`: it goes as far as it gets without waiting.
-    pub(crate) fn start(mount: &Arc<Mount>, run: impl Future<Output = Result<T>> + Send + 'static) -> Pending<T> {
+    pub(crate) fn start<K: Keeper + 'static>(
+        keeper: &Arc<K>,
+        run: impl Future<Output = Result<T>> + Send + 'static,
+    ) -> Pending<T> {
         let mut run: Running<T> = Box::pin(run);
         match run.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(result) => Pending::ready(result),
-            Poll::Pending => Pending { state: State::Running(run, mount.clone()), lingered: false },
+            Poll::Pending => Pending { state: State::Running(run, keeper.clone()), lingered: false },
         }
     }
 
@@ -63,9 +78,9 @@ impl<T: Send + 'static> Pending<T> {
     /// Polls for `client.spin_us`, if nobody else needs the core, and gives the result if it comes in this time. Never
     /// sleeps; no signal ends it. A `wait` that follows does not poll again.
     pub fn linger(&mut self) -> Option<Result<T>> {
-        let State::Running(_, mount) = &self.state else { return self.try_take() };
+        let State::Running(_, keeper) = &self.state else { return self.try_take() };
         WAITED.set(true);
-        let budget = Duration::from_micros(mount.tunables.spin_us());
+        let budget = keeper.spin();
         let parker = PARKER.with(Arc::clone);
         let waker = Waker::from(parker.clone());
         SPIN.with_borrow_mut(Spin::progress);
@@ -101,11 +116,11 @@ impl<T: Send + 'static> Pending<T> {
         if let Some(result) = self.try_take() {
             return Ok(result);
         }
-        let State::Running(_, mount) = &self.state else { return Ok(Err(Errno::Canceled)) };
-        let clock = mount.clock.clone();
+        let State::Running(_, keeper) = &self.state else { return Ok(Err(Errno::Canceled)) };
+        let clock = keeper.clock();
         let until_ns = most.map(|most| clock.now_ns().saturating_add(most.as_nanos() as u64));
         WAITED.set(true);
-        let budget = Duration::from_micros(mount.tunables.spin_us());
+        let budget = keeper.spin();
         let parker = PARKER.with(Arc::clone);
         parker.notified.store(false, Ordering::SeqCst);
         let waker = Waker::from(parker.clone());
@@ -164,10 +179,10 @@ impl<T: Send + 'static> Future for Pending<T> {
 
 impl<T: Send + 'static> Drop for Pending<T> {
     fn drop(&mut self) {
-        if let State::Running(run, mount) = std::mem::replace(&mut self.state, State::Taken) {
-            mount.spawn(async move {
+        if let State::Running(run, keeper) = std::mem::replace(&mut self.state, State::Taken) {
+            keeper.keep(Box::pin(async move {
                 let _ = run.await;
-            });
+            }));
         }
     }
 }

@@ -3,13 +3,12 @@
 //! Owns: what belongs to one open alone: pieces of application requests (H2), read-ahead, hits, reported failures.
 
 use super::File;
-use crate::api::{Ctx, OpenFlags};
-use crate::coherence::locks::pattern::Records;
-use crate::mount::Mount;
-use crate::prefetch::large_reads::DirectStream;
-use crate::prefetch::readahead::ReadAhead;
+use super::direct_stream::DirectStream;
+use crate::api::OpenFlags;
+use crate::policy::readahead::ReadAhead;
+use crate::policy::records::Records;
+use crate::telemetry::jobs::Job;
 use crate::telemetry::stats::{Ledger, Way};
-use crate::telemetry::tunables::Knob;
 use amphi_types::{ByteRange, Ino, IoMode, Result};
 use amphi_wire::{Access, LockExtent};
 use parking_lot::Mutex;
@@ -31,9 +30,18 @@ struct Piece {
     bytes: u64,
 }
 
+/// What an open file needs of the mount when it goes.
+pub(crate) trait Closer: Send + Sync {
+    /// Requests below so many bytes are small.
+    fn small_bytes(&self) -> u64;
+
+    /// The last reference to an open file is gone: `ahead` as in `OpenFile`.
+    fn closed(self: Arc<Self>, open: &OpenFile, ahead: bool);
+}
+
 /// An open file. Dropping the last reference closes it, without waiting.
 pub struct OpenFile {
-    pub(crate) mount: Weak<Mount>,
+    closer: Weak<dyn Closer>,
     pub(crate) file: Arc<File>,
     pub(crate) flags: OpenFlags,
     /// What the environment of the process that opened it asks for.
@@ -67,15 +75,23 @@ pub struct OpenFile {
 }
 
 impl OpenFile {
-    pub(crate) fn new(mount: &Arc<Mount>, file: Arc<File>, flags: OpenFlags, ctx: &Ctx) -> OpenFile {
-        let ledger = Arc::new(Ledger::new(mount.job_of(ctx.job.as_ref())));
+    /// An open of `file` that is counted for `job`. `ahead`: it was made ahead, so its close waits for company.
+    pub(crate) fn new(
+        closer: Weak<dyn Closer>,
+        job: Arc<Job>,
+        file: Arc<File>,
+        flags: OpenFlags,
+        io_mode: Option<IoMode>,
+        ahead: bool,
+    ) -> OpenFile {
+        let ledger = Arc::new(Ledger::new(job));
         file.stats.enter(&ledger);
         OpenFile {
-            mount: Arc::downgrade(mount),
+            closer,
             reported: AtomicU64::new(file.failures.told()),
             file,
             flags,
-            process_mode: ctx.io_mode,
+            process_mode: io_mode,
             pieces: Mutex::default(),
             pieces_open: AtomicU32::new(0),
             readahead: Mutex::default(),
@@ -89,15 +105,8 @@ impl OpenFile {
             group: AtomicU64::new(0),
             by_front: AtomicBool::new(false),
             emptied_rule: AtomicU64::new(0),
-            ahead: false,
+            ahead,
         }
-    }
-
-    /// Of an open that was made ahead.
-    pub(crate) fn taken_over(mount: &Arc<Mount>, file: Arc<File>, flags: OpenFlags, ctx: &Ctx) -> OpenFile {
-        let mut open = OpenFile::new(mount, file, flags, ctx);
-        open.ahead = true;
-        open
     }
 
     /// Inode.
@@ -159,13 +168,13 @@ impl OpenFile {
     }
 
     /// Notes how it was read, for those who open the file next.
-    fn note_readers(&self, mount: &Mount) {
+    fn note_readers(&self, small_bytes: u64) {
         if self.by_front.load(SeqCst) || !self.flags.read {
             return;
         }
         let (requests, bytes) = self.ledger.reads();
         if requests >= READS_MIN {
-            self.file.pages.small_reads.store(bytes / requests < mount.tunables.get(Knob::Small), SeqCst);
+            self.file.pages.small_reads.store(bytes / requests < small_bytes, SeqCst);
         }
     }
 
@@ -219,17 +228,13 @@ impl std::fmt::Debug for OpenFile {
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
-        let mount = self.mount.upgrade();
-        if let Some(mount) = &mount {
-            self.note_readers(mount);
+        let closer = self.closer.upgrade();
+        if let Some(closer) = &closer {
+            self.note_readers(closer.small_bytes());
         }
         self.file.stats.leave(&self.ledger);
-        if let Some(mount) = mount {
-            mount.jobs.note_use(&self.ledger.job);
-            if self.member() != 0 {
-                crate::coherence::group_lock::closed(&mount, &self.file, self.member());
-            }
-            crate::ops::open::release(&mount, &self.file, self.access(), self.ahead);
+        if let Some(closer) = closer {
+            closer.closed(self, self.ahead);
         }
     }
 }

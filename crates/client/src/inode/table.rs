@@ -2,7 +2,6 @@
 
 use super::untold::Untold;
 use super::{File, Moment, tick};
-use crate::mount::Mount;
 use crate::policy::locality::Locality;
 use crate::telemetry::stats::ClosedFiles;
 use amphi_types::{ByteRange, Errno, Ino};
@@ -24,49 +23,6 @@ impl Drop for Use {
     fn drop(&mut self) {
         self.0.uses.fetch_sub(1, SeqCst);
     }
-}
-
-/// A file that was known, in use without being open. Dropped, it is forgotten if nobody else needs it.
-pub(crate) struct InUse {
-    mount: Arc<Mount>,
-    used: Option<Use>,
-    /// It stays known.
-    stays: bool,
-}
-
-impl InUse {
-    pub(crate) fn file(&self) -> &Arc<File> {
-        &self.used.as_ref().expect("there until it is dropped").0
-    }
-}
-
-impl Drop for InUse {
-    fn drop(&mut self) {
-        if let Some(used) = self.used.take() {
-            let file = used.0.clone();
-            drop(used);
-            if !self.stays {
-                self.mount.files.reap(&file);
-            }
-        }
-    }
-}
-
-/// The file, if it is known, from now on as long as the result lives: there is no second one of this inode meanwhile.
-/// For whoever waits with it, since `get` alone keeps nobody from forgetting it.
-pub(crate) fn use_known(mount: &Arc<Mount>, ino: Ino) -> Option<InUse> {
-    let shard = mount.files.shard(ino).lock();
-    let file = shard.files.get(&ino)?.clone();
-    file.uses.fetch_add(1, SeqCst);
-    Some(InUse { mount: mount.clone(), used: Some(Use(file)), stays: false })
-}
-
-/// The file, known as long as the result lives although it is not open here; among several mounts also behind it. Where
-/// it is forgotten at once there, a size that was asked for beside a cut can be one that the file never had (seed
-/// 4000069 of contention).
-pub(crate) fn know(mount: &Arc<Mount>, view: InodeView, moment: Moment) -> InUse {
-    let stays = mount.coherence.company.rule() & 1 == 0;
-    InUse { mount: mount.clone(), used: Some(mount.files.know(view, moment)), stays }
 }
 
 /// When files were forgotten that had been changed here: an answer that was asked for before then may be from before
@@ -112,6 +68,15 @@ pub(crate) struct FileTable {
 }
 
 impl FileTable {
+    /// The file, if it is known, from now on as long as the result lives. For whoever waits with it, since `get` alone
+    /// keeps nobody from forgetting it.
+    pub(crate) fn use_known(&self, ino: Ino) -> Option<Use> {
+        let shard = self.shard(ino).lock();
+        let file = shard.files.get(&ino)?.clone();
+        file.uses.fetch_add(1, SeqCst);
+        Some(Use(file))
+    }
+
     pub(crate) fn new() -> FileTable {
         let shards = (0..TABLE_SHARDS).map(|_| Mutex::default()).collect();
         let (locality, closed, untold) = (Arc::default(), ClosedFiles::default(), Untold::default());
@@ -168,7 +133,7 @@ impl FileTable {
         (file, fill)
     }
 
-    fn know(&self, view: InodeView, moment: Moment) -> Use {
+    pub(crate) fn know(&self, view: InodeView, moment: Moment) -> Use {
         let mut shard = self.shard(view.attr.ino).lock();
         let file = self.entry(&mut shard, view, moment);
         file.uses.fetch_add(1, SeqCst);

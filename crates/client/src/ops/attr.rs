@@ -4,7 +4,7 @@
 //! lock, in company write locks on everything beyond the new end, nothing sets out beyond the new end, what is under
 //! way lands, the server cuts, the cache is cut.
 
-use super::inode_reply;
+use super::{inode_reply, known};
 use crate::api::Ctx;
 use crate::cache::drop::Dirty;
 use crate::coherence::group_lock;
@@ -12,7 +12,7 @@ use crate::coherence::locks::{self, Pin};
 use crate::coherence::range_lock::Hold;
 use crate::coherence::sharing;
 use crate::coherence::tokens::{self, Told};
-use crate::inode::{File, Moment, OpenFile, table};
+use crate::inode::{File, Moment, OpenFile};
 use crate::mount::Mount;
 use crate::telemetry::stats::Count;
 use crate::writeback::flush;
@@ -194,7 +194,7 @@ async fn set_attr(
         return Err(Errno::FileTooBig);
     }
     let member = open.as_ref().map_or(0, |open| open.member());
-    let in_use = if open.is_none() { table::use_known(&mount, ino) } else { None };
+    let in_use = if open.is_none() { known::use_known(&mount, ino) } else { None };
     let file = open.map(|open| open.file.clone()).or_else(|| in_use.as_ref().map(|in_use| in_use.file().clone()));
     if let (Some(file), Some(_)) = (&file, set.atime) {
         let mut known = file.known.lock();
@@ -207,7 +207,7 @@ async fn set_attr(
             // file meanwhile: he is shown the old size or the new one, and no zeros between them.
             let moment = mount.moment();
             let (view, _) = ask(&mount, &ctx.cred, ino).await?;
-            let file = table::know(&mount, view, moment);
+            let file = known::know(&mount, view, moment);
             truncate(&mount, &ctx.cred, file.file(), 0, size, set).await
         }
         (file, None) => {
@@ -246,7 +246,7 @@ async fn written_back(mount: &Arc<Mount>, cred: &Cred, ino: Ino, file: Option<&A
     if view.attr.kind != Kind::File {
         return Ok(Vec::new());
     }
-    let file = table::know(mount, view, moment);
+    let file = known::know(mount, view, moment);
     beyond(mount, file.file(), 0).await
 }
 

@@ -7,12 +7,14 @@ use super::name::new_name;
 use super::{attr, inode_reply};
 use crate::api::{Created, Ctx, OpenFlags};
 use crate::cache::drop::Dirty;
-use crate::coherence::locks;
 use crate::coherence::tokens::{self, name_keys};
+use crate::coherence::{group_lock, locks};
+use crate::inode::open_file::Closer;
 use crate::inode::{File, Moment, OpenFile};
 use crate::mount::{Mount, unexpected};
 use crate::prefetch::small_files;
 use crate::telemetry::stats::Count;
+use crate::telemetry::tunables::Knob;
 use crate::writeback::batch;
 use crate::writeback::deferred_close;
 use amphi_dlm::TokenKey;
@@ -28,7 +30,7 @@ fn access(flags: OpenFlags) -> Access {
 /// The open file of an answer that opened it.
 fn opened(mount: &Arc<Mount>, ctx: &Ctx, view: InodeView, flags: OpenFlags, moment: Moment) -> Arc<OpenFile> {
     let file = mount.files.open(view, access(flags), moment);
-    Arc::new(OpenFile::new(mount, file, flags, ctx))
+    Arc::new(mount.open_file(file, flags, ctx, false))
 }
 
 pub(crate) async fn create(
@@ -129,6 +131,20 @@ async fn cut(mount: &Arc<Mount>, ctx: &Ctx, file: &Arc<OpenFile>) -> Result<()> 
     };
     attr::truncate(mount, &ctx.cred, &file.file, 0, 0, set).await?;
     Ok(())
+}
+
+impl Closer for Mount {
+    fn small_bytes(&self) -> u64 {
+        self.tunables.get(Knob::Small)
+    }
+
+    fn closed(self: Arc<Self>, open: &OpenFile, ahead: bool) {
+        self.jobs.note_use(&open.ledger.job);
+        if open.member() != 0 {
+            group_lock::closed(&self, &open.file, open.member());
+        }
+        release(&self, &open.file, open.access(), ahead);
+    }
 }
 
 /// The last reference to an open file is gone. `linger`: its close may wait for others.

@@ -12,11 +12,11 @@ mod control;
 mod extents;
 mod layout;
 
-use super::done_reply;
+use super::{done_reply, known};
 use crate::api::Ctx;
 use crate::coherence::bare;
 use crate::coherence::tokens;
-use crate::inode::{File, table};
+use crate::inode::File;
 use crate::mount::{Mount, unexpected};
 use crate::telemetry::stats::Count;
 use crate::writeback::flush;
@@ -127,7 +127,7 @@ pub(crate) async fn set(
         let op = match own {
             b"layout" => {
                 // A file that has data keeps its layout: the server has to know what is written so far.
-                if let Some(known) = table::use_known(&mount, ino) {
+                if let Some(known) = known::use_known(&mount, ino) {
                     flush::flush(&mount, known.file(), ByteRange::ALL).await;
                 }
                 let old = view(&mount, &ctx, ino).await?.layout;

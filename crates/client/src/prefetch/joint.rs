@@ -18,7 +18,7 @@
 //! for the foremost is there when the others come. Until they come to where the sequence began, what lies ahead of them
 //! is that of their own stream.
 
-use super::readahead::{Limits, Plan};
+use crate::policy::readahead::{Limits, Plan};
 use amphi_types::{ByteRange, Ino};
 use parking_lot::Mutex;
 use smallvec::SmallVec;

@@ -16,6 +16,7 @@
 //! `KEPT_NS`.
 
 use crate::data::Segments;
+use crate::inode::direct_stream::{Ahead, AheadOwner, Data};
 use crate::inode::{File, OpenFile};
 use crate::mount::Mount;
 use crate::ops::read::{self, direct};
@@ -44,57 +45,6 @@ const KEPT_NS: u64 = 2_000_000_000;
 const CAUTION_MAX: u32 = 64;
 /// Reads in a row that are shorter than those before until requests are as short.
 const SHORTER_MAX: u32 = 4;
-
-/// The direct reads of one open file.
-#[derive(Default)]
-pub(crate) struct DirectStream {
-    last_end: u64,
-    /// Bytes of one request: the longest of the last reads.
-    step: u64,
-    /// Reads in a row that were shorter.
-    shorter: u32,
-    /// Reads that followed each other.
-    matches: u32,
-    /// So many more must have before the next one is asked for.
-    caution: u32,
-    /// Reads that were asked for, one behind the other.
-    ahead: VecDeque<Ahead>,
-    /// It is among `DirectStreams`.
-    listed: bool,
-}
-
-/// A read that was asked for ahead.
-struct Ahead {
-    mount: Weak<Mount>,
-    file: Arc<File>,
-    range: ByteRange,
-    /// Its fill: held until somebody comes for the bytes.
-    id: u64,
-    /// The rule of caching under which it was asked for.
-    rule: u64,
-    /// When, nanoseconds.
-    since_ns: u64,
-    data: Data,
-}
-
-enum Data {
-    Coming(oneshot::Receiver<Result<Segments>>),
-    /// What the reader before has left.
-    Here(Segments),
-}
-
-impl Drop for Ahead {
-    fn drop(&mut self) {
-        self.file.fill_ends(self.id);
-        if let Some(mount) = self.mount.upgrade() {
-            mount.prefetch.fill_bytes.fetch_sub(self.range.len(), SeqCst);
-            mount.prefetch.direct_streams.bytes.fetch_sub(self.range.len(), SeqCst);
-            if self.file.access_count() == 0 {
-                mount.files.reap(&self.file);
-            }
-        }
-    }
-}
 
 /// Open files that something is kept for.
 #[derive(Default)]
@@ -176,12 +126,12 @@ async fn collect(mount: &Arc<Mount>, open: &OpenFile, taken: Taken, range: ByteR
     for mut ahead in taken {
         let part = ahead.range.intersect(&range);
         let mut bytes = ahead.wait().await?;
-        if !ahead.counts(mount, part) {
+        if !counts(&ahead, mount, part) {
             return None;
         }
         let first = bytes.split_to(part.len() as usize);
         if !bytes.is_empty() {
-            ahead.keep(mount, part.end, bytes);
+            keep(&mut ahead, mount, part.end, bytes);
             give_back(open, ahead);
         }
         data.append(first);
@@ -302,34 +252,33 @@ fn ask(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) -> Ahead {
         // Nobody may want it any more.
         let _ = sender.send(direct(&asker, &asked, range).await);
     });
-    let (mount, since_ns, data) = (Arc::downgrade(mount), mount.clock.now_ns(), Data::Coming(data));
-    Ahead { mount, file: file.clone(), range, id, rule, since_ns, data }
+    let owner: Weak<Mount> = Arc::downgrade(mount);
+    Ahead::new(owner, file.clone(), range, (id, rule), mount.clock.now_ns(), Data::Coming(data))
 }
 
-impl Ahead {
-    /// All of its bytes.
-    async fn wait(&mut self) -> Option<Segments> {
-        let bytes = match &mut self.data {
-            Data::Coming(data) => data.await.ok()?.ok()?,
-            Data::Here(bytes) => std::mem::take(bytes),
-        };
-        (bytes.len() as u64 == self.range.len()).then_some(bytes)
+impl AheadOwner for Mount {
+    fn ended(&self, file: &Arc<File>, bytes: u64) {
+        self.prefetch.fill_bytes.fetch_sub(bytes, SeqCst);
+        self.prefetch.direct_streams.bytes.fetch_sub(bytes, SeqCst);
+        if file.access_count() == 0 {
+            self.files.reap(file);
+        }
     }
+}
 
-    /// Keeps `bytes`, which are those from `start` on.
-    fn keep(&mut self, mount: &Mount, start: u64, bytes: Segments) {
-        let gone = start - self.range.start;
-        mount.prefetch.fill_bytes.fetch_sub(gone, SeqCst);
-        mount.prefetch.direct_streams.bytes.fetch_sub(gone, SeqCst);
-        self.range.start = start;
-        self.data = Data::Here(bytes);
-    }
+/// Keeps `bytes`, which are those from `start` on.
+fn keep(ahead: &mut Ahead, mount: &Mount, start: u64, bytes: Segments) {
+    let gone = start - ahead.range.start;
+    mount.prefetch.fill_bytes.fetch_sub(gone, SeqCst);
+    mount.prefetch.direct_streams.bytes.fetch_sub(gone, SeqCst);
+    ahead.range.start = start;
+    ahead.data = Data::Here(bytes);
+}
 
-    /// Whether its bytes of `part` are still what a read would bring.
-    fn counts(&self, mount: &Mount, part: ByteRange) -> bool {
-        let company = &mount.coherence.company;
-        company.is_alone() && company.rule() == self.rule && !company.is_lost() && self.file.fill_is_true(self.id, part)
-    }
+/// Whether the bytes of `part` are still what a read would bring.
+fn counts(ahead: &Ahead, mount: &Mount, part: ByteRange) -> bool {
+    let company = &mount.coherence.company;
+    company.is_alone() && company.rule() == ahead.rule && !company.is_lost() && ahead.file.fill_is_true(ahead.id, part)
 }
 
 /// Drops what nobody came for.

@@ -259,7 +259,7 @@ pub(crate) fn take(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, flags: OpenFlags) ->
     mount.stats.count(Count::Open);
     mount.stats.count(Count::SmallAheadUsed);
     opened(mount, &ctx.cred, ino);
-    Some(Arc::new(OpenFile::taken_over(mount, ready, flags, ctx)))
+    Some(Arc::new(mount.open_file(ready, flags, ctx, true)))
 }
 
 /// Whether what was opened ahead is still what an open would find.

@@ -4,8 +4,8 @@
 //! Owns: asking the targets, the text. Does not own: how it is shown (`amphi layout get`). What this mount has not
 //! written back yet is written first; what others change meanwhile shows or does not. The file has to be open here.
 
-use crate::inode::table;
 use crate::mount::{Mount, unexpected};
+use crate::ops::known;
 use crate::writeback::flush;
 use amphi_types::{ByteRange, Cred, Errno, Ino, ObjectId, Result};
 use amphi_wire::{ExtentView, InodeView, Reply, Request};
@@ -37,7 +37,7 @@ async fn ask(mount: &Mount, view: &InodeView, stripe: u32, offset: u64, extents_
 /// The value of `extents`, or of `extents.STRIPE.OFFSET` for what follows the first dot.
 pub(super) async fn get(mount: &Arc<Mount>, view: &InodeView, of: Option<&str>) -> Result<Vec<u8>> {
     let ino: Ino = view.attr.ino;
-    if let Some(known) = table::use_known(mount, ino) {
+    if let Some(known) = known::use_known(mount, ino) {
         flush::flush(mount, known.file(), ByteRange::ALL).await;
     }
     let stripes = view.layout.stripes_below(view.attr.size.max(1));

@@ -1,0 +1,92 @@
+//! `DirectStream`: the direct reads of one open file, and what was asked for ahead of them.
+//!
+//! Owns: the state. Does not own: when something is asked for, and what becomes of it (`prefetch::large_reads`).
+
+use super::File;
+use crate::data::Segments;
+use amphi_types::{ByteRange, Result};
+use futures_channel::oneshot;
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+
+/// Who counts what was asked for ahead.
+pub(crate) trait AheadOwner: Send + Sync {
+    /// So many bytes of the file are no longer asked for or kept ahead.
+    fn ended(&self, file: &Arc<File>, bytes: u64);
+}
+
+/// The direct reads of one open file.
+#[derive(Default)]
+pub(crate) struct DirectStream {
+    /// Where the last one ended.
+    pub(crate) last_end: u64,
+    /// Bytes of one request: the longest of the last reads.
+    pub(crate) step: u64,
+    /// Reads in a row that were shorter.
+    pub(crate) shorter: u32,
+    /// Reads that followed each other.
+    pub(crate) matches: u32,
+    /// So many more must have before the next one is asked for.
+    pub(crate) caution: u32,
+    /// Reads that were asked for, one behind the other.
+    pub(crate) ahead: VecDeque<Ahead>,
+    /// It is among `DirectStreams`.
+    pub(crate) listed: bool,
+}
+
+/// A read that was asked for ahead.
+pub(crate) struct Ahead {
+    owner: Weak<dyn AheadOwner>,
+    /// Of this file.
+    pub(crate) file: Arc<File>,
+    /// What was asked for.
+    pub(crate) range: ByteRange,
+    /// Its fill: held until somebody comes for the bytes.
+    pub(crate) id: u64,
+    /// The rule of caching under which it was asked for.
+    pub(crate) rule: u64,
+    /// When, nanoseconds.
+    pub(crate) since_ns: u64,
+    /// The bytes.
+    pub(crate) data: Data,
+}
+
+/// The bytes of a read that was asked for ahead.
+pub(crate) enum Data {
+    /// They come.
+    Coming(oneshot::Receiver<Result<Segments>>),
+    /// What the reader before has left.
+    Here(Segments),
+}
+
+impl Ahead {
+    /// A read of `range` of `file` that has been asked for.
+    pub(crate) fn new(
+        owner: Weak<dyn AheadOwner>,
+        file: Arc<File>,
+        range: ByteRange,
+        (id, rule): (u64, u64),
+        since_ns: u64,
+        data: Data,
+    ) -> Ahead {
+        Ahead { owner, file, range, id, rule, since_ns, data }
+    }
+
+    /// All of its bytes.
+    pub(crate) async fn wait(&mut self) -> Option<Segments> {
+        let bytes = match &mut self.data {
+            Data::Coming(data) => data.await.ok()?.ok()?,
+            Data::Here(bytes) => std::mem::take(bytes),
+        };
+        (bytes.len() as u64 == self.range.len()).then_some(bytes)
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.file.fill_ends(self.id);
+        if let Some(owner) = self.owner.upgrade() {
+            owner.ended(&self.file, self.range.len());
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! Files that are known here without being open, as long as a call needs them.
+
+use crate::inode::table::Use;
+use crate::inode::{File, Moment};
+use crate::mount::Mount;
+use amphi_types::Ino;
+use amphi_wire::InodeView;
+use std::sync::Arc;
+
+/// A file that was known, in use without being open. Dropped, it is forgotten if nobody else needs it.
+pub(crate) struct InUse {
+    mount: Arc<Mount>,
+    used: Option<Use>,
+    /// It stays known.
+    stays: bool,
+}
+
+impl InUse {
+    pub(crate) fn file(&self) -> &Arc<File> {
+        &self.used.as_ref().expect("there until it is dropped").0
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        if let Some(used) = self.used.take() {
+            let file = used.0.clone();
+            drop(used);
+            if !self.stays {
+                self.mount.files.reap(&file);
+            }
+        }
+    }
+}
+
+/// The file, if it is known, from now on as long as the result lives: there is no second one of this inode meanwhile.
+/// For whoever waits with it, since `get` alone keeps nobody from forgetting it.
+pub(crate) fn use_known(mount: &Arc<Mount>, ino: Ino) -> Option<InUse> {
+    let used = mount.files.use_known(ino)?;
+    Some(InUse { mount: mount.clone(), used: Some(used), stays: false })
+}
+
+/// The file, known as long as the result lives although it is not open here; among several mounts also behind it. Where
+/// it is forgotten at once there, a size that was asked for beside a cut can be one that the file never had (seed
+/// 4000069 of contention).
+pub(crate) fn know(mount: &Arc<Mount>, view: InodeView, moment: Moment) -> InUse {
+    let stays = mount.coherence.company.rule() & 1 == 0;
+    InUse { mount: mount.clone(), used: Some(mount.files.know(view, moment)), stays }
+}
