@@ -4,8 +4,8 @@
 //! (locks, change log: its callers check under `Check`), sending (`writeback`).
 //!
 //! Invariants: in each unit dirty and flight bytes are valid bytes; only units without such bytes are evicted;
-//! bytes that are not valid are never read. A unit's index entry in `File::dirty` is there exactly while it has dirty
-//! bytes, changed under the unit's shard lock. Order of locks: shard, then those of `File`.
+//! bytes that are not valid are never read. A unit's index entry in `Inode::dirty` is there exactly while it has dirty
+//! bytes, changed under the unit's shard lock. Order of locks: shard, then those of `Inode`.
 //!
 //! Sharded by 1 MiB of a file: a hit takes one shared lock, a tree lookup among about 1,000 units, one copy, and
 //! allocates nothing. Units grow from 4 KiB in powers of two, so a small file costs its size.
@@ -19,7 +19,7 @@ mod unit;
 mod model;
 
 use crate::data::Loans;
-use crate::inode::File;
+use crate::inode::Inode;
 use amphi_env::Buf;
 use amphi_types::ByteRange;
 use parking_lot::RwLock;
@@ -57,7 +57,7 @@ struct Shard {
 
 impl Shard {
     /// The unit, made if missing; with a place in a slab for memory that it needs, if there is one (`Slab::piece`).
-    fn unit(&mut self, key: Key, file: &Arc<File>, (turns, slabs): (&AtomicU64, &Slabs), place: Place) -> &mut Unit {
+    fn unit(&mut self, key: Key, file: &Arc<Inode>, (turns, slabs): (&AtomicU64, &Slabs), place: Place) -> &mut Unit {
         if self.clock.len() > 2 * self.units.len() + EVICT_SCAN {
             let units = &self.units;
             self.clock.retain(|(key, turn)| units.get(key).is_some_and(|unit| unit.turn == *turn));
@@ -193,7 +193,7 @@ impl PageCache {
     }
 
     /// Copies `range` into `into` if all of it is valid; otherwise what `into` holds is undefined.
-    pub(crate) fn read(&self, file: &File, range: ByteRange, into: &mut [u8]) -> bool {
+    pub(crate) fn read(&self, file: &Inode, range: ByteRange, into: &mut [u8]) -> bool {
         debug_assert_eq!(range.len(), into.len() as u64);
         for (u, part) in units(range) {
             let shard = self.shard(file.ino.0, u).read();
@@ -211,7 +211,7 @@ impl PageCache {
     }
 
     /// Lends `range` if all of it is valid.
-    pub(crate) fn lend(&self, file: &File, range: ByteRange) -> Option<Loans> {
+    pub(crate) fn lend(&self, file: &Inode, range: ByteRange) -> Option<Loans> {
         let mut loans = Loans::new();
         for (u, part) in units(range) {
             let shard = self.shard(file.ino.0, u).read();
@@ -226,7 +226,7 @@ impl PageCache {
     }
 
     /// As `lend`, but nobody reads it yet.
-    pub(crate) fn peek(&self, file: &File, range: ByteRange) -> Option<Loans> {
+    pub(crate) fn peek(&self, file: &Inode, range: ByteRange) -> Option<Loans> {
         units(range).map(|(u, part)| self.shard(file.ino.0, u).read().units.get(&(file.ino.0, u))?.lend(part)).collect()
     }
 
@@ -239,7 +239,7 @@ impl PageCache {
 
     /// The end of a read of several units: one that found only the first of them has not used any.
     #[inline]
-    fn several_used(&self, file: &File, range: ByteRange) {
+    fn several_used(&self, file: &Inode, range: ByteRange) {
         if range.start / UNIT < range.end.saturating_sub(1) / UNIT {
             self.used(file, range);
         }
@@ -247,7 +247,7 @@ impl PageCache {
 
     /// A request was answered with what is valid of `range`, found by `read_valid`. To be called once for each request:
     /// bytes that are used again are what locality is judged by.
-    pub(crate) fn used(&self, file: &File, range: ByteRange) {
+    pub(crate) fn used(&self, file: &Inode, range: ByteRange) {
         for (u, part) in units(range) {
             let shard = self.shard(file.ino.0, u).read();
             if let Some(unit) = shard.units.get(&(file.ino.0, u)) {
@@ -257,7 +257,7 @@ impl PageCache {
     }
 
     /// Copies what is valid of `range` into `into`, and returns the parts that are not. Does not count as use (`used`).
-    pub(crate) fn read_valid(&self, file: &File, range: ByteRange, into: &mut [u8]) -> Vec<ByteRange> {
+    pub(crate) fn read_valid(&self, file: &Inode, range: ByteRange, into: &mut [u8]) -> Vec<ByteRange> {
         let mut gaps = Vec::new();
         for (u, part) in units(range) {
             let shard = self.shard(file.ino.0, u).read();
@@ -277,7 +277,7 @@ impl PageCache {
     }
 
     /// The parts of `range` that are not valid, ascending and joined.
-    pub(crate) fn gaps(&self, file: &File, range: ByteRange) -> Vec<ByteRange> {
+    pub(crate) fn gaps(&self, file: &Inode, range: ByteRange) -> Vec<ByteRange> {
         let mut gaps = Vec::new();
         if file.cached_bytes.load(SeqCst) == 0 {
             push_joined(&mut gaps, range);
@@ -299,7 +299,7 @@ impl PageCache {
     /// knows nothing of this write.
     pub(crate) fn write(
         &self,
-        file: &Arc<File>,
+        file: &Arc<Inode>,
         offset: u64,
         mut source: Source<'_>,
         cold_after: u64,
@@ -369,7 +369,7 @@ impl PageCache {
     }
 
     /// The units with bytes of `range`, ascending, neighbours in one piece.
-    pub(crate) fn units_of(&self, file: &File, range: ByteRange) -> Vec<ByteRange> {
+    pub(crate) fn units_of(&self, file: &Inode, range: ByteRange) -> Vec<ByteRange> {
         let keys = (file.ino.0, range.start / UNIT)..(file.ino.0, range.end.div_ceil(UNIT));
         let mut units: Vec<u64> = Vec::new();
         self.shards.iter().for_each(|s| units.extend(s.read().units.range(keys.clone()).map(|((_, u), _)| *u)));
@@ -394,27 +394,27 @@ impl PageCache {
         (&self.turns, &self.slabs)
     }
 
-    fn chunk_is_dirty(&self, shard: &Shard, file: &File, chunk: u64) -> bool {
+    fn chunk_is_dirty(&self, shard: &Shard, file: &Inode, chunk: u64) -> bool {
         let first = chunk * CHUNK_UNITS;
         let all = (file.ino.0, first)..(file.ino.0, first + CHUNK_UNITS);
         shard.units.range(all).filter(|(_, unit)| unit.is_dirty_throughout()).count() as u64 == CHUNK_UNITS
     }
 
     /// The unit, made if missing, with memory for bytes up to `end`.
-    fn unit<'a>(&self, shard: &'a mut Shard, file: &Arc<File>, u: u64, end: u64) -> &'a mut Unit {
+    fn unit<'a>(&self, shard: &'a mut Shard, file: &Arc<Inode>, u: u64, end: u64) -> &'a mut Unit {
         let unit = shard.unit((file.ino.0, u), file, self.makers(), Place::Any);
         self.grow(unit, file, end);
         unit
     }
 
     /// Gives a unit memory for bytes up to `end`.
-    fn grow(&self, unit: &mut Unit, file: &File, end: u64) {
+    fn grow(&self, unit: &mut Unit, file: &Inode, end: u64) {
         let grown = unit.grow(end, &self.spare);
         self.account_grown(file, grown, unit.range().start + unit.capacity());
     }
 
     /// Books more memory of a unit that ends at `end`.
-    fn account_grown(&self, file: &File, grown: u64, end: u64) {
+    fn account_grown(&self, file: &Inode, grown: u64, end: u64) {
         if grown == 0 {
             return;
         }
@@ -425,7 +425,7 @@ impl PageCache {
 
     /// Makes room below `limit_bytes` by dropping clean units that were not touched since the hand came by last.
     /// Returns the files that have no cached bytes any more.
-    pub(crate) fn evict(&self, limit_bytes: u64) -> Vec<Arc<File>> {
+    pub(crate) fn evict(&self, limit_bytes: u64) -> Vec<Arc<Inode>> {
         let (mut emptied, mut busy) = (Vec::new(), 0);
         for _ in 0..EVICT_STEPS {
             if self.used_bytes() <= limit_bytes {
@@ -447,7 +447,7 @@ impl PageCache {
     }
 
     /// Drops what is clean and was not touched since its last turn, of the units whose turn it is.
-    fn evict_some(&self, shard: &mut Shard, limit_bytes: u64, emptied: &mut Vec<Arc<File>>) {
+    fn evict_some(&self, shard: &mut Shard, limit_bytes: u64, emptied: &mut Vec<Arc<Inode>>) {
         for _ in 0..EVICT_SCAN {
             if self.used_bytes() <= limit_bytes {
                 return;
@@ -491,7 +491,7 @@ impl PageCache {
 
 /// Where a unit lies that is made by a write of `range`: in one piece with its chunk, if the write covers that or goes
 /// on a stream.
-fn place(file: &File, source: &Source<'_>, range: ByteRange, u: u64) -> Place {
+fn place(file: &Inode, source: &Source<'_>, range: ByteRange, u: u64) -> Place {
     let Source::Copied(_) = source else { return Place::Any };
     if !u.is_multiple_of(CHUNK_UNITS) {
         return Place::GoesOn;

@@ -18,7 +18,7 @@ use crate::io::IoHalf;
 use crate::mount::Mount;
 use crate::ops;
 use crate::prefetch::small_files;
-use crate::telemetry::tunables::{Knob, TABLE, Tunables};
+use crate::telemetry::tunables::{TABLE, Tunable, Tunables};
 use crate::writeback::write_behind;
 use crate::writeback::writeback_errors;
 use amphi_dlm::Mode;
@@ -68,7 +68,7 @@ impl Client {
             if mount.policy.group_short.load(Ordering::Relaxed) {
                 return Some(0);
             }
-            let bytes = mount.tunables.get(Knob::PopulateBytes).min(mount.tunables.get(Knob::CacheBytes) / 4);
+            let bytes = mount.tunables.get(Tunable::PopulateBytes).min(mount.tunables.get(Tunable::CacheBytes) / 4);
             Some(usize::try_from(bytes).unwrap_or(usize::MAX))
         }
     }
@@ -109,17 +109,17 @@ impl Client {
 
     /// Whether this mount is the only one.
     pub fn is_alone(&self) -> bool {
-        self.mount.coherence.company.is_alone()
+        self.mount.coherence.sharing.is_alone()
     }
 
     /// Whether no other mount has been there since this one came: nobody else has changed anything.
     pub fn has_always_been_alone(&self) -> bool {
-        self.mount.coherence.company.has_always_been_alone()
+        self.mount.coherence.sharing.has_always_been_alone()
     }
 
     /// Whoever caches file data outside, and gives it back when somebody else wants to write it; `None` ends that.
     pub fn set_pages(&self, pages: Option<Arc<dyn KernelPages>>) {
-        self.mount.coherence.company.set_pages(pages);
+        self.mount.coherence.sharing.set_pages(pages);
     }
 
     /// Whoever hears of closes before locks are given up; `None` ends that.
@@ -178,7 +178,7 @@ impl Client {
 
     /// Whether an inode was shown as a directory lately: if its server does not know it any more, it was removed.
     pub fn has_shown_directory(&self, ino: Ino) -> bool {
-        self.mount.coherence.removed.attr(ino).is_ok_and(|attr| attr.kind == Kind::Dir)
+        self.mount.coherence.unlinked.attr(ino).is_ok_and(|attr| attr.kind == Kind::Dir)
     }
 
     /// The directory and the name under which a repeated walk of a thread was shown an inode.

@@ -16,14 +16,14 @@ pub(crate) mod sharing;
 pub(crate) mod tokens;
 pub(crate) mod walks;
 
-use crate::inode::unlinked::Removed;
+use crate::inode::unlinked::Unlinked;
 use crate::telemetry::tunables::Tunables;
 use bare::Bare;
 use directories::Directories;
 use file_locks::FileLockTable;
 use group_lock::GroupNews;
 use locks::Locks;
-use sharing::Company;
+use sharing::Sharing;
 use tokens::Tokens;
 use walks::Walks;
 
@@ -33,10 +33,10 @@ pub(crate) struct Coherence {
     pub(crate) tokens: Tokens,
     pub(crate) directories: Directories,
     /// Files without a name that are open here.
-    pub(crate) removed: Removed,
+    pub(crate) unlinked: Unlinked,
     pub(crate) walks: Walks,
     pub(crate) bare: Bare,
-    pub(crate) company: Company,
+    pub(crate) sharing: Sharing,
     pub(crate) file_locks: FileLockTable,
     pub(crate) group_news: GroupNews,
 }
@@ -48,10 +48,10 @@ impl Coherence {
             locks: Locks::new(tunables),
             tokens: Tokens::new(),
             directories: Directories::default(),
-            removed: Removed::default(),
+            unlinked: Unlinked::default(),
             walks: Walks::default(),
             bare: Bare::default(),
-            company: Company::new(),
+            sharing: Sharing::new(),
             file_locks: FileLockTable::default(),
             group_news: GroupNews::default(),
         }

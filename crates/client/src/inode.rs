@@ -3,7 +3,7 @@
 //! Owns: per inode the size as this mount sees it, dirty units, requests under way, failures, the change log that
 //! tells fills whether they are still true; per open file its streams. Does not own: cached bytes (`cache`).
 //!
-//! A `File` lives while it is open, has cached bytes or a close still to be sent. Who is right about the size: the
+//! A `Inode` lives while it is open, has cached bytes or a close still to be sent. Who is right about the size: the
 //! client while it is alone and has changes that the server has not confirmed, otherwise the latest answer that no
 //! change overlapped. In company others change it too: then it is the server's with the end of this mount's own bytes,
 //! as of the answer; whether that still holds is `tokens::is_sure`.
@@ -26,7 +26,7 @@ pub(crate) use failures::Failures;
 pub(crate) use flights::{FlightId, Flights};
 pub(crate) use open_file::OpenFile;
 pub(crate) use signal::Signal;
-pub(crate) use table::FileTable;
+pub(crate) use table::InodeTable;
 
 use crate::coherence::range_lock::RangeLock;
 use crate::policy::locality::Locality;
@@ -50,14 +50,14 @@ fn tick() -> u64 {
 
 /// When something was asked for, and under which rule of caching.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Moment {
+pub(crate) struct AskedAt {
     at: u64,
     rule: u64,
 }
 
-impl Moment {
-    pub(crate) fn now(rule: u64) -> Moment {
-        Moment { at: tick(), rule }
+impl AskedAt {
+    pub(crate) fn now(rule: u64) -> AskedAt {
+        AskedAt { at: tick(), rule }
     }
 
     pub(crate) fn rule(self) -> u64 {
@@ -65,14 +65,14 @@ impl Moment {
     }
 
     /// Of an answer that is older than the latest change.
-    pub(crate) const PAST: Moment = Moment { at: 0, rule: 0 };
+    pub(crate) const PAST: AskedAt = AskedAt { at: 0, rule: 0 };
 }
 
 /// What became of a view.
 pub(crate) struct Adopted {
     /// Attributes with what only this client knows.
     pub(crate) attr: Attr,
-    /// `File::size` is what the answer says with this mount's own changes: nothing here has come between.
+    /// `Inode::size` is what the answer says with this mount's own changes: nothing here has come between.
     pub(crate) taken: bool,
     /// Nothing of this mount's own has reached the server since: with what it only knows itself, the view is the whole
     /// truth.
@@ -169,7 +169,7 @@ impl Fills {
 }
 
 /// A file.
-pub(crate) struct File {
+pub(crate) struct Inode {
     pub(crate) ino: Ino,
     pub(crate) known: Mutex<Known>,
     pub(crate) size: AtomicU64,
@@ -250,7 +250,7 @@ pub(crate) struct File {
 }
 
 /// A write past the cache under way.
-pub(crate) struct DirectWrite<'a>(&'a File);
+pub(crate) struct DirectWrite<'a>(&'a Inode);
 
 impl Drop for DirectWrite<'_> {
     fn drop(&mut self) {
@@ -258,10 +258,10 @@ impl Drop for DirectWrite<'_> {
     }
 }
 
-impl File {
-    pub(super) fn new(view: InodeView, moment: Moment, mount: &Arc<Locality>) -> File {
+impl Inode {
+    pub(super) fn new(view: InodeView, asked_at: AskedAt, mount: &Arc<Locality>) -> Inode {
         let born = tick();
-        File {
+        Inode {
             born,
             ino: view.attr.ino,
             size: AtomicU64::new(view.attr.size),
@@ -273,7 +273,7 @@ impl File {
             known: Mutex::new(Known {
                 mtime: view.attr.mtime,
                 spread: false,
-                at: moment.at,
+                at: asked_at.at,
                 xattrs_at: 0,
                 view,
                 mtime_local: false,
@@ -290,7 +290,7 @@ impl File {
             own_before: AtomicU64::new(0),
             finding_own: Mutex::default(),
             direct_writes: AtomicU64::new(0),
-            sure_rule: AtomicU64::new(moment.rule),
+            sure_rule: AtomicU64::new(asked_at.rule),
             token_end_ns: AtomicU64::new(0),
             called_back_ns: AtomicU64::new(0),
             pages: Default::default(),
@@ -478,7 +478,7 @@ impl File {
 
     /// Its capabilities were taken away by a request of `asked`. Some that were given since then may be there: the next
     /// write looks again.
-    pub(crate) fn lose_capability(&self, asked: Moment) {
+    pub(crate) fn lose_capability(&self, asked: AskedAt) {
         let mut known = self.known.lock();
         if known.xattrs_at < asked.at {
             known.view.capability = false;
@@ -514,22 +514,22 @@ impl File {
         attr
     }
 
-    /// Takes a view that was asked for at `moment`.
-    pub(crate) fn adopt(&self, view: InodeView, moment: Moment) -> Adopted {
-        self.take_view(view, moment, None)
+    /// Takes a view that was asked for at `asked_at`.
+    pub(crate) fn adopt(&self, view: InodeView, asked_at: AskedAt) -> Adopted {
+        self.take_view(view, asked_at, None)
     }
 
     /// Takes the view that the answer to a change of this mount's own shows: the change was asked for at `asked`, the
-    /// size counts as of `moment`. Questions that were asked later may have been answered before the change, so it
+    /// size counts as of `asked_at`. Questions that were asked later may have been answered before the change, so it
     /// counts from now on. If something else came since it was asked for, the time of the last change says which of
     /// both is of the later state.
-    pub(crate) fn adopt_change(&self, view: InodeView, asked: Moment, moment: Moment) -> Adopted {
-        self.take_view(view, moment, Some(asked))
+    pub(crate) fn adopt_change(&self, view: InodeView, asked: AskedAt, asked_at: AskedAt) -> Adopted {
+        self.take_view(view, asked_at, Some(asked))
     }
 
-    fn take_view(&self, mut view: InodeView, moment: Moment, change: Option<Moment>) -> Adopted {
+    fn take_view(&self, mut view: InodeView, asked_at: AskedAt, change: Option<AskedAt>) -> Adopted {
         let mut known = self.known.lock();
-        let latest = moment.at >= known.at;
+        let latest = asked_at.at >= known.at;
         let generation = known.view.generation.max(view.generation);
         known.view.generation = generation;
         let shown = view.attr;
@@ -543,7 +543,7 @@ impl File {
                 view.capability |= known.view.capability;
             }
             known.view = InodeView { generation, ..view };
-            known.at = if change.is_some() { tick() } else { moment.at };
+            known.at = if change.is_some() { tick() } else { asked_at.at };
             self.layout_packed.store(pack(view.layout), Relaxed);
             self.advice.store(view.advice.into(), Relaxed);
             self.capability.store(view.capability, Relaxed);
@@ -551,27 +551,27 @@ impl File {
         }
         self.atime_due.store(true, Relaxed);
         let own_before = self.own_end();
-        let current = latest && self.epoch.load(SeqCst) <= moment.at;
+        let current = latest && self.epoch.load(SeqCst) <= asked_at.at;
         let quiet = current && self.dirty_bytes.load(SeqCst) == 0;
         if quiet {
             // The answer is from after the last write-back, so it has that write's time.
             known.mtime_local = false;
         }
-        let alone = moment.rule & 1 == 1;
+        let alone = asked_at.rule & 1 == 1;
         // Alone, what this client has in its cache counts for more than the answer, which may show a write by half.
-        let knows = alone && self.sure_rule.load(SeqCst) == moment.rule;
+        let knows = alone && self.sure_rule.load(SeqCst) == asked_at.rule;
         let whole = self.direct_writes.load(SeqCst) == 0;
-        let news = if knows { quiet && whole } else { latest && self.turned.load(SeqCst) <= moment.at };
+        let news = if knows { quiet && whole } else { latest && self.turned.load(SeqCst) <= asked_at.at };
         if news {
             self.size.store(shown.size.max(if quiet { 0 } else { own_before }), SeqCst);
             let own = self.own_end();
-            let disturbed = self.dirty_bytes.load(SeqCst) > 0 || self.epoch.load(SeqCst) > moment.at;
+            let disturbed = self.dirty_bytes.load(SeqCst) > 0 || self.epoch.load(SeqCst) > asked_at.at;
             if own > own_before || (quiet && disturbed) {
                 // A write that came in between.
                 self.size.fetch_max(own, SeqCst);
             }
             if alone {
-                self.sure_rule.store(moment.rule, SeqCst);
+                self.sure_rule.store(asked_at.rule, SeqCst);
             }
         }
         drop(known);

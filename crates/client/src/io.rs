@@ -17,7 +17,7 @@ use crate::mount::Mount;
 use crate::prefetch::large_reads;
 use crate::prefetch::small_files;
 use crate::telemetry::stats::Count;
-use crate::telemetry::tunables::Knob;
+use crate::telemetry::tunables::Tunable;
 use crate::writeback::deferred_close;
 use crate::writeback::flush;
 use crate::writeback::writeback_errors;
@@ -143,10 +143,10 @@ impl<E: Env> LinkEvents<E> for Events<E> {
     }
 
     fn heard(&self) {
-        if self.mount.coherence.company.is_alone() {
+        if self.mount.coherence.sharing.is_alone() {
             self.seat.messages.set(self.seat.messages.get() + 1);
         } else {
-            self.mount.coherence.company.leases.hear(self.seat.lease(), self.mount.clock.boot_ns());
+            self.mount.coherence.sharing.leases.hear(self.seat.lease(), self.mount.clock.boot_ns());
         }
     }
 
@@ -154,7 +154,7 @@ impl<E: Env> LinkEvents<E> for Events<E> {
         // A server that does not know the session any more may have let others on: what it granted is not renewed by
         // its greeting.
         if welcome.resumed {
-            self.mount.coherence.company.leases.surely_heard(self.seat.lease(), self.mount.clock.boot_ns());
+            self.mount.coherence.sharing.leases.surely_heard(self.seat.lease(), self.mount.clock.boot_ns());
         }
         if let Some(links) = self.links.upgrade() {
             links.learn_storage(&self.seat, welcome);
@@ -170,7 +170,7 @@ impl<E: Env> LinkEvents<E> for Events<E> {
             // Once it is lost it stays so, also if the connection broke before the server was told, and the server
             // greets it as one that it knows.
             let over = !recovery.welcome().resumed && !sharing::may_go_on(&self.mount);
-            if over || self.mount.coherence.company.is_lost() {
+            if over || self.mount.coherence.sharing.is_lost() {
                 sharing::lose(&self.mount, "it was away for too long, did not answer, or a server lost power");
                 let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Goodbye };
                 let _ = recovery.call(call).await;
@@ -333,7 +333,7 @@ async fn drain<E: Env>(env: &E, mount: &Arc<Mount>, links: &Rc<Links<E>>) -> amp
              a second signal gives them up",
             mount.cache.dirty_bytes(),
             away.join(", "),
-            mount.tunables.get(Knob::GiveUpS)
+            mount.tunables.get(Tunable::GiveUpS)
         );
     }
     flush::flush_all(mount).await;
@@ -356,8 +356,8 @@ async fn drain<E: Env>(env: &E, mount: &Arc<Mount>, links: &Rc<Links<E>>) -> amp
 /// Lets time pass for write-back, locks and the memory group.
 async fn tick<E: Env>(env: E, mount: Arc<Mount>, links: Rc<Links<E>>) {
     while !mount.life.stopped.load(Ordering::Acquire) {
-        let age_ms = mount.tunables.get(Knob::AgeMs);
-        let cache = mount.tunables.get(Knob::CacheBytes) as usize;
+        let age_ms = mount.tunables.get(Tunable::AgeMs);
+        let cache = mount.tunables.get(Tunable::CacheBytes) as usize;
         amphi_env::buf::keep_bytes(cache / KEPT_PART, cache + cache / KEPT_PART);
         // Short memory sends requests the slower way, so its end should be seen soon.
         let short = mount.policy.group_short.load(Ordering::Relaxed);
@@ -388,12 +388,12 @@ pub(crate) fn look_at_memory(mount: &Mount) {
     amphi_env::buf::decay(short);
     // What only waits for its next use is given back before anybody is sent another way for it.
     mount.policy.group_short.store(short && is_short(), Ordering::Relaxed);
-    if mount.tunables.on(Knob::Memory) && mount.tunables.on(Knob::CallerMemory) {
-        let looks = mount.policy.callers.look(&**read, trees, memory_groups::SHORT_PERCENT, mount.clock.now_ns());
+    if mount.tunables.on(Tunable::Memory) && mount.tunables.on(Tunable::CallerMemory) {
+        let looks = mount.policy.caller_memory.look(&**read, trees, memory_groups::SHORT_PERCENT, mount.clock.now_ns());
         if looks > 0 {
             mount.stats.bytes(Count::CallerLook, looks as u64);
         }
     } else {
-        mount.policy.callers.clear();
+        mount.policy.caller_memory.clear();
     }
 }

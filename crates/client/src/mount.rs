@@ -11,12 +11,12 @@ use crate::conn::messages;
 use crate::conn::pauses::Pauses;
 use crate::conn::pending::Keeper;
 use crate::conn::queue::{Item, Outgoing, Queue};
-use crate::inode::{File, FileTable, Moment, OpenFile};
+use crate::inode::{AskedAt, Inode, InodeTable, OpenFile};
 use crate::policy::Policy;
 use crate::prefetch::Prefetch;
 use crate::telemetry::jobs::{Job, JobName, Jobs};
 use crate::telemetry::stats::{Count, FileEvent, Stats};
-use crate::telemetry::tunables::{Knob, Tunables};
+use crate::telemetry::tunables::{Tunable, Tunables};
 use crate::writeback::WriteBack;
 use crate::writeback::flush;
 use amphi_env::Buf;
@@ -45,7 +45,7 @@ pub(crate) struct Mount {
     pub(crate) queue: Queue,
     pub(crate) cluster: Cluster,
     pub(crate) cache: PageCache,
-    pub(crate) files: FileTable,
+    pub(crate) files: InodeTable,
     pub(crate) coherence: Coherence,
     pub(crate) writeback: WriteBack,
     pub(crate) prefetch: Prefetch,
@@ -109,7 +109,7 @@ impl Mount {
         let read = config.read_text.clone();
         let memory = read.as_ref().and_then(|read| amphi_env::memory_groups::cache_bytes(&**read));
         if let Some(bytes) = config.cache_bytes.or(memory) {
-            tunables.put(Knob::CacheBytes, bytes);
+            tunables.put(Tunable::CacheBytes, bytes);
         }
         let mut complaint = String::new();
         for (name, value) in &config.tunables {
@@ -125,7 +125,7 @@ impl Mount {
             queue: Queue::default(),
             cluster: Cluster::default(),
             cache: PageCache::new(),
-            files: FileTable::new(),
+            files: InodeTable::new(),
             coherence: Coherence::new(&tunables),
             writeback: WriteBack::default(),
             prefetch: Prefetch::default(),
@@ -160,18 +160,18 @@ impl Mount {
     }
 
     /// Remembers for a while that a server called the file contended.
-    pub(crate) fn note_contention(&self, file: &File, contended: bool) {
+    pub(crate) fn note_contention(&self, file: &Inode, contended: bool) {
         if contended {
             self.stats.count(Count::ContendedTold);
             file.stats.count(FileEvent::Contended);
-            let until = self.clock.now_ns() + self.tunables.get(Knob::ContendedMs) * 1_000_000;
+            let until = self.clock.now_ns() + self.tunables.get(Tunable::ContendedMs) * 1_000_000;
             file.contended_until_ns.store(until, Ordering::Relaxed);
         }
     }
 
     /// Bytes that write-back may have under way: those are copies beside the cache, so of a small one only a part.
     pub(crate) fn flight_max(&self) -> u64 {
-        self.tunables.get(Knob::FlightBytes).min(self.tunables.get(Knob::CacheBytes) / BESIDE_PART)
+        self.tunables.get(Tunable::FlightBytes).min(self.tunables.get(Tunable::CacheBytes) / BESIDE_PART)
     }
 
     /// Whether no more write-back may set out: enough of it is under way, in bytes or in runs.
@@ -188,14 +188,14 @@ impl Mount {
     /// Bytes that one stream may be read ahead: the less, the more is under way for all, since that is beside the cache
     /// as well.
     pub(crate) fn window_max(&self) -> u64 {
-        let part = self.tunables.get(Knob::CacheBytes) / BESIDE_PART;
+        let part = self.tunables.get(Tunable::CacheBytes) / BESIDE_PART;
         let left = (2 * part).saturating_sub(self.prefetch.fill_bytes.load(Ordering::SeqCst));
-        self.tunables.get(Knob::ReadAheadBytes).min(part).min(left.max(WINDOW_MIN_BYTES))
+        self.tunables.get(Tunable::ReadAheadBytes).min(part).min(left.max(WINDOW_MIN_BYTES))
     }
 
     /// Bytes that may be dirty.
     pub(crate) fn dirty_max(&self) -> u64 {
-        self.tunables.get(Knob::CacheBytes) / 100 * self.tunables.get(Knob::DirtyPercent)
+        self.tunables.get(Tunable::CacheBytes) / 100 * self.tunables.get(Tunable::DirtyPercent)
     }
 
     /// Whether writers of `bytes` more have to wait for write-back.
@@ -208,13 +208,13 @@ impl Mount {
 
     /// Whether half of what may be dirty is.
     pub(crate) fn dirty_is_high(&self) -> bool {
-        let limit = self.tunables.get(Knob::CacheBytes) / 100 * self.tunables.get(Knob::DirtyPercent);
+        let limit = self.tunables.get(Tunable::CacheBytes) / 100 * self.tunables.get(Tunable::DirtyPercent);
         self.cache.dirty_bytes() > limit / 2
     }
 
     /// Makes room for `bytes` more in the cache. Returns whether there is.
     pub(crate) fn make_room(&self, bytes: u64) -> bool {
-        let limit = self.tunables.get(Knob::CacheBytes);
+        let limit = self.tunables.get(Tunable::CacheBytes);
         self.cache.set_limit(limit);
         if self.cache.used_bytes() + bytes <= limit {
             return true;
@@ -227,7 +227,7 @@ impl Mount {
 
     /// Copies what is valid in the cache of `range` to a reader; returns the parts that are not
     /// (`PageCache::read_valid`).
-    pub(crate) fn copy_valid(&self, file: &File, range: ByteRange, into: &mut [u8]) -> Vec<ByteRange> {
+    pub(crate) fn copy_valid(&self, file: &Inode, range: ByteRange, into: &mut [u8]) -> Vec<ByteRange> {
         let gaps = self.cache.read_valid(file, range, into);
         self.stats.moved(Count::CopiedOut, range.len() - gaps.iter().map(ByteRange::len).sum::<u64>());
         gaps
@@ -241,12 +241,12 @@ impl Mount {
 
     /// The job for which a file is opened.
     pub(crate) fn job_of(&self, job: Option<&JobName>) -> Arc<Job> {
-        let job = job.or(self.jobs.own.as_ref()).filter(|_| self.tunables.on(Knob::Jobs));
+        let job = job.or(self.jobs.own.as_ref()).filter(|_| self.tunables.on(Tunable::Jobs));
         self.jobs.opened(&self.stats, job)
     }
 
     /// An open of `file`, made for `ctx`. `ahead`: it was made ahead, so its close waits for company.
-    pub(crate) fn open_file(self: &Arc<Self>, file: Arc<File>, flags: OpenFlags, ctx: &Ctx, ahead: bool) -> OpenFile {
+    pub(crate) fn open_file(self: &Arc<Self>, file: Arc<Inode>, flags: OpenFlags, ctx: &Ctx, ahead: bool) -> OpenFile {
         let closer: Weak<Mount> = Arc::downgrade(self);
         OpenFile::new(closer, self.job_of(ctx.job.as_ref()), file, flags, ctx.io_mode, ahead)
     }
@@ -257,8 +257,8 @@ impl Mount {
     }
 
     /// Now, for a question to a server.
-    pub(crate) fn moment(&self) -> Moment {
-        Moment::now(self.coherence.company.rule())
+    pub(crate) fn asked_at(&self) -> AskedAt {
+        AskedAt::now(self.coherence.sharing.rule())
     }
 
     /// Sends a request; the answer's contention bit is returned beside the result.
@@ -347,7 +347,7 @@ impl Mount {
     /// As `call`, of a request for data of a file that the target locks for if `server_lock` says so.
     pub(crate) fn call_for_io(
         self: &Arc<Self>,
-        file: &Arc<File>,
+        file: &Arc<Inode>,
         target: TargetId,
         op: Request,
         server_lock: bool,

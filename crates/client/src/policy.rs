@@ -15,11 +15,11 @@ pub(crate) mod rotational;
 pub(crate) mod throughput;
 
 use amphi_env::memory_groups::Trees;
-use caller_memory::Callers;
-use rotational::Rotating;
+use caller_memory::CallerMemory;
+use rotational::Rotational;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
-use throughput::Learned;
+use throughput::Throughput;
 
 /// What the decision looks at beside the request itself.
 #[derive(Default)]
@@ -29,9 +29,9 @@ pub(crate) struct Policy {
     /// Where memory groups are, for the I/O half.
     pub(crate) memory_trees: OnceLock<Trees>,
     /// Memory pressure of the groups of the processes that call.
-    pub(crate) callers: Callers,
+    pub(crate) caller_memory: CallerMemory,
     /// Targets on rotating storage.
-    pub(crate) rotating: Rotating,
+    pub(crate) rotational: Rotational,
     /// What direct requests and the cache carry.
-    pub(crate) learned: Learned,
+    pub(crate) throughput: Throughput,
 }

@@ -11,13 +11,13 @@ pub(crate) mod small_files;
 use crate::inode::seek_maps::Maps;
 use joint::JointStreams;
 use large_reads::DirectStreams;
-use small_files::Siblings;
+use small_files::SmallFilePrefetch;
 use std::sync::atomic::AtomicU64;
 
 /// What is under way ahead of the programs.
 #[derive(Default)]
 pub(crate) struct Prefetch {
-    pub(crate) siblings: Siblings,
+    pub(crate) small_files: SmallFilePrefetch,
     /// Direct reads that were asked for ahead.
     pub(crate) direct_streams: DirectStreams,
     /// Open files that are read as one sequence.

@@ -17,9 +17,9 @@ use backlog::Backlog;
 use batch::SmallFiles;
 use deferred_close::Closes;
 use flush::Spreading;
-use free_space::Room;
+use free_space::FreeSpace;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
-use writeback_errors::Losses;
+use writeback_errors::WritebackErrors;
 
 /// What is dirty or under way to the targets, and what became of it.
 #[derive(Default)]
@@ -35,9 +35,9 @@ pub(crate) struct WriteBack {
     /// Memory of direct writes under way that have returned.
     pub(crate) piped_bytes: AtomicU64,
     /// Targets that writes will not find full.
-    pub(crate) room: Room,
+    pub(crate) free_space: FreeSpace,
     /// What could not be written back.
-    pub(crate) losses: Losses,
+    pub(crate) errors: WritebackErrors,
     pub(crate) backlog: Backlog,
     /// Requests that have ended, and who waits for one.
     pub(crate) landings: AtomicU64,

@@ -31,10 +31,10 @@ pub async fn run<E: Env>(worker: Rc<Worker<E>>, mut mesh: MeshRx<Message>) {
                 let own = worker.clone();
                 worker.env.spawn(async move {
                     let told = Box::new(own.ask_here(target, *question).await);
-                    own.send(from, Lane::Urgent, Message::Told { token, told });
+                    own.send(from, Lane::Urgent, Message::TargetReply { token, told });
                 });
             }
-            Message::Told { token, told } => worker.told(token, *told),
+            Message::TargetReply { token, told } => worker.told(token, *told),
             Message::Push { session, push } => worker.push(session, push),
             Message::Overdue { session } => worker.overdue(session),
             Message::Stop => {

@@ -1,6 +1,6 @@
 //! The server: workers with their targets, sessions, operations, recovery.
 //!
-//! Owns: what a request does (`ops`), operations over several targets (`intents`), who may come in (`front`), routing
+//! Owns: what a request does (`ops`), operations over several targets (`txs`), who may come in (`manager`), routing
 //! between workers (`worker`), start and stop (`server`). Does not own: the rules of names and inodes (`amphi_meta`),
 //! of blocks (`amphi_data`), of locks (`amphi_dlm`); the log (`amphi_zone`); connections (`amphi_transport`); threads
 //! (`amphi_sched`). It is the one place where they meet.

@@ -47,14 +47,14 @@ pub enum Message {
         /// Which target.
         target: TargetId,
         /// What.
-        question: Box<Question>,
+        question: Box<TargetRequest>,
     },
     /// The answer to an `Ask`.
-    Told {
+    TargetReply {
         /// The sender's token.
         token: u64,
         /// The answer.
-        told: Box<Result<Told>>,
+        told: Box<Result<TargetReply>>,
     },
     /// To the worker with the connections: send this to the session's client.
     Push {
@@ -75,7 +75,7 @@ pub enum Message {
 /// A question between targets, of one server or of several. One to another server may be executed twice, if that server
 /// restarts before it has answered; so each one says what a repetition does if it is more than nothing.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Question {
+pub enum TargetRequest {
     /// `View`: an inode as stat shows it.
     View {
         /// Which.
@@ -157,8 +157,8 @@ pub enum Question {
     MoveLock,
     /// `Done`: the next one may.
     MoveUnlock(u64),
-    /// `Hail`: what the target was opened as.
-    Hail,
+    /// `OpenReport`: what the target was opened as.
+    OpenReport,
     /// The sessions that had been answered what may be gone have ended everywhere.
     LossesTold,
     /// `Done`: the server is whole and this one, the target may be written to.
@@ -243,36 +243,36 @@ pub struct Cut {
     pub mtime: Timespec,
 }
 
-impl Question {
+impl TargetRequest {
     /// Whether another server may ask it.
     pub fn is_for_peers(&self) -> bool {
         !matches!(
             self,
-            Question::Hail
-                | Question::Begin(_)
-                | Question::LossesTold
-                | Question::Recover
-                | Question::Status
-                | Question::Counters { .. }
-                | Question::Idle
-                | Question::Tune
-                | Question::Close
-                | Question::Release
-                | Question::PutMap(_)
-                | Question::SessionStart(..)
-                | Question::SessionStop(_)
-                | Question::SessionLanded(_)
-                | Question::SessionForget(..)
-                | Question::SessionUsesNothing(_)
-                | Question::SessionAbsent(_)
-                | Question::Company(..)
-                | Question::Absent
-                | Question::Hold { .. }
-                | Question::Redo { .. }
-                | Question::Unmark(_)
-                | Question::Directories(_)
-                | Question::Unanswered(..)
-                | Question::Reap
+            TargetRequest::OpenReport
+                | TargetRequest::Begin(_)
+                | TargetRequest::LossesTold
+                | TargetRequest::Recover
+                | TargetRequest::Status
+                | TargetRequest::Counters { .. }
+                | TargetRequest::Idle
+                | TargetRequest::Tune
+                | TargetRequest::Close
+                | TargetRequest::Release
+                | TargetRequest::PutMap(_)
+                | TargetRequest::SessionStart(..)
+                | TargetRequest::SessionStop(_)
+                | TargetRequest::SessionLanded(_)
+                | TargetRequest::SessionForget(..)
+                | TargetRequest::SessionUsesNothing(_)
+                | TargetRequest::SessionAbsent(_)
+                | TargetRequest::Company(..)
+                | TargetRequest::Absent
+                | TargetRequest::Hold { .. }
+                | TargetRequest::Redo { .. }
+                | TargetRequest::Unmark(_)
+                | TargetRequest::Directories(_)
+                | TargetRequest::Unanswered(..)
+                | TargetRequest::Reap
         )
     }
 }
@@ -290,7 +290,7 @@ pub enum Decision {
 
 /// What a target was opened as.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub struct Hail {
+pub struct OpenReport {
     /// Cluster of its zone.
     pub cluster: u64,
     /// Number of targets of that cluster.
@@ -309,7 +309,7 @@ pub struct Hail {
 
 /// Answers to questions.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum Told {
+pub enum TargetReply {
     /// Done.
     Done,
     /// What was planned on has changed meanwhile.
@@ -336,7 +336,7 @@ pub enum Told {
     /// The move lock, under this number.
     Moving(u64),
     /// What the target was opened as, or why it could not be.
-    Hail(Box<std::result::Result<Hail, ServerError>>),
+    OpenReport(Box<std::result::Result<OpenReport, ServerError>>),
     /// State of a target: itself, and opens and locks of each session.
     Status(Box<TargetStatus>, Vec<(SessionId, (u64, u64))>),
     /// Counters.

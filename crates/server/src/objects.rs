@@ -8,7 +8,7 @@
 
 pub(crate) mod glimpse;
 
-use crate::message::{Cut, Question, Told};
+use crate::message::{Cut, TargetReply, TargetRequest};
 use crate::objects::glimpse::gathered_with_writers;
 use crate::target::gate::Hold;
 use crate::target::{EXTENT_BYTES, NameKey, Target};
@@ -51,7 +51,7 @@ pub async fn gather<E: Env>(
     layout: &Layout,
     asker: Option<SessionId>,
 ) -> Result<Gathered> {
-    let asked = others(layout, ino, target.id).into_iter().map(|t| worker.ask(t, Question::Objects(ino, asker)));
+    let asked = others(layout, ino, target.id).into_iter().map(|t| worker.ask(t, TargetRequest::Objects(ino, asker)));
     let here = async {
         match asker {
             Some(asker) => gathered_with_writers(worker, target, ino, asker).await,
@@ -62,7 +62,7 @@ pub async fn gather<E: Env>(
     let mut sum = if asker.is_some() { here } else { target.gathered(ino) };
     for one in told {
         match one? {
-            Told::Objects(part) => sum.join(&part),
+            TargetReply::Objects(part) => sum.join(&part),
             _ => return Err(Errno::Proto),
         }
     }
@@ -166,7 +166,7 @@ async fn make_cut<E: Env>(target: &Target<E>, objects: &BTreeSet<ObjectId>, cut:
 /// Costs a sync of each other target, all at the same time.
 pub async fn trim_everywhere<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, cut: &Cut) -> Result<()> {
     let Cut { ino, ref layout, generation, .. } = *cut;
-    let trim = Question::Trim(*cut);
+    let trim = TargetRequest::Trim(*cut);
     let elsewhere = join_all(others(layout, ino, target.id).into_iter().map(|t| do_at(worker, t, &trim)));
     let (told, here) = join(elsewhere, trim_objects(target, cut)).await;
     here?;
@@ -199,19 +199,24 @@ pub async fn give_cut_up<E: Env>(
 }
 
 /// Has `what` done at a target; returns the target's start number.
-async fn do_at<E: Env>(worker: &Rc<Worker<E>>, target: TargetId, what: &Question) -> Result<u64> {
+async fn do_at<E: Env>(worker: &Rc<Worker<E>>, target: TargetId, what: &TargetRequest) -> Result<u64> {
     match worker.insist_ask(target, what.clone()).await? {
-        Told::DoneAt(starts) => Ok(starts),
-        Told::Refused(e) => Err(e),
+        TargetReply::DoneAt(starts) => Ok(starts),
+        TargetReply::Refused(e) => Err(e),
         _ => Err(Errno::Proto),
     }
 }
 
 /// Waits until `what`, done under the start number `starts`, cannot be lost any more. A target that was started again
 /// may have lost it: it is done again.
-async fn stay_done<E: Env>(worker: &Rc<Worker<E>>, target: TargetId, what: &Question, mut starts: u64) -> Result<()> {
+async fn stay_done<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: TargetId,
+    what: &TargetRequest,
+    mut starts: u64,
+) -> Result<()> {
     loop {
-        match worker.insist_ask(target, Question::StableSince(starts)).await {
+        match worker.insist_ask(target, TargetRequest::StableSince(starts)).await {
             Err(Errno::Stale) if !worker.routes.is_local(target) => starts = do_at(worker, target, what).await?,
             other => return other.map(drop),
         }
@@ -255,7 +260,7 @@ pub struct Orphans {
 pub fn orphaned<E: Env>(target: &Target<E>, inos: &[Ino], txn: &mut Txn) -> Orphans {
     let mut orphans = Orphans::default();
     for &ino in inos {
-        if target.opens.borrow().is_open(ino) || !target.absent.borrow().is_empty() {
+        if target.opens.borrow().is_open(ino) || !target.reclaim_pending.borrow().is_empty() {
             continue;
         }
         let mut meta = target.meta.borrow_mut();
@@ -304,7 +309,7 @@ fn destroy_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: In
 async fn destroy<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino, lsn: Lsn) -> Result<()> {
     let Ok((layout, wide)) = target.meta.borrow().inode(ino).map(|i| (i.layout, i.wide)) else { return Ok(()) };
     let others = if wide { others(&layout, ino, target.id) } else { Vec::new() };
-    let (gone, mut starts) = (Question::Destroy(ino), Vec::new());
+    let (gone, mut starts) = (TargetRequest::Destroy(ino), Vec::new());
     if wide {
         // A cut that is under way would make objects again. No later one begins.
         drop(target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await);
@@ -328,7 +333,7 @@ async fn destroy<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: In
 
 /// Frees the inodes that have no name and that nobody can have open any more.
 pub fn reap_orphans<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
-    if !target.absent.borrow().is_empty() {
+    if !target.reclaim_pending.borrow().is_empty() {
         return;
     }
     let all: Vec<Ino> = target.meta.borrow().orphans();
@@ -343,7 +348,7 @@ pub fn reap_orphans<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
 /// operation that holds it alone may be about to give it a name, and may have promised that: then it is looked at again
 /// behind that operation.
 pub fn destroy_orphan<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino) {
-    if target.opens.borrow().is_open(ino) || !target.absent.borrow().is_empty() {
+    if target.opens.borrow().is_open(ino) || !target.reclaim_pending.borrow().is_empty() {
         return;
     }
     let key = NameKey::Inode(ino);

@@ -40,7 +40,7 @@ use crate::counters::add;
 use crate::session::slots::Begin;
 use crate::target::Target;
 use crate::worker::Worker;
-use crate::worker::request::Cx;
+use crate::worker::request::RequestCx;
 use amphi_env::{Buf, Env};
 use amphi_types::{Errno, Result, SessionId};
 use amphi_wire::{Answer, Call, Reply, Request, RequestId, Tokens};
@@ -123,8 +123,8 @@ pub async fn execute<E: Env>(
     }
     let (now, tokens) = (worker.env.wall(), Cell::new(Tokens::default()));
     let (worker_of, target_of, directory) = (worker.clone(), target.clone(), Cell::default());
-    let cx = Cx { worker: worker_of, target: target_of, session, id, cred: call.cred, now, tokens, directory };
-    let tokens = |cx: &Cx<E>, result: &Result<Reply>| {
+    let cx = RequestCx { worker: worker_of, target: target_of, session, id, cred: call.cred, now, tokens, directory };
+    let tokens = |cx: &RequestCx<E>, result: &Result<Reply>| {
         let mut tokens = cx.tokens.get();
         if result.is_err() {
             // No inode is shown.
@@ -198,7 +198,7 @@ pub async fn execute<E: Env>(
     (answer, payload)
 }
 
-async fn dispatch<E: Env>(cx: &Cx<E>, op: Request, payload: Option<Buf>) -> Result<(Reply, Option<Buf>)> {
+async fn dispatch<E: Env>(cx: &RequestCx<E>, op: Request, payload: Option<Buf>) -> Result<(Reply, Option<Buf>)> {
     let reply = match op {
         Request::Lookup { dir, name } => cx.lookup(dir, &name).await,
         Request::Parent { dir } => cx.parent(dir).await,

@@ -10,18 +10,18 @@
 use crate::cluster::follower::Enlisted;
 use crate::cluster::map::{self, Belonging};
 use crate::cluster::peers::Cluster;
-use crate::cluster::sessions::{Door, Front, end_everywhere};
+use crate::cluster::sessions::{SessionHandler, SessionManager, end_everywhere};
 use crate::config::{NewZones, ServerConfig, SharedConfig};
 use crate::counters::Counters;
 use crate::dispatch;
 use crate::error::{ServerError, ServerErrorKind};
 use crate::folder;
-use crate::message::{Hail, Message, Question, Told};
+use crate::message::{Message, OpenReport, TargetReply, TargetRequest};
 use crate::ops::scrub::scrub_agent;
 use crate::records::HomeRecord;
 use crate::target::Target;
 use crate::target::memory_watch::watch_memory;
-use crate::tunables::{Knob, SharedTunables, Tunables};
+use crate::tunables::{SharedTunables, Tunable, Tunables};
 use crate::worker::routes::{Routes, SharedRoutes};
 use crate::worker::{RING_MESSAGES, Worker};
 use amphi_dlm::SessionEnd;
@@ -49,7 +49,7 @@ const LOOK: Duration = Duration::from_millis(1);
 pub struct Server<E: Env> {
     env: E,
     pub(crate) worker: Rc<Worker<E>>,
-    front: Rc<Front<E>>,
+    manager: Rc<SessionManager<E>>,
     pub(crate) cluster: Rc<Cluster<E>>,
     dialer: LocalDialer,
     addrs: Vec<String>,
@@ -131,7 +131,7 @@ async fn open_worker<E: Env>(env: E, seed: WorkerSeed) -> (Rc<Worker<E>>, MeshRx
         match folder::open_target(
             &env,
             &config,
-            tunables.on(Knob::LogMemory),
+            tunables.on(Tunable::LogMemory),
             id.0,
             routes.pool(),
             &counters,
@@ -180,7 +180,7 @@ impl<E: Env> Server<E> {
         if started.is_err() {
             for target in worker.routes.local() {
                 // Some may not have been opened; the error that counts is the one above.
-                let _ = worker.ask(*target, Question::Release).await;
+                let _ = worker.ask(*target, TargetRequest::Release).await;
             }
             worker.stop();
         }
@@ -189,15 +189,15 @@ impl<E: Env> Server<E> {
 
     async fn come_up(env: E, worker: Rc<Worker<E>>, enlisted: Option<Enlisted>) -> Result<Rc<Server<E>>, ServerError> {
         let auth = worker.config.auth()?;
-        let mut hails = Vec::new();
+        let mut reports = Vec::new();
         for target in worker.routes.local() {
-            match worker.ask(*target, Question::Hail).await {
-                Ok(Told::Hail(hail)) => hails.push((*hail)?),
+            match worker.ask(*target, TargetRequest::OpenReport).await {
+                Ok(TargetReply::OpenReport(report)) => reports.push((*report)?),
                 _ => return Err(ServerError::new(ServerErrorKind::Disk, "a worker ended while the server started")),
             }
         }
         let local = worker.routes.local();
-        let belonging = map::belonging(local, &hails, |t| worker.config.zone_path(t.0))?;
+        let belonging = map::belonging(local, &reports, |t| worker.config.zone_path(t.0))?;
         let disk = |e: Errno| ServerError::new(ServerErrorKind::Disk, format!("{}: {e}", worker.config.data_dir));
         let mut listeners = Vec::new();
         for addr in &worker.config.listen {
@@ -215,7 +215,7 @@ impl<E: Env> Server<E> {
         let home = HomeRecord { server: cluster.id(), targets: local.to_vec() };
         let begin = async || {
             for target in local {
-                worker.tell(*target, Question::Begin(home.clone())).await.map_err(disk)?;
+                worker.tell(*target, TargetRequest::Begin(home.clone())).await.map_err(disk)?;
             }
             Ok(())
         };
@@ -223,58 +223,58 @@ impl<E: Env> Server<E> {
         let mut joined = true;
         if !is_master {
             // The master looks whether it reaches this server.
-            let front = Front::new(worker.clone(), connections.clone(), id, Vec::new());
-            front.hold_mounts(true);
-            attach(&worker, &front, &cluster);
-            serving.listen(std::mem::take(&mut listeners), &front);
+            let manager = SessionManager::new(worker.clone(), connections.clone(), id, Vec::new());
+            manager.hold_mounts(true);
+            attach(&worker, &manager, &cluster);
+            serving.listen(std::mem::take(&mut listeners), &manager);
             if is_new {
                 // Zones that were made for this say whose they are before the master does, so that a start that is cut
                 // short behind the join can be repeated.
                 begin().await?;
             }
             joined = cluster.come_in(has_map).await?;
-            early = Some(front);
+            early = Some(manager);
         }
         if !is_master {
-            cluster.begin_granting(hails.iter().any(|h| h.cut_off)).await.map_err(disk)?;
+            cluster.begin_granting(reports.iter().any(|h| h.cut_off)).await.map_err(disk)?;
         }
         begin().await?;
         for target in local {
-            worker.tell(*target, Question::Recover).await.map_err(disk)?;
+            worker.tell(*target, TargetRequest::Recover).await.map_err(disk)?;
         }
         for target in local {
-            worker.tell(*target, Question::Reap).await.map_err(disk)?;
+            worker.tell(*target, TargetRequest::Reap).await.map_err(disk)?;
         }
-        let front = match early {
-            Some(front) => {
+        let manager = match early {
+            Some(manager) => {
                 cluster.keep_copy().await.map_err(disk)?;
-                let version = cluster.remember(&hails, joined).await.map_err(disk)?;
-                cluster.end_robbed(&hails).await.map_err(disk)?;
+                let version = cluster.remember(&reports, joined).await.map_err(disk)?;
+                cluster.end_robbed(&reports).await.map_err(disk)?;
                 cluster.set_ready();
                 cluster.keep_step(joined, version);
-                front.hold_mounts(false);
-                front
+                manager.hold_mounts(false);
+                manager
             }
             None => {
                 cluster.keep_map(has_map).await?;
-                let remembered = reconcile_sessions(&worker, &cluster, &hails).await.map_err(disk)?;
-                let front = Front::new(worker.clone(), connections, id, remembered);
-                attach(&worker, &front, &cluster);
-                front.begin(hails.iter().any(|h| h.cut_off)).await.map_err(disk)?;
-                let sessions = hails.first().into_iter().flat_map(|h| &h.sessions);
+                let remembered = reconcile_sessions(&worker, &cluster, &reports).await.map_err(disk)?;
+                let manager = SessionManager::new(worker.clone(), connections, id, remembered);
+                attach(&worker, &manager, &cluster);
+                manager.begin(reports.iter().any(|h| h.cut_off)).await.map_err(disk)?;
+                let sessions = reports.first().into_iter().flat_map(|h| &h.sessions);
                 cluster.starts.borrow_mut().extend(sessions.map(|(id, record)| (*id, record.start)));
-                if hails.iter().any(|h| h.lost) {
-                    front.end_robbed();
+                if reports.iter().any(|h| h.lost) {
+                    manager.end_robbed();
                 }
                 cluster.set_ready();
                 cluster.watch_servers();
-                serving.listen(listeners, &front);
-                front
+                serving.listen(listeners, &manager);
+                manager
             }
         };
-        let dialer = serving.locally(&front);
+        let dialer = serving.locally(&manager);
         let stop_listening = RefCell::new(serving.stops);
-        Ok(Rc::new(Server { env, worker, front, cluster, dialer, addrs, stop_listening }))
+        Ok(Rc::new(Server { env, worker, manager, cluster, dialer, addrs, stop_listening }))
     }
 
     /// Makes connections to this server inside its thread.
@@ -290,13 +290,13 @@ impl<E: Env> Server<E> {
     /// Stops in order: lets nobody in, answers what runs, checkpoints and closes every target. Clients that come
     /// back to the next run within their grace time go on.
     pub async fn stop(&self) -> Result<(), ServerError> {
-        self.front.close();
+        self.manager.close();
         self.stop_listening.borrow_mut().clear();
-        self.front.connections().shutdown();
-        self.wait(FAREWELL, || self.front.connections().count() == 0).await;
-        self.front.cut_all("the server stops");
-        if !self.wait(FINISH, || self.front.running() == 0).await {
-            tracing::warn!("{} requests did not end in time", self.front.running());
+        self.manager.connections().shutdown();
+        self.wait(FAREWELL, || self.manager.connections().count() == 0).await;
+        self.manager.cut_all("the server stops");
+        if !self.wait(FINISH, || self.manager.running() == 0).await {
+            tracing::warn!("{} requests did not end in time", self.manager.running());
         }
         let end = self.env.now() + FINISH;
         while !self.is_idle().await && self.env.now() < end {
@@ -308,7 +308,7 @@ impl<E: Env> Server<E> {
         self.worker.give_up_waiting();
         self.cluster.hang_up().await;
         for target in self.worker.routes.local() {
-            if let Err(e) = self.worker.tell(*target, Question::Close).await {
+            if let Err(e) = self.worker.tell(*target, TargetRequest::Close).await {
                 let line = format!("{}: closing failed: {e}", self.worker.config.zone_path(target.0));
                 result = Err(ServerError::new(ServerErrorKind::Disk, line));
             }
@@ -322,8 +322,8 @@ impl<E: Env> Server<E> {
         let mut idle = true;
         // Each one, since what one waits for may be what another has to sync.
         for target in self.worker.routes.local() {
-            let told = self.worker.ask(*target, Question::Idle).await;
-            idle &= !matches!(told, Ok(Told::Outcome(false)));
+            let told = self.worker.ask(*target, TargetRequest::Idle).await;
+            idle &= !matches!(told, Ok(TargetReply::Outcome(false)));
         }
         idle
     }
@@ -394,11 +394,11 @@ fn know_cluster<E: Env>(
 }
 
 /// Makes front and cluster known to each other and to the worker.
-fn attach<E: Env>(worker: &Rc<Worker<E>>, front: &Rc<Front<E>>, cluster: &Rc<Cluster<E>>) {
-    let clients: Weak<Front<E>> = Rc::downgrade(front);
+fn attach<E: Env>(worker: &Rc<Worker<E>>, manager: &Rc<SessionManager<E>>, cluster: &Rc<Cluster<E>>) {
+    let clients: Weak<SessionManager<E>> = Rc::downgrade(manager);
     worker.set_clients(clients);
-    cluster.set_front(front);
-    front.set_cluster(cluster.clone());
+    cluster.set_manager(manager);
+    manager.set_cluster(cluster.clone());
 }
 
 /// Listeners as they are started.
@@ -411,9 +411,9 @@ struct Serving<E: Env> {
 }
 
 impl<E: Env> Serving<E> {
-    fn listen(&mut self, listeners: Vec<E::Listener>, front: &Rc<Front<E>>) {
+    fn listen(&mut self, listeners: Vec<E::Listener>, manager: &Rc<SessionManager<E>>) {
         for listener in listeners {
-            let door = Rc::new(Door(front.clone()));
+            let door = Rc::new(SessionHandler(manager.clone()));
             let serving = serve(self.env.clone(), listener, door, self.connections.clone(), self.auth.clone());
             self.stops.push(spawn_until(&self.env, async move {
                 if let Err(e) = serving.await {
@@ -423,9 +423,9 @@ impl<E: Env> Serving<E> {
         }
     }
 
-    fn locally(&mut self, front: &Rc<Front<E>>) -> LocalDialer {
+    fn locally(&mut self, manager: &Rc<SessionManager<E>>) -> LocalDialer {
         let (dialer, local) = pair();
-        let door = Rc::new(Door(front.clone()));
+        let door = Rc::new(SessionHandler(manager.clone()));
         self.stops.push(spawn_until(&self.env, serve_local(self.env.clone(), local, door, self.connections.clone())));
         dialer
     }
@@ -435,16 +435,16 @@ impl<E: Env> Serving<E> {
 async fn reconcile_sessions<E: Env>(
     worker: &Rc<Worker<E>>,
     cluster: &Rc<Cluster<E>>,
-    hails: &[Hail],
+    reports: &[OpenReport],
 ) -> amphi_types::Result<Vec<(SessionId, crate::records::SessionRecord)>> {
-    let known: BTreeMap<_, _> = hails.first().map(|h| h.sessions.iter().cloned().collect()).unwrap_or_default();
-    for (target, hail) in worker.routes.local().iter().zip(hails) {
-        for (id, _) in hail.sessions.iter().filter(|(id, _)| !known.contains_key(id)) {
+    let known: BTreeMap<_, _> = reports.first().map(|h| h.sessions.iter().cloned().collect()).unwrap_or_default();
+    for (target, report) in worker.routes.local().iter().zip(reports) {
+        for (id, _) in report.sessions.iter().filter(|(id, _)| !known.contains_key(id)) {
             end_everywhere(worker, Some(cluster), *id, SessionEnd::CutOff, || ()).await?;
         }
-        let here: Vec<SessionId> = hail.sessions.iter().map(|(id, _)| *id).collect();
+        let here: Vec<SessionId> = report.sessions.iter().map(|(id, _)| *id).collect();
         for (id, record) in known.iter().filter(|(id, _)| !here.contains(id)) {
-            worker.tell(*target, Question::SessionStart(*id, record.clone())).await?;
+            worker.tell(*target, TargetRequest::SessionStart(*id, record.clone())).await?;
         }
     }
     Ok(known.into_iter().collect())

@@ -1,7 +1,7 @@
 //! `Target`: one slice of storage as its worker sees it: stores, zone, locks, sessions, slots.
 //!
 //! Owns: the state of one target and the small steps every operation is made of: append, wait, free, look up who may
-//! do what. Does not own: the operations (`ops`), intents over several targets (`intents`), routing (`worker`).
+//! do what. Does not own: the operations (`ops`), intents over several targets (`txs`), routing (`worker`).
 //!
 //! Invariants: the stores are changed and the record appended in one step without an await in between, so the log
 //! has the order of the changes; freed blocks are released when the record that freed them is stable; no borrow of a
@@ -11,30 +11,30 @@ pub(crate) mod accepted;
 pub(crate) mod checksums;
 pub(crate) mod data_disk;
 pub(crate) mod disk_queue;
-pub(crate) mod foreseen;
 pub(crate) mod free_space_below;
 pub(crate) mod gate;
-pub(crate) mod intents;
 pub(crate) mod memory_watch;
 pub(crate) mod old_blocks;
+pub(crate) mod predicted;
 pub(crate) mod read_cache;
 pub(crate) mod read_pattern;
 pub(crate) mod shared_blocks;
 pub(crate) mod span_gate;
 mod tuning;
+pub(crate) mod tx_table;
 pub(crate) mod unstable;
 pub(crate) mod verifier;
 pub(crate) mod write_back;
 pub(crate) mod writers;
 
-use crate::coherence::file_locks::FileLockDesk;
+use crate::coherence::file_locks::FileLockTable;
 use crate::coherence::glimpse::Glimpses;
 use crate::coherence::left_pages::LeftPages;
 use crate::coherence::locks::Locks;
 use crate::coherence::tokens::{TOKEN_LIFE, TOKEN_MARGIN, Tokens};
 use crate::counters::{Counters, add};
 use crate::records::{self, ClusterRecord, HomeRecord, Item, SessionRecord};
-use crate::session::in_flight::{Landing, Landings};
+use crate::session::in_flight::{InFlight, InFlights};
 use crate::session::opens::Opens;
 use crate::session::rights::Rights;
 use crate::session::slots::Slots;
@@ -42,9 +42,9 @@ use crate::target::data_disk::DataDisk;
 use crate::target::disk_queue::DiskQueue;
 use crate::target::free_space_below::RoomBelow;
 use crate::target::gate::{Gate, Hold};
-use crate::target::intents::Intents;
-use crate::target::shared_blocks::Edges;
+use crate::target::shared_blocks::SharedBlocks;
 use crate::target::span_gate::SpanGate;
+use crate::target::tx_table::TxTable;
 use crate::target::unstable::Unstable;
 use crate::target::verifier::Verifier;
 use crate::target::write_back::WriteBack;
@@ -115,9 +115,9 @@ pub struct Target<E: Env> {
     /// Questions to those who write its objects.
     pub glimpses: Glimpses,
     /// Changes of data between the last look at their session and their end.
-    pub landings: Landings,
+    pub in_flight: InFlights,
     /// Locks of applications on its files.
-    pub file_locks: FileLockDesk,
+    pub file_locks: FileLockTable,
     /// What has changed under pages that mounts could not take back in time.
     pub left_pages: RefCell<LeftPages>,
     /// Queues on names and inodes.
@@ -125,7 +125,7 @@ pub struct Target<E: Env> {
     /// Queues on bytes of objects.
     pub spans: SpanGate,
     /// Writes that share blocks at their edges.
-    pub edges: Edges,
+    pub shared_blocks: SharedBlocks,
     /// What it has in memory instead of on its disk.
     pub write_back: WriteBack<E>,
     /// Answers of the sessions' slots.
@@ -139,14 +139,14 @@ pub struct Target<E: Env> {
     /// The zone says so by itself.
     pub(crate) noted_lost: bool,
     /// Sessions of an earlier run that have not said yet what they have open.
-    pub absent: RefCell<BTreeSet<SessionId>>,
+    pub reclaim_pending: RefCell<BTreeSet<SessionId>>,
     /// Who waits until none of these is left.
-    pub waiting_absent: RefCell<Vec<oneshot::Sender<()>>>,
+    pub waiting_for_reclaim: RefCell<Vec<oneshot::Sender<()>>>,
     /// Sessions whose locks are taken in when they present them: nobody had others meanwhile.
-    pub returning: RefCell<BTreeSet<SessionId>>,
+    pub reclaim_eligible: RefCell<BTreeSet<SessionId>>,
     /// Sessions that have said what they hold, in time or all of what that takes if not: when they say it again,
     /// because the answer was lost, nothing has been settled behind their backs.
-    pub back: RefCell<BTreeSet<SessionId>>,
+    pub reclaim_done: RefCell<BTreeSet<SessionId>>,
     /// The session that ended last, if it was the last one: it may come back to what it left.
     pub left_last: Cell<Option<SessionId>>,
     /// Sessions that were cut off and may still use what they were granted.
@@ -162,7 +162,7 @@ pub struct Target<E: Env> {
     /// How often sessions have said what they hold.
     pub represented: Cell<u64>,
     /// Operations over several targets that are under way here.
-    pub intents: RefCell<Intents>,
+    pub txs: RefCell<TxTable>,
     /// Inodes that a task is removing.
     pub destroying: RefCell<BTreeSet<Ino>>,
     /// Blocks that become free when their record is stable.
@@ -212,7 +212,7 @@ impl<E: Env> Target<E> {
         let mut meta = MetaStore::empty(id);
         let mut data = DataStore::new(zone.data_blocks());
         let (mut slots, mut sessions) = (Slots::default(), BTreeMap::new());
-        let (mut intents, mut cut_off) = (Vec::new(), BTreeSet::new());
+        let (mut txs, mut cut_off) = (Vec::new(), BTreeSet::new());
         let (mut cluster, mut home, mut map) = (None, None, None);
         for (key, value) in &recovered.items {
             match key.first().copied() {
@@ -224,7 +224,7 @@ impl<E: Env> Target<E> {
                     Item::Session(session, record) => drop(sessions.insert(session, record)),
                     Item::CutOff(session) => drop(cut_off.insert(session)),
                     Item::Slot(session, slot, record) => slots.load(session, slot, record),
-                    Item::Intent(intent) => intents.push(intent),
+                    Item::Intent(intent) => txs.push(intent),
                     Item::Cluster(record) => cluster = Some(record),
                     Item::Home(record) => home = Some(record),
                     Item::Map(record) => map = Some(record),
@@ -266,18 +266,18 @@ impl<E: Env> Target<E> {
             locks: Locks::new(limits, start, clock),
             tokens: Tokens::new(id, callback_deadline_ns, start, env.now().0, sessions.keys().chain(&cut_off).copied()),
             glimpses: Glimpses::new(id, start),
-            landings: Landings::default(),
-            file_locks: FileLockDesk::new(),
+            in_flight: InFlights::default(),
+            file_locks: FileLockTable::new(),
             left_pages: RefCell::new(LeftPages::new(u64::from(start))),
             names: Gate::default(),
             spans: SpanGate::default(),
-            edges: Edges::default(),
+            shared_blocks: SharedBlocks::default(),
             write_back,
             slots: RefCell::new(slots),
-            absent: RefCell::new(sessions.keys().copied().collect()),
-            waiting_absent: RefCell::default(),
-            returning: RefCell::new(sessions.keys().copied().collect()),
-            back: RefCell::default(),
+            reclaim_pending: RefCell::new(sessions.keys().copied().collect()),
+            waiting_for_reclaim: RefCell::default(),
+            reclaim_eligible: RefCell::new(sessions.keys().copied().collect()),
+            reclaim_done: RefCell::default(),
             left_last: Cell::new(None),
             cut_off: RefCell::new(cut_off),
             sessions: RefCell::new(sessions),
@@ -289,7 +289,7 @@ impl<E: Env> Target<E> {
             opened_for: RefCell::default(),
             opened_early: RefCell::default(),
             represented: Cell::default(),
-            intents: RefCell::new(Intents::new(id, starts, intents)),
+            txs: RefCell::new(TxTable::new(id, starts, txs)),
             destroying: RefCell::default(),
             freed: RefCell::default(),
             freed_bell,
@@ -375,12 +375,12 @@ impl<E: Env> Target<E> {
         self.sessions.borrow().contains_key(&session)
     }
 
-    /// A change that another target carries out here for a session sets out, as by `Cx::land`. `None` if what this
-    /// begin of the session held has gone. One that is only stopped may still finish what it has begun elsewhere.
-    pub fn land_for(&self, (session, begin): (SessionId, u64)) -> Option<Landing> {
+    /// A change that another target carries out here for a session sets out, as by `RequestCx::land`. `None` if what
+    /// this begin of the session held has gone. One that is only stopped may still finish what it has begun elsewhere.
+    pub fn land_for(&self, (session, begin): (SessionId, u64)) -> Option<InFlight> {
         let here = self.sessions.borrow().get(&session).map(|record| record.start);
         let here = here.or_else(|| self.stopped.borrow().get(&session).copied());
-        (here == Some(begin)).then(|| self.landings.start(session))
+        (here == Some(begin)).then(|| self.in_flight.start(session))
     }
 
     /// Whether nothing is appended any more.
@@ -414,16 +414,16 @@ impl<E: Env> Target<E> {
 
     /// Waits until every session of an earlier run has said what it holds, or has ended.
     pub async fn recovered(&self) {
-        while !self.absent.borrow().is_empty() {
+        while !self.reclaim_pending.borrow().is_empty() {
             let (sender, receiver) = oneshot::channel();
-            self.waiting_absent.borrow_mut().push(sender);
+            self.waiting_for_reclaim.borrow_mut().push(sender);
             let _ = receiver.await;
         }
     }
 
     /// Whether a session other than this has the file open for writing, or may have: not all have come back yet.
     pub fn written_elsewhere(&self, session: SessionId, ino: Ino) -> bool {
-        !self.absent.borrow().is_empty() || self.opens.borrow().has_other_writer(session, ino)
+        !self.reclaim_pending.borrow().is_empty() || self.opens.borrow().has_other_writer(session, ino)
     }
 
     /// A token for attributes that a reply shows, in the step that reads them. A spread file's are gathered over

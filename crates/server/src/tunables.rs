@@ -60,11 +60,11 @@ impl Tunables {
         let tunables = Tunables(Values::new(TABLE));
         let ms = |d: Duration| d.as_millis() as u64;
         for (knob, value) in [
-            (Knob::SessionGraceMs, ms(config.session_grace)),
-            (Knob::CallbackDeadlineMs, ms(config.callback_deadline)),
-            (Knob::RoomyBytes, config.roomy_bytes),
-            (Knob::WorkerSpinUs, config.worker_spin.as_micros() as u64),
-            (Knob::ReadCacheBytes, config.machine.read_cache_bytes()),
+            (Tunable::SessionGraceMs, ms(config.session_grace)),
+            (Tunable::CallbackDeadlineMs, ms(config.callback_deadline)),
+            (Tunable::RoomyBytes, config.roomy_bytes),
+            (Tunable::WorkerSpinUs, config.worker_spin.as_micros() as u64),
+            (Tunable::ReadCacheBytes, config.machine.read_cache_bytes()),
         ] {
             tunables.0.put(knob as usize, value);
         }
@@ -81,18 +81,18 @@ impl Tunables {
     }
 
     /// The present value.
-    pub fn get(&self, knob: Knob) -> u64 {
+    pub fn get(&self, knob: Tunable) -> u64 {
         self.0.get(knob as usize)
     }
 
     /// Whether a switch is on.
-    pub fn on(&self, knob: Knob) -> bool {
+    pub fn on(&self, knob: Tunable) -> bool {
         self.get(knob) != 0
     }
 
     /// How long a client may leave a callback or a question unanswered, ns.
     pub fn callback_deadline_ns(&self) -> u64 {
-        self.get(Knob::CallbackDeadlineMs) * 1_000_000
+        self.get(Tunable::CallbackDeadlineMs) * 1_000_000
     }
 
     /// After so long without an answer or progress a callback is sent again, ns.
@@ -102,7 +102,7 @@ impl Tunables {
 
     /// How long a client that is alive may be silent; `None`: as long as others.
     pub fn deaf(&self) -> Option<Duration> {
-        Some(self.get(Knob::DeafMs)).filter(|ms| *ms > 0).map(Duration::from_millis)
+        Some(self.get(Tunable::DeafMs)).filter(|ms| *ms > 0).map(Duration::from_millis)
     }
 
     /// Reads what matches the pattern as (name, value, help), after setting all of it if there is a value.
@@ -132,17 +132,20 @@ mod tests {
         let t = Tunables(Values::new(TABLE));
         let (zone, locks, config) = (OpenOptions::default(), LockLimits::default(), ServerConfig::new(""));
         let contention = locks.contention;
-        assert_eq!(t.get(Knob::ContendedConflicts), contention.threshold as u64);
-        assert_eq!(t.get(Knob::ContendedFights), contention.fights as u64);
-        assert_eq!(t.get(Knob::ContendedWindowMs) * 1_000_000, contention.window_ns);
-        assert_eq!(t.get(Knob::ContendedHoldMs) * 1_000_000, contention.hold_ns);
-        assert_eq!((t.get(Knob::LockGranularityBytes), t.on(Knob::LockGrowth)), (locks.granularity_bytes, locks.grows));
+        assert_eq!(t.get(Tunable::ContendedConflicts), contention.threshold as u64);
+        assert_eq!(t.get(Tunable::ContendedFights), contention.fights as u64);
+        assert_eq!(t.get(Tunable::ContendedWindowMs) * 1_000_000, contention.window_ns);
+        assert_eq!(t.get(Tunable::ContendedHoldMs) * 1_000_000, contention.hold_ns);
+        assert_eq!(
+            (t.get(Tunable::LockGranularityBytes), t.on(Tunable::LockGrowth)),
+            (locks.granularity_bytes, locks.grows)
+        );
         assert_eq!(t.callback_deadline_ns(), locks.callback_deadline_ns);
-        assert_eq!(Duration::from_millis(t.get(Knob::SyncIntervalMs)), zone.sync_interval);
-        assert_eq!(t.get(Knob::CheckpointBytes), zone.dirty_bytes);
-        assert_eq!(Duration::from_millis(t.get(Knob::SessionGraceMs)), config.session_grace);
-        assert_eq!(Duration::from_millis(t.get(Knob::CallbackDeadlineMs)), config.callback_deadline);
-        assert_eq!(t.get(Knob::RoomyBytes), config.roomy_bytes);
+        assert_eq!(Duration::from_millis(t.get(Tunable::SyncIntervalMs)), zone.sync_interval);
+        assert_eq!(t.get(Tunable::CheckpointBytes), zone.dirty_bytes);
+        assert_eq!(Duration::from_millis(t.get(Tunable::SessionGraceMs)), config.session_grace);
+        assert_eq!(Duration::from_millis(t.get(Tunable::CallbackDeadlineMs)), config.callback_deadline);
+        assert_eq!(t.get(Tunable::RoomyBytes), config.roomy_bytes);
     }
 
     /// Goal: patterns select, values are checked before any is set, and a server says which of its own is wrong.
@@ -153,7 +156,7 @@ mod tests {
             assert!(row.name.starts_with("server.") && (row.least..=row.most).contains(&row.default), "{}", row.name);
         }
         assert_eq!(t.apply("*token_m?", Some("7")).unwrap()[0].1, "7");
-        assert_eq!(t.get(Knob::TokenMs), 7);
+        assert_eq!(t.get(Tunable::TokenMs), 7);
         assert_eq!(t.apply("server.checkpoint_bytes", Some("4MiB")).unwrap()[0].1, "4M");
         assert_eq!(t.apply("server.disk_read_bytes", Some("1T")).unwrap()[0].1, "1T");
         assert_eq!(t.apply("server.disk_rea*", Some("1T")), Err(Errno::NoEnt), "for tests");
@@ -168,6 +171,6 @@ mod tests {
             assert_eq!(t.apply(name, Some(value)), Err(Errno::Inval), "{name}");
         }
         assert_eq!(t.apply("nothing*", None), Err(Errno::NoEnt));
-        assert_eq!(t.get(Knob::SessionGraceMs), 30_000, "a refused value changes nothing");
+        assert_eq!(t.get(Tunable::SessionGraceMs), 30_000, "a refused value changes nothing");
     }
 }

@@ -18,7 +18,7 @@ use crate::coherence::tokens::Tokens;
 use crate::config::SharedConfig;
 use crate::counters::{Counters, add};
 use crate::error::ServerError;
-use crate::message::{Message, Question, Told};
+use crate::message::{Message, TargetReply, TargetRequest};
 use crate::target::Target;
 use crate::tunables::SharedTunables;
 use crate::worker::above::{Above, AnswerTarget, Clients, Peers};
@@ -80,7 +80,7 @@ pub struct Worker<E: Env> {
 struct Waiters {
     last: Cell<u64>,
     calls: RefCell<BTreeMap<u64, oneshot::Sender<Called>>>,
-    asks: RefCell<BTreeMap<u64, oneshot::Sender<Result<Told>>>>,
+    asks: RefCell<BTreeMap<u64, oneshot::Sender<Result<TargetReply>>>>,
 }
 
 impl Waiters {
@@ -223,7 +223,7 @@ impl<E: Env> Worker<E> {
     }
 
     /// A reply that another worker has sent back.
-    pub fn told(&self, token: u64, told: Result<Told>) {
+    pub fn told(&self, token: u64, told: Result<TargetReply>) {
         if let Some(waiter) = self.waiters.asks.borrow_mut().remove(&token) {
             drop(waiter.send(told));
         }
@@ -262,7 +262,7 @@ impl<E: Env> Worker<E> {
 
     /// Asks a target, wherever it is: the one way between targets. One of another server is asked by worker 0; `Io` if
     /// that server cannot be reached for long.
-    pub async fn ask(self: &Rc<Self>, target: TargetId, question: Question) -> Result<Told> {
+    pub async fn ask(self: &Rc<Self>, target: TargetId, question: TargetRequest) -> Result<TargetReply> {
         let to = self.routes.owner(target).unwrap_or(0);
         if to == usize::from(self.index) {
             return self.ask_here(target, question).await;
@@ -276,9 +276,9 @@ impl<E: Env> Worker<E> {
 
     /// Asks a target and expects `Done`. While another server cannot be reached it is asked again and again: for what
     /// is decided.
-    pub async fn insist(self: &Rc<Self>, target: TargetId, question: Question) -> Result<()> {
+    pub async fn insist(self: &Rc<Self>, target: TargetId, question: TargetRequest) -> Result<()> {
         match self.insist_ask(target, question).await? {
-            Told::Done => Ok(()),
+            TargetReply::Done => Ok(()),
             _ => Err(Errno::Proto),
         }
     }
@@ -289,7 +289,7 @@ impl<E: Env> Worker<E> {
     }
 
     /// As `insist`, for other answers.
-    pub async fn insist_ask(self: &Rc<Self>, target: TargetId, question: Question) -> Result<Told> {
+    pub async fn insist_ask(self: &Rc<Self>, target: TargetId, question: TargetRequest) -> Result<TargetReply> {
         if self.routes.is_local(target) {
             return self.ask(target, question).await;
         }
@@ -305,7 +305,7 @@ impl<E: Env> Worker<E> {
     }
 
     /// Tells a target once, without anybody waiting for it.
-    pub fn tell_later(self: &Rc<Self>, target: TargetId, question: Question) {
+    pub fn tell_later(self: &Rc<Self>, target: TargetId, question: TargetRequest) {
         let worker = self.clone();
         self.env.spawn(async move {
             let _ = worker.ask(target, question).await;
@@ -316,7 +316,7 @@ impl<E: Env> Worker<E> {
     pub fn unlock_moves(self: &Rc<Self>, number: u64) {
         let worker = self.clone();
         self.env.spawn(async move {
-            let _ = worker.insist(TargetId(0), Question::MoveUnlock(number)).await;
+            let _ = worker.insist(TargetId(0), TargetRequest::MoveUnlock(number)).await;
         });
     }
 
@@ -330,17 +330,17 @@ impl<E: Env> Worker<E> {
     }
 
     /// Asks a target and expects `Done`.
-    pub async fn tell(self: &Rc<Self>, target: TargetId, question: Question) -> Result<()> {
+    pub async fn tell(self: &Rc<Self>, target: TargetId, question: TargetRequest) -> Result<()> {
         match self.ask(target, question).await? {
-            Told::Done => Ok(()),
+            TargetReply::Done => Ok(()),
             _ => Err(Errno::Proto),
         }
     }
 
     /// Asks a target that no other worker of this server has.
-    pub async fn ask_here(self: &Rc<Self>, target: TargetId, question: Question) -> Result<Told> {
-        if let (Question::Hail, Some(failure)) = (&question, &self.failure) {
-            return Ok(Told::Hail(Box::new(Err(failure.clone()))));
+    pub async fn ask_here(self: &Rc<Self>, target: TargetId, question: TargetRequest) -> Result<TargetReply> {
+        if let (TargetRequest::OpenReport, Some(failure)) = (&question, &self.failure) {
+            return Ok(TargetReply::OpenReport(Box::new(Err(failure.clone()))));
         }
         if let Some(target) = self.target(target) {
             return (self.above.answer)(self, &target, question).await;

@@ -125,8 +125,8 @@ macro_rules! tunables {
         $(, $more:ident $($words:literal)?)?;)*) => {
         /// Places in the table.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        pub enum Knob { $(#[doc = $help] $place,)* }
-        /// The table, in the order of `Knob`.
+        pub enum Tunable { $(#[doc = $help] $place,)* }
+        /// The table, in the order of `Tunable`.
         pub const TABLE: &[$crate::tunable::Row] = &[$($crate::tunable::Row {
             name: $name,
             unit: { use $crate::tunable::Unit::*; $unit },
@@ -250,21 +250,21 @@ mod tests {
     #[test]
     fn set_by_pattern() {
         let values = Values::new(TABLE);
-        let get = |knob: Knob| values.get(knob as usize);
+        let get = |knob: Tunable| values.get(knob as usize);
         assert_eq!(values.set("a.*_bytes", "4M"), Err("a.page_bytes: 4M is not within 1 and 1M".into()));
-        assert_eq!(get(Knob::Large), 2 << 20, "nothing is changed");
+        assert_eq!(get(Tunable::Large), 2 << 20, "nothing is changed");
         assert_eq!(values.set("a.larg?_bytes", "4 MiB"), Ok(1));
-        assert_eq!(get(Knob::Large), 4 << 20);
+        assert_eq!(get(Tunable::Large), 4 << 20);
         assert!(values.set("a.larg", "4M").unwrap_err().contains("no tunable matches"));
         assert!(values.set("b.*", "4M").is_err(), "a switch takes no size");
         assert!(values.set("a.page_bytes", "3000").unwrap_err().contains("cannot read"), "no power of two");
         assert!(values.set("b.share_percent", "91").unwrap_err().contains("not within"));
         assert_eq!(values.set("b.wait*", "7"), Err("no tunable matches \"b.wait*\"".into()));
-        assert_eq!((values.set("b.wait_ms", "7"), get(Knob::Wait)), (Ok(1), 7));
+        assert_eq!((values.set("b.wait_ms", "7"), get(Tunable::Wait)), (Ok(1), 7));
         values.set("a.mode", "fixed").unwrap();
-        assert_eq!((get(Knob::Mode), get(Knob::Page), get(Knob::On)), (1, 1, 1));
-        values.put(Knob::Share as usize, 99);
-        assert_eq!((get(Knob::Share), get(Knob::Memory)), (90, 1 << 30));
+        assert_eq!((get(Tunable::Mode), get(Tunable::Page), get(Tunable::On)), (1, 1, 1));
+        values.put(Tunable::Share as usize, 99);
+        assert_eq!((get(Tunable::Share), get(Tunable::Memory)), (90, 1 << 30));
     }
 
     /// Goal: a line says all of a row. Method: one of each kind.

@@ -1,7 +1,7 @@
 //! Forgetting cached bytes: truncate, punch, direct writes, revoked locks.
 
 use super::{CHUNK, CHUNK_UNITS, PageCache, SHARDS, Shard, UNIT};
-use crate::inode::File;
+use crate::inode::Inode;
 use amphi_types::ByteRange;
 use parking_lot::RwLock;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -17,7 +17,7 @@ pub(crate) enum Dirty {
 
 impl PageCache {
     /// Forgets the valid bytes of `range`. Returns whether bytes are left: dirty ones that were kept, or in flight.
-    pub(crate) fn forget(&self, file: &File, range: ByteRange, dirty: Dirty) -> bool {
+    pub(crate) fn forget(&self, file: &Inode, range: ByteRange, dirty: Dirty) -> bool {
         if range.is_empty() {
             return false;
         }
@@ -38,7 +38,7 @@ impl PageCache {
         left
     }
 
-    fn forget_in(&self, shard: &RwLock<Shard>, file: &File, range: ByteRange, dirty: Dirty) -> bool {
+    fn forget_in(&self, shard: &RwLock<Shard>, file: &Inode, range: ByteRange, dirty: Dirty) -> bool {
         let mut shard = shard.write();
         let keys = (file.ino.0, range.start / UNIT)..(file.ino.0, range.end.div_ceil(UNIT));
         let mut left = false;

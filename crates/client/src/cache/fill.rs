@@ -1,7 +1,7 @@
 //! Bytes on their way between cache and server: fills, and dirty bytes taken out for write-back.
 
 use super::{CHUNK, PageCache, Place, Shard, UNIT, units};
-use crate::inode::File;
+use crate::inode::Inode;
 use amphi_env::Buf;
 use amphi_types::ByteRange;
 use smallvec::SmallVec;
@@ -29,7 +29,7 @@ impl PageCache {
     /// memory they came in.
     pub(crate) fn fill(
         &self,
-        file: &Arc<File>,
+        file: &Arc<Inode>,
         range: ByteRange,
         bytes: &Arc<Buf>,
         ahead: bool,
@@ -65,7 +65,7 @@ impl PageCache {
     fn adopt(
         &self,
         shard: &mut Shard,
-        file: &Arc<File>,
+        file: &Arc<Inode>,
         u: u64,
         part: ByteRange,
         range: ByteRange,
@@ -85,7 +85,7 @@ impl PageCache {
     }
 
     /// Dirty runs within `range` that are not in flight, ascending and joined across units.
-    pub(crate) fn dirty_runs(&self, file: &File, range: ByteRange) -> Vec<ByteRange> {
+    pub(crate) fn dirty_runs(&self, file: &Inode, range: ByteRange) -> Vec<ByteRange> {
         let mut runs = Vec::new();
         let (first, end) = (range.start / UNIT, range.end.div_ceil(UNIT));
         let indexed: Vec<u64> = file.dirty.lock().units.range(first..end).map(|(u, _)| *u).collect();
@@ -103,7 +103,7 @@ impl PageCache {
     }
 
     /// End of the bytes of a file that are dirty or on their way to the server; 0 without any.
-    pub(crate) fn dirty_end(&self, file: &File) -> u64 {
+    pub(crate) fn dirty_end(&self, file: &Inode) -> u64 {
         // What comes back from a flight is dirty again before the flight has ended.
         let before = file.flights.lock().last_end();
         let last = file.dirty.lock().units.last_key_value().map(|(u, _)| *u);
@@ -122,7 +122,7 @@ impl PageCache {
     ///
     /// Whole units that lie in one piece of memory (`slab`) are lent, as many of a chunk as there are; otherwise all
     /// that there is is copied.
-    pub(crate) fn take_dirty(&self, file: &File, range: ByteRange) -> Option<(ByteRange, Buf)> {
+    pub(crate) fn take_dirty(&self, file: &Inode, range: ByteRange) -> Option<(ByteRange, Buf)> {
         if let Some(lent) = self.lend_dirty(file, range) {
             return Some(lent);
         }
@@ -159,7 +159,7 @@ impl PageCache {
     }
 
     /// Lends whole dirty units at the start of `range`, if they are several and lie in one piece.
-    fn lend_dirty(&self, file: &File, range: ByteRange) -> Option<(ByteRange, Buf)> {
+    fn lend_dirty(&self, file: &Inode, range: ByteRange) -> Option<(ByteRange, Buf)> {
         let first = range.start / UNIT;
         let end = (range.start - range.start % CHUNK + CHUNK).min(range.end) / UNIT;
         if !range.start.is_multiple_of(UNIT) || end < first + LENT_MIN {
@@ -192,7 +192,7 @@ impl PageCache {
     /// dirty: who finds none dirty knows of a failure.
     pub(crate) fn landed(
         &self,
-        file: &File,
+        file: &Inode,
         range: ByteRange,
         landing: Landing,
         now_ns: u64,
@@ -232,7 +232,7 @@ impl PageCache {
     }
 
     /// Units of `file` that have been dirty since before `before_ns`, as joined ranges.
-    pub(crate) fn aged(&self, file: &File, before_ns: u64) -> Vec<ByteRange> {
+    pub(crate) fn aged(&self, file: &Inode, before_ns: u64) -> Vec<ByteRange> {
         let mut ranges = Vec::new();
         let units: BTreeMap<u64, u64> = file.dirty.lock().units.clone();
         for (u, _) in units.into_iter().filter(|(_, since)| *since <= before_ns) {

@@ -5,7 +5,7 @@
 
 use crate::cache::UNIT;
 use crate::data::Loan;
-use crate::inode::File;
+use crate::inode::Inode;
 use crate::policy::locality::Came;
 use amphi_env::Buf;
 use amphi_env::buf::copy_streaming;
@@ -19,7 +19,7 @@ const SMALLEST: usize = 4096;
 
 /// What is kept for a file and its unit beside the unit's memory, bytes: themselves, their places in tables, the lock
 /// on the file, and what the allocator keeps for each of them.
-const BOOKS_BYTES: u64 = (size_of::<File>() + size_of::<Unit>() + 1536) as u64;
+const BOOKS_BYTES: u64 = (size_of::<Inode>() + size_of::<Unit>() + 1536) as u64;
 
 /// Whole units' memory between two uses: touching new memory costs as much as the copy into it.
 pub(crate) struct Spare {
@@ -119,7 +119,7 @@ impl Memory {
 }
 
 pub(crate) struct Unit {
-    pub(crate) file: Arc<File>,
+    pub(crate) file: Arc<Inode>,
     /// Of its entry in the clock.
     pub(crate) turn: u64,
     start: u64,
@@ -150,7 +150,7 @@ pub(crate) struct Unit {
 const NEVER: u64 = u64::MAX;
 
 impl Unit {
-    pub(crate) fn new(file: Arc<File>, index: u64, turn: u64, place: Option<Buf>) -> Unit {
+    pub(crate) fn new(file: Arc<Inode>, index: u64, turn: u64, place: Option<Buf>) -> Unit {
         Unit {
             place,
             came: file.locality.comes(),

@@ -5,7 +5,7 @@
 //! has shown stays true until it does.
 //!
 //! Owns: which inodes were shown to have none, and which calls that set one are under way. Does not own: requests, the
-//! rule (`company`).
+//! rule (`sharing`).
 //!
 //! Invariants: noted is only what was asked for and answered under one alone rule, if no call that sets an attribute
 //! began or ended meanwhile. Such a call is forgotten for before it is sent; if its answer is lost, it may still
@@ -69,12 +69,12 @@ pub(crate) struct Asked {
 
 /// To be called before a question is sent.
 pub(crate) fn asking(mount: &Mount) -> Asked {
-    Asked { rule: mount.coherence.company.rule(), events: mount.coherence.bare.events.load(SeqCst) }
+    Asked { rule: mount.coherence.sharing.rule(), events: mount.coherence.bare.events.load(SeqCst) }
 }
 
 /// The answer to a question shows an inode.
 pub(crate) fn shown(mount: &Mount, asked: Asked, view: &InodeView) {
-    if view.xattrs || asked.rule & 1 == 0 || mount.coherence.company.rule() != asked.rule {
+    if view.xattrs || asked.rule & 1 == 0 || mount.coherence.sharing.rule() != asked.rule {
         return;
     }
     let mut state = mount.coherence.bare.state.lock();
@@ -86,7 +86,7 @@ pub(crate) fn shown(mount: &Mount, asked: Asked, view: &InodeView) {
 
 /// Whether an inode has no extended attributes, as far as this mount, being alone, knows.
 pub(crate) fn is_bare(mount: &Mount, ino: Ino) -> bool {
-    let rule = mount.coherence.company.rule();
+    let rule = mount.coherence.sharing.rule();
     rule & 1 == 1 && mount.coherence.bare.state.lock().rule_of(ino) == Some(rule)
 }
 

@@ -6,7 +6,7 @@
 //! kept alone.
 //!
 //! Owns: what was shown or what the last change brought, and which changes are under way. Does not own: requests, the
-//! rule (`company`).
+//! rule (`sharing`).
 //!
 //! Invariants: alone, nothing but requests of this mount changes a directory, so what was right after the last change
 //! stays right until the next one. Kept is only what was asked for and answered under one alone rule, what was shown
@@ -226,14 +226,14 @@ pub(crate) fn changing(mount: &Arc<Mount>, op: &Request, keys: &[TokenKey]) -> O
         }
     };
     drop(state);
-    Some(Change { mount: mount.clone(), rule: mount.coherence.company.rule(), reach, answered: false })
+    Some(Change { mount: mount.clone(), rule: mount.coherence.sharing.rule(), reach, answered: false })
 }
 
 impl Change {
     /// The answer has come, with the attributes of the directory if the server knew them, and what it says was removed.
     pub(crate) fn ends(&mut self, after: Option<&DirectoryAfter>, removed: Option<Ino>) {
         self.answered = true;
-        let alone = self.rule & 1 == 1 && self.mount.coherence.company.rule() == self.rule;
+        let alone = self.rule & 1 == 1 && self.mount.coherence.sharing.rule() == self.rule;
         let after = |ino: Ino| {
             let fits = |after: &&DirectoryAfter| alone && after.inode.attr.ino == ino;
             after.filter(fits).map(|after| (after.place, after.inode.attr))
@@ -268,21 +268,21 @@ pub(crate) struct Asked {
 
 /// To be called before a question is sent whose answer may show directories.
 pub(crate) fn asking(mount: &Mount) -> Asked {
-    let rule = mount.coherence.company.rule();
+    let rule = mount.coherence.sharing.rule();
     Asked { rule, events: mount.coherence.directories.state.lock().events }
 }
 
 /// The answer to a question shows a directory.
 pub(crate) fn shown(mount: &Mount, asked: Asked, attr: Attr) {
     let Asked { rule, events } = asked;
-    if rule & 1 == 1 && mount.coherence.company.rule() == rule {
+    if rule & 1 == 1 && mount.coherence.sharing.rule() == rule {
         mount.coherence.directories.change().shown(attr.ino, rule, events, attr);
     }
 }
 
 /// The attributes of a directory, if this mount is alone and knows them.
 pub(crate) fn attr(mount: &Mount, ino: Ino) -> Option<Attr> {
-    let rule = mount.coherence.company.rule();
+    let rule = mount.coherence.sharing.rule();
     if rule & 1 == 0 {
         return None;
     }

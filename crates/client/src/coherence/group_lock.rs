@@ -22,7 +22,7 @@ use crate::coherence::sharing::{self, Begun};
 use crate::conn::pending::Interrupt;
 use crate::inode::file_group::{Stage, State, Stranger};
 use crate::inode::table::Use;
-use crate::inode::{File, OpenFile, Signal};
+use crate::inode::{Inode, OpenFile, Signal};
 use crate::mount::{Mount, unexpected};
 use crate::telemetry::stats::Count;
 use crate::writeback::writeback_errors;
@@ -59,7 +59,7 @@ impl GroupNews {
 /// Takes the range lock when the file is free for a member of this group, or of none (0).
 ///
 /// Errors: `Io` if the group was lost, with the session or a restart of a server.
-pub(crate) async fn enter(file: &Arc<File>, member: u64, range: ByteRange, hold: Hold) -> Result<Guard> {
+pub(crate) async fn enter(file: &Arc<Inode>, member: u64, range: ByteRange, hold: Hold) -> Result<Guard> {
     loop {
         if !file.group.admits(member) {
             if member != 0 {
@@ -80,7 +80,7 @@ pub(crate) async fn enter(file: &Arc<File>, member: u64, range: ByteRange, hold:
 /// it waits for may be the end of that very group on another mount. The locks are still waited for, and go back.
 pub(crate) async fn unless_asked<T: Send + 'static>(
     mount: &Arc<Mount>,
-    file: &Arc<File>,
+    file: &Arc<Inode>,
     member: u64,
     locks: impl Future<Output = Result<T>> + Send + 'static,
 ) -> Option<Result<T>> {
@@ -101,10 +101,10 @@ pub(crate) async fn unless_asked<T: Send + 'static>(
 /// Takes the range lock as `enter`, and in company the locks that `pins` waits for.
 pub(crate) async fn enter_pinned<F>(
     mount: &Arc<Mount>,
-    file: &Arc<File>,
+    file: &Arc<Inode>,
     member: u64,
     (range, hold): (ByteRange, Hold),
-    pins: impl Fn(Arc<Mount>, Arc<File>) -> F,
+    pins: impl Fn(Arc<Mount>, Arc<Inode>) -> F,
 ) -> Result<(Guard, Option<Begun>, Vec<Pin>)>
 where
     F: Future<Output = Result<Vec<Pin>>> + Send + 'static,
@@ -216,7 +216,7 @@ pub(crate) async fn lock(
 /// Asks for the locks of all objects, in ascending order. What was granted is in `locks`, also after a failure.
 async fn take(
     mount: &Arc<Mount>,
-    file: &Arc<File>,
+    file: &Arc<Inode>,
     group: u64,
     wait: bool,
     interrupt: &Interrupt,
@@ -254,7 +254,7 @@ async fn take(
 /// Asks the servers.
 async fn ask(
     mount: &Arc<Mount>,
-    file: &Arc<File>,
+    file: &Arc<Inode>,
     group: u64,
     wait: bool,
     interrupt: &Interrupt,
@@ -307,12 +307,12 @@ fn withdraw(mount: &Mount, target: TargetId, lock: u64) {
 }
 
 /// Gives the locks back and lets others go on.
-async fn end(mount: &Arc<Mount>, file: &Arc<File>, locks: &[(TargetId, LockId)]) {
+async fn end(mount: &Arc<Mount>, file: &Arc<Inode>, locks: &[(TargetId, LockId)]) {
     locks::leave_group(mount, locks).await;
     free(mount, file);
 }
 
-fn free(mount: &Arc<Mount>, file: &Arc<File>) {
+fn free(mount: &Arc<Mount>, file: &Arc<Inode>) {
     let before = {
         let mut state = file.group.state.lock();
         file.group.id.store(0, SeqCst);
@@ -324,7 +324,7 @@ fn free(mount: &Arc<Mount>, file: &Arc<File>) {
 }
 
 /// A member leaves. Whether it was the last: then the locks to give back.
-fn leave(file: &File, group: u64) -> Option<Vec<(TargetId, LockId)>> {
+fn leave(file: &Inode, group: u64) -> Option<Vec<(TargetId, LockId)>> {
     let mut state = file.group.state.lock();
     if state.stage != Stage::Held || file.group.id() != group {
         return None;
@@ -383,7 +383,7 @@ pub(crate) async fn wanted(mount: Arc<Mount>, open: Arc<OpenFile>) -> Result<boo
 }
 
 /// A member was closed.
-pub(crate) fn closed(mount: &Arc<Mount>, file: &Arc<File>, group: u64) {
+pub(crate) fn closed(mount: &Arc<Mount>, file: &Arc<Inode>, group: u64) {
     if let Some(locks) = leave(file, group) {
         let (mount2, file) = (mount.clone(), file.clone());
         mount.spawn(async move { end(&mount2, &file, &locks).await });
@@ -391,7 +391,7 @@ pub(crate) fn closed(mount: &Arc<Mount>, file: &Arc<File>, group: u64) {
 }
 
 /// A server no longer knows locks of the group: its members fail from now on, others go on.
-pub(crate) fn lost(mount: &Arc<Mount>, file: &Arc<File>) {
+pub(crate) fn lost(mount: &Arc<Mount>, file: &Arc<Inode>) {
     if file.group.id() == 0 {
         return;
     }

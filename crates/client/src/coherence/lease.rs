@@ -7,7 +7,7 @@
 //! stopped before others are let on. What other servers granted goes on. As long as all are in touch, one number says
 //! so.
 
-use crate::inode::File;
+use crate::inode::Inode;
 use crate::mount::Mount;
 use amphi_types::{ByteRange, Cred, Result, TargetId};
 use amphi_wire::Request;
@@ -89,14 +89,14 @@ impl Leases {
 
     /// As `in_touch`, for the servers of a file's inode and of these bytes.
     #[inline]
-    pub(crate) fn in_touch_for(&self, boot_ns: u64, file: &File, range: ByteRange) -> bool {
+    pub(crate) fn in_touch_for(&self, boot_ns: u64, file: &Inode, range: ByteRange) -> bool {
         let all = boot_ns < self.all_until_ns.load(Relaxed);
         all || targets(file, range).into_iter().all(|target| self.in_touch(boot_ns, target))
     }
 }
 
 /// Targets of a file's inode and of these bytes.
-fn targets(file: &File, range: ByteRange) -> BTreeSet<TargetId> {
+fn targets(file: &Inode, range: ByteRange) -> BTreeSet<TargetId> {
     let layout = file.layout();
     let mut targets = BTreeSet::from([file.ino.target()]);
     for (looked, (object, _)) in layout.pieces(file.ino, range).enumerate() {
@@ -114,10 +114,10 @@ fn targets(file: &File, range: ByteRange) -> BTreeSet<TargetId> {
 
 /// Makes sure that what is cached of a file's inode and of these bytes may be used: asks servers that have been silent
 /// for too long.
-pub(crate) async fn touch(mount: &Arc<Mount>, file: &File, range: ByteRange) -> Result<()> {
-    let leases = &mount.coherence.company.leases;
+pub(crate) async fn touch(mount: &Arc<Mount>, file: &Inode, range: ByteRange) -> Result<()> {
+    let leases = &mount.coherence.sharing.leases;
     let now = mount.clock.boot_ns();
-    if mount.coherence.company.is_alone() || now < leases.all_until_ns.load(Relaxed) {
+    if mount.coherence.sharing.is_alone() || now < leases.all_until_ns.load(Relaxed) {
         return Ok(());
     }
     for target in targets(file, range) {
@@ -128,9 +128,9 @@ pub(crate) async fn touch(mount: &Arc<Mount>, file: &File, range: ByteRange) -> 
 
 /// As `touch`, for what one target has granted.
 pub(crate) async fn touch_target(mount: &Arc<Mount>, target: TargetId) -> Result<()> {
-    let leases = &mount.coherence.company.leases;
+    let leases = &mount.coherence.sharing.leases;
     let now = mount.clock.boot_ns();
-    if mount.coherence.company.is_alone() || now < leases.all_until_ns.load(Relaxed) {
+    if mount.coherence.sharing.is_alone() || now < leases.all_until_ns.load(Relaxed) {
         return Ok(());
     }
     let Some(lease) = leases.of(target).filter(|lease| !lease.in_touch(now)) else { return Ok(()) };

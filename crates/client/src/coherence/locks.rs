@@ -4,7 +4,7 @@
 //! drop, cancel. Does not own: the rules (`dlm`).
 //!
 //! Invariants: a cached byte lies under a lock that is held. A write in the cache that pins no lock checks a bit of its
-//! file (`File::whole_locks`) under the lock of the cache's shard; the bit goes before the flush that precedes the
+//! file (`Inode::whole_locks`) under the lock of the cache's shard; the bit goes before the flush that precedes the
 //! lock's return, so that flush finds every such write. Order: table of locks, then shard.
 
 pub(crate) mod ahead;
@@ -14,11 +14,11 @@ mod pins;
 use crate::cache::drop::Dirty;
 use crate::cache::push_joined;
 use crate::coherence::group_lock;
-use crate::inode::{File, Signal};
+use crate::inode::{Inode, Signal};
 use crate::mount::Mount;
 use crate::ops::pages;
 use crate::telemetry::stats::{Count, FileEvent};
-use crate::telemetry::tunables::{Knob, Tunables};
+use crate::telemetry::tunables::{Tunable, Tunables};
 use crate::writeback::flush;
 use amphi_dlm::{CacheLimits, CallbackPlan, Granted, GroupId, LockAction, LockCache, LockId, Mode};
 use amphi_types::{ByteRange, Cred, Errno, Ino, ObjectId, TargetId};
@@ -35,8 +35,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 /// restarted server, 30 bytes a lock, below one message.
 fn limits_of(tunables: &Tunables) -> CacheLimits {
     CacheLimits {
-        max_age_ns: tunables.get(Knob::LocksMaxAgeS) * 1_000_000_000,
-        max_locks: tunables.get(Knob::LocksMax) as usize,
+        max_age_ns: tunables.get(Tunable::LocksMaxAgeS) * 1_000_000_000,
+        max_locks: tunables.get(Tunable::LocksMax) as usize,
         ..CacheLimits::default()
     }
 }
@@ -65,7 +65,7 @@ pub(crate) struct Locks {
     /// Locks that were asked back, by the ids of their targets, and when; until the answer is sent.
     asked_back: Mutex<BTreeMap<(TargetId, u64), u64>>,
     /// Files of locks that are about to be returned, of which a front end may have pages.
-    pages_due: Mutex<Vec<(TargetId, Arc<File>)>>,
+    pages_due: Mutex<Vec<(TargetId, Arc<Inode>)>>,
     /// Order: before `caches`.
     making: Mutex<Making>,
 }
@@ -103,12 +103,12 @@ fn stripe_bit(stripe: u32) -> u64 {
 }
 
 /// Whether write locks on whole objects cover these stripes: then writes need no pin, as long as this holds.
-pub(crate) fn covered(file: &File, stripes: u64) -> bool {
+pub(crate) fn covered(file: &Inode, stripes: u64) -> bool {
     stripes != 0 && file.whole_locks.load(SeqCst) & stripes == stripes
 }
 
 /// The bits of the stripes that hold `range`; 0 if there are stripes without a bit.
-pub(crate) fn stripe_bits(file: &File, range: ByteRange) -> u64 {
+pub(crate) fn stripe_bits(file: &Inode, range: ByteRange) -> u64 {
     let layout = file.layout();
     let (first, end) = layout.stripe_at(range.start);
     if end >= range.end {
@@ -125,7 +125,7 @@ pub(crate) fn stripe_bits(file: &File, range: ByteRange) -> u64 {
 }
 
 /// The bits of all stripes that the file can have; 0 if there are some without a bit.
-pub(crate) fn all_stripe_bits(file: &File) -> u64 {
+pub(crate) fn all_stripe_bits(file: &Inode) -> u64 {
     match file.layout().stripes() {
         64 => u64::MAX,
         stripes @ 1..64 => (1 << stripes) - 1,
@@ -172,12 +172,12 @@ impl Locks {
 }
 
 /// The part of each object that holds bytes of the range, from its first byte to its last.
-fn spans(file: &File, range: ByteRange) -> BTreeMap<ObjectId, ByteRange> {
+fn spans(file: &Inode, range: ByteRange) -> BTreeMap<ObjectId, ByteRange> {
     file.layout().spans(file.ino, range)
 }
 
 /// Whether usable locks permit reading all of `range`.
-pub(crate) fn permit_reading(mount: &Mount, file: &File, range: ByteRange) -> bool {
+pub(crate) fn permit_reading(mount: &Mount, file: &Inode, range: ByteRange) -> bool {
     let layout = file.layout();
     let mut caches = mount.coherence.locks.caches.lock();
     layout.pieces(file.ino, range).all(|(object, piece)| {
@@ -227,7 +227,7 @@ pub(crate) async fn leave_group(mount: &Arc<Mount>, locks: &[(TargetId, LockId)]
 }
 
 /// A write lock on all of the first object that came with the answer that made the file.
-pub(crate) fn given(mount: &Arc<Mount>, file: &File, lock: u64) {
+pub(crate) fn given(mount: &Arc<Mount>, file: &Inode, lock: u64) {
     let (object, target) = (ObjectId { ino: file.ino, stripe: 0 }, file.ino.target());
     let mut making = mount.coherence.locks.making.lock();
     let asked_back = making.early.iter().position(|early| *early == (object, lock));
@@ -250,7 +250,7 @@ pub(crate) fn given(mount: &Arc<Mount>, file: &File, lock: u64) {
 
 /// Sets the bit of an object if a usable write lock covers all of it. Under the table's lock: a lock that is on its way
 /// back is not usable, and its bit goes after it was closed.
-fn note_whole(cache: &LockCache, file: &File, object: ObjectId) {
+fn note_whole(cache: &LockCache, file: &Inode, object: ObjectId) {
     let bit = stripe_bit(object.stripe);
     if file.whole_locks.load(SeqCst) & bit == 0 && cache.covers(object, Mode::Write, ByteRange::ALL).is_some() {
         // Others may have changed the end since this mount had the lock before.
@@ -297,7 +297,7 @@ pub(crate) fn tick(mount: &Arc<Mount>) {
     let limits = limits_of(&mount.tunables);
     *mount.coherence.locks.limits.lock() = limits;
     mount.host.coarse_ns.store(now_ns, Relaxed);
-    let say = now_ns >= said + KEPT_NS && !mount.coherence.company.is_alone();
+    let say = now_ns >= said + KEPT_NS && !mount.coherence.sharing.is_alone();
     if say {
         mount.coherence.locks.said_kept_ns.store(now_ns, SeqCst);
     }
@@ -342,7 +342,7 @@ pub(crate) fn pump(mount: &Arc<Mount>, target: TargetId) {
                     let file = mount
                         .files
                         .get(object.ino)
-                        .filter(|f| (f.pages.any() || f.pages.is_taking()) && !mount.coherence.company.is_alone());
+                        .filter(|f| (f.pages.any() || f.pages.is_taking()) && !mount.coherence.sharing.is_alone());
                     file.into_iter().for_each(|f| mount.coherence.locks.pages_due.lock().push((target, f)));
                     continue;
                 }
@@ -381,8 +381,8 @@ pub(crate) fn pump(mount: &Arc<Mount>, target: TargetId) {
 }
 
 /// Files whose pages in front have to be taken back for locks of a target that go.
-fn take_due(mount: &Mount, target: TargetId) -> Vec<Arc<File>> {
-    let mut due: Vec<Arc<File>> = Vec::new();
+fn take_due(mount: &Mount, target: TargetId) -> Vec<Arc<Inode>> {
+    let mut due: Vec<Arc<Inode>> = Vec::new();
     mount.coherence.locks.pages_due.lock().retain(|(of, file)| {
         let here = *of == target;
         if here && !due.iter().any(|f| Arc::ptr_eq(f, file)) {
@@ -432,7 +432,7 @@ fn give_back(mount: &Arc<Mount>, target: TargetId, ids: &[LockId], locks: Vec<u6
 }
 
 /// The bytes of `ranges` that lie in `object` and may be cached.
-fn pieces_of(mount: &Mount, file: &File, object: ObjectId, ranges: &[ByteRange]) -> Vec<ByteRange> {
+fn pieces_of(mount: &Mount, file: &Inode, object: ObjectId, ranges: &[ByteRange]) -> Vec<ByteRange> {
     let layout = file.layout();
     let cached = ByteRange::new(0, file.cached_end.load(SeqCst));
     if layout.stripes() == 1 {
@@ -456,7 +456,7 @@ fn forget(mount: &Arc<Mount>, object: ObjectId, ranges: &[ByteRange], discard_di
         // Before they are no longer dirty: who finds none dirty knows of it.
         let has_dirty = file.dirty_bytes.load(SeqCst) > 0;
         if has_dirty {
-            mount.writeback.losses.note(Errno::Io, mount.clock.now_ns());
+            mount.writeback.errors.note(Errno::Io, mount.clock.now_ns());
         }
         file.failures.note(Errno::Io, if has_dirty { ByteRange::ALL } else { ByteRange::at(0, 0) });
     }
@@ -469,7 +469,7 @@ fn forget(mount: &Arc<Mount>, object: ObjectId, ranges: &[ByteRange], discard_di
     // before do not know what has been written under this one.
     file.own_is_at_least(|| mount.cache.dirty_end(&file));
     file.turn();
-    if !mount.coherence.company.is_alone() {
+    if !mount.coherence.sharing.is_alone() {
         file.times_told();
     }
     if discard_dirty {

@@ -26,7 +26,7 @@ use std::time::Duration;
 use crate::api::KernelPages;
 
 /// Silence of the master after which a lone mount of several servers takes it that others have come: two of its pings.
-/// Servers count on it (`crates/server`, `front::company`).
+/// Servers count on it (`crates/server`, `front::sharing`).
 pub(crate) const CAUTION_NS: u64 = 10_000_000_000;
 /// Added to what a front end may keep: how late its clock may be.
 const LEND_MARGIN: Duration = Duration::from_millis(20);
@@ -36,7 +36,7 @@ const KEPT: Duration = Duration::from_secs(1);
 const LOOK: Duration = Duration::from_millis(1);
 
 /// The rule in force and what was begun under it.
-pub(crate) struct Company {
+pub(crate) struct Sharing {
     /// Grows with each change of rule; odd while alone.
     rule: AtomicU64,
     /// The last change the server has told of.
@@ -67,7 +67,7 @@ pub(crate) struct Begun(Arc<Mount>);
 
 impl Drop for Begun {
     fn drop(&mut self) {
-        self.0.coherence.company.under_way.fetch_sub(1, SeqCst);
+        self.0.coherence.sharing.under_way.fetch_sub(1, SeqCst);
     }
 }
 
@@ -88,7 +88,7 @@ impl Drop for Lending {
     fn drop(&mut self) {
         let mount = &self.begun.0;
         let until = mount.clock.now_ns() + self.life.as_nanos() as u64;
-        mount.coherence.company.lent_until_ns.fetch_max(until, SeqCst);
+        mount.coherence.sharing.lent_until_ns.fetch_max(until, SeqCst);
     }
 }
 
@@ -102,9 +102,9 @@ pub struct Rule {
 /// The rule before any other: odd, alone.
 const ALONE_FROM_THE_START: u64 = 1;
 
-impl Company {
-    pub(crate) fn new() -> Company {
-        Company {
+impl Sharing {
+    pub(crate) fn new() -> Sharing {
+        Sharing {
             rule: AtomicU64::new(ALONE_FROM_THE_START),
             change: AtomicU64::new(0),
             settled: AtomicBool::new(false),
@@ -167,18 +167,18 @@ impl Company {
 
 /// Enters an operation, if the mount is alone: the switch to company waits for its end.
 pub(crate) fn begin(mount: &Arc<Mount>) -> Option<Begun> {
-    if !mount.coherence.company.is_alone() {
+    if !mount.coherence.sharing.is_alone() {
         return None;
     }
-    mount.coherence.company.under_way.fetch_add(1, SeqCst);
+    mount.coherence.sharing.under_way.fetch_add(1, SeqCst);
     let begun = Begun(mount.clone());
     // The switch sets the rule, then looks at the count.
-    (mount.coherence.company.rule.load(SeqCst) & 1 == 1).then_some(begun)
+    (mount.coherence.sharing.rule.load(SeqCst) & 1 == 1).then_some(begun)
 }
 
 /// For a front end that is about to ask.
 pub(crate) fn rule_for_front(mount: &Mount) -> Rule {
-    Rule { rule: mount.coherence.company.rule(), directories: crate::coherence::directories::events(mount) }
+    Rule { rule: mount.coherence.sharing.rule(), directories: crate::coherence::directories::events(mount) }
 }
 
 /// Whether no directory has been changed since `rule` was noted: its attributes, as an answer shows them, may be kept.
@@ -194,63 +194,63 @@ pub(crate) fn lend(mount: &Arc<Mount>, Rule { rule, .. }: Rule) -> Option<Lendin
         return None;
     }
     let begun = begin(mount)?;
-    (mount.coherence.company.rule() == rule).then_some(Lending { begun, life })
+    (mount.coherence.sharing.rule() == rule).then_some(Lending { begun, life })
 }
 
 /// A lone mount has not heard the master for `CAUTION_NS`, which may let others in meanwhile, while it still reaches
 /// other servers: from now on it takes locks, and lends and trusts nothing.
 pub(crate) fn be_cautious(mount: &Mount) {
-    let company = &mount.coherence.company;
-    if company.is_alone() && !company.is_lost() {
+    let sharing = &mount.coherence.sharing;
+    if sharing.is_alone() && !sharing.is_lost() {
         tracing::info!("the master is silent: other mounts may have come");
-        company.cautious.store(true, SeqCst);
-        company.settled.store(false, SeqCst);
-        company.set(false);
+        sharing.cautious.store(true, SeqCst);
+        sharing.settled.store(false, SeqCst);
+        sharing.set(false);
         mount.files.all().iter().for_each(|file| file.turn());
     }
 }
 
 /// The master says hello, at first or again.
 pub(crate) fn welcomed(mount: &Mount, welcome: &Welcome) {
-    let company = &mount.coherence.company;
-    if company.cautious.swap(false, SeqCst) && welcome.alone {
+    let sharing = &mount.coherence.sharing;
+    if sharing.cautious.swap(false, SeqCst) && welcome.alone {
         // Whatever was cached before is asked for anew.
-        company.set(true);
+        sharing.set(true);
         mount.files.all().iter().for_each(|file| file.turn());
         unlock_pages(mount);
     }
-    let boot = company.boot.swap(welcome.boot, SeqCst);
+    let boot = sharing.boot.swap(welcome.boot, SeqCst);
     // Of a server that was started anew the count begins anew, also for who is known to it.
-    let before = company.mounts.swap(welcome.mounts, SeqCst);
+    let before = sharing.mounts.swap(welcome.mounts, SeqCst);
     if boot == 0 || !welcome.resumed {
         let same = boot == welcome.boot && welcome.mounts == before + 1;
-        company.undisturbed.store(same && welcome.alone && company.is_alone(), SeqCst);
+        sharing.undisturbed.store(same && welcome.alone && sharing.is_alone(), SeqCst);
     }
     if boot == 0 && !welcome.alone {
         // Nothing has been cached yet.
-        company.set(false);
-        company.settled.store(true, SeqCst);
+        sharing.set(false);
+        sharing.settled.store(true, SeqCst);
     }
 }
 
 /// Whether a session that the server has ended may go on as if it had not: it was alone, and nobody else has come
 /// since.
 pub(crate) fn may_go_on(mount: &Mount) -> bool {
-    mount.coherence.company.undisturbed.load(SeqCst)
+    mount.coherence.sharing.undisturbed.load(SeqCst)
 }
 
 /// `Push::Company`: takes the rule over at once. Returns whether it has to be answered by `settle`.
 pub(crate) fn told(mount: &Arc<Mount>, change: u64, alone: bool) -> bool {
-    let company = &mount.coherence.company;
-    let before = company.change.fetch_max(change, SeqCst);
+    let sharing = &mount.coherence.sharing;
+    let before = sharing.change.fetch_max(change, SeqCst);
     if change < before {
         return false;
     }
-    company.cautious.store(false, SeqCst);
-    if company.is_alone() != alone {
+    sharing.cautious.store(false, SeqCst);
+    if sharing.is_alone() != alone {
         tracing::info!(alone, "{}", if alone { "no other mount is left" } else { "other mounts have come" });
-        company.settled.store(false, SeqCst);
-        company.set(alone);
+        sharing.settled.store(false, SeqCst);
+        sharing.set(alone);
         crate::coherence::tokens::lose_all(mount);
         for file in mount.files.all() {
             file.turn();
@@ -300,20 +300,20 @@ pub(crate) async fn settle<E: Env>(mount: Arc<Mount>, change: u64, env: E) {
 
 /// False: the rule has changed once more, or the session is over.
 async fn until_settled<E: Env>(mount: &Arc<Mount>, change: u64, env: &E) -> bool {
-    let company = &mount.coherence.company;
-    if company.is_alone() || company.settled.load(SeqCst) {
+    let sharing = &mount.coherence.sharing;
+    if sharing.is_alone() || sharing.settled.load(SeqCst) {
         return true;
     }
     loop {
-        if company.change.load(SeqCst) != change || company.is_lost() {
+        if sharing.change.load(SeqCst) != change || sharing.is_lost() {
             return false;
         }
-        if company.under_way.load(SeqCst) > 0 {
+        if sharing.under_way.load(SeqCst) > 0 {
             env.sleep(LOOK).await;
             continue;
         }
         // Behind that look: a loan says until when it is before it counts as ended.
-        let lent_until = company.lent_until_ns.load(SeqCst);
+        let lent_until = sharing.lent_until_ns.load(SeqCst);
         let left = lent_until.saturating_add(LEND_MARGIN.as_nanos() as u64);
         let now = mount.clock.now_ns();
         if lent_until > 0 && now < left {
@@ -323,16 +323,16 @@ async fn until_settled<E: Env>(mount: &Arc<Mount>, change: u64, env: &E) -> bool
         }
     }
     drop_open_pages(mount).await;
-    if company.change.load(SeqCst) != change {
+    if sharing.change.load(SeqCst) != change {
         return false;
     }
-    company.settled.store(true, SeqCst);
+    sharing.settled.store(true, SeqCst);
     true
 }
 
 /// Has the front end drop what it caches of the bytes of a file.
 pub(crate) async fn drop_pages(mount: &Mount, ino: Ino, range: ByteRange) {
-    let Some(pages) = mount.coherence.company.pages() else { return };
+    let Some(pages) = mount.coherence.sharing.pages() else { return };
     let (sender, done) = oneshot::channel();
     pages.drop_pages(
         ino,
@@ -347,7 +347,7 @@ pub(crate) async fn drop_pages(mount: &Mount, ino: Ino, range: ByteRange) {
 /// As `drop_pages`, for bytes that a write replaces, that show where they are not, or that were lost. Beside drops that
 /// a lock waits for: dirty pages among them may wait for a lock.
 pub(crate) async fn drop_overwritten(mount: &Mount, ino: Ino, range: ByteRange) {
-    let Some(pages) = mount.coherence.company.pages() else { return };
+    let Some(pages) = mount.coherence.sharing.pages() else { return };
     let (sender, done) = oneshot::channel();
     pages.drop_overwritten(
         ino,
@@ -361,7 +361,7 @@ pub(crate) async fn drop_overwritten(mount: &Mount, ino: Ino, range: ByteRange) 
 
 /// Has the front end write back and drop what it caches of the bytes of open files. What is mapped is open.
 pub(crate) async fn drop_open_pages(mount: &Mount) {
-    if mount.coherence.company.pages().is_none() {
+    if mount.coherence.sharing.pages().is_none() {
         return;
     }
     for file in mount.files.all().into_iter().filter(|f| f.open_count() > 0) {
@@ -371,7 +371,7 @@ pub(crate) async fn drop_open_pages(mount: &Mount) {
 
 /// The server has ended the session: nothing cached counts any more, and every call fails.
 pub(crate) fn lose(mount: &Arc<Mount>, why: &str) {
-    if mount.coherence.company.lost.swap(true, SeqCst) {
+    if mount.coherence.sharing.lost.swap(true, SeqCst) {
         return;
     }
     let dirty = mount.cache.dirty_bytes();
@@ -390,5 +390,5 @@ pub(crate) fn lose(mount: &Arc<Mount>, why: &str) {
 
 /// What a call answers once the session is over.
 pub(crate) fn check(mount: &Mount) -> Result<()> {
-    if mount.coherence.company.is_lost() { Err(Errno::Io) } else { Ok(()) }
+    if mount.coherence.sharing.is_lost() { Err(Errno::Io) } else { Ok(()) }
 }

@@ -1,16 +1,16 @@
 //! Names and attributes cached under tokens of the server (docs/LOCKING.md, Tokens).
 //!
 //! Owns: the cache's use: asks, grants, own changes, revocations, look-ups served without a message. Does not own: the
-//! rules (`dlm`), when tokens are used at all (`company`).
+//! rules (`dlm`), when tokens are used at all (`sharing`).
 //!
-//! One cache for all targets: the answer to a look-up may bring grants of two. Invariants: `File::token_end_ns` is not
-//! 0 only while the attributes token of the file is held and `File::size` is what it shows, changed under the cache's
+//! One cache for all targets: the answer to a look-up may bring grants of two. Invariants: `Inode::token_end_ns` is not
+//! 0 only while the attributes token of the file is held and `Inode::size` is what it shows, changed under the cache's
 //! lock; a value is stored only if no change of this mount's own came between question and answer. A hit takes the lock
 //! shared and allocates nothing but the copy.
 
 use crate::coherence::lease;
 use crate::coherence::lent::{LOOK_NS, Lent, Unknown};
-use crate::inode::{File, Moment};
+use crate::inode::{AskedAt, Inode};
 use crate::mount::Mount;
 use crate::telemetry::stats::Count;
 use amphi_dlm::{Ask, Grant, OwnChange, Revoke, RevokeId, TokenCache, TokenCacheLimits, TokenKey, TokenNumber};
@@ -105,7 +105,7 @@ async fn call_on(
         Request::SetAttr { ino, .. } | Request::SetLayout { ino, .. } => Some(*ino),
         _ => None,
     };
-    let moment = mount.moment();
+    let asked_at = mount.asked_at();
     let (answer, payload) = mount.send(lane, target, cred, op, None, 0).await?;
     changing.iter_mut().for_each(crate::prefetch::small_files::Changing::ends);
     setting.iter_mut().for_each(crate::coherence::bare::Setting::ends);
@@ -124,7 +124,7 @@ async fn call_on(
         payload,
         contended: answer.contended,
         contended_places,
-        moment,
+        asked_at,
         changes,
         asked,
         question,
@@ -145,7 +145,7 @@ pub(crate) struct Told {
     pub(crate) contended: bool,
     pub(crate) contended_places: Vec<usize>,
     /// When it was asked for.
-    pub(crate) moment: Moment,
+    pub(crate) asked_at: AskedAt,
     /// The inode that it has changed and shows.
     changes: Option<Ino>,
     /// When it was asked for, for directories and for inodes without attributes; none in company.
@@ -212,7 +212,7 @@ impl Told {
 
     fn keep_view_of(&self, view: InodeView, grant: Option<TokenGrant>) -> (Attr, bool) {
         let mount = &self.question.mount;
-        mount.coherence.removed.shown(&view.attr);
+        mount.coherence.unlinked.shown(&view.attr);
         if let Some((directory, bare)) = self.asked {
             if view.attr.kind == Kind::Dir {
                 crate::coherence::directories::shown(mount, directory, view.attr);
@@ -221,8 +221,8 @@ impl Told {
         }
         let file = mount.files.get(view.attr.ino);
         let adopted = file.as_ref().map(|file| match self.changes == Some(view.attr.ino) {
-            true => file.adopt_change(view, self.moment, self.moment),
-            false => file.adopt(view, self.moment),
+            true => file.adopt_change(view, self.asked_at, self.asked_at),
+            false => file.adopt(view, self.asked_at),
         });
         if let (Some(ask), Some(grant)) = (self.question.ask, grant) {
             let fits = adopted.as_ref().is_none_or(|a| a.current);
@@ -236,7 +236,7 @@ impl Told {
 }
 
 /// Stores a view, if `fits`, and notes that the size of `sure` is certain.
-fn store_view(mount: &Mount, ask: Ask, view: InodeView, grant: TokenGrant, fits: bool, sure: Option<&Arc<File>>) {
+fn store_view(mount: &Mount, ask: Ask, view: InodeView, grant: TokenGrant, fits: bool, sure: Option<&Arc<Inode>>) {
     let now = mount.clock.boot_ns();
     let key = TokenKey::Attributes(view.attr.ino);
     let mut cache = mount.coherence.tokens.cache.write();
@@ -276,7 +276,7 @@ impl Question {
     }
 
     fn new(mount: &Arc<Mount>, keys: &[TokenKey]) -> Question {
-        let uses = mount.coherence.company.uses_tokens();
+        let uses = mount.coherence.sharing.uses_tokens();
         let mut cache = mount.coherence.tokens.cache.write();
         let change = (!keys.is_empty()).then(|| {
             keys.iter().for_each(|key| unsure(mount, *key));
@@ -310,7 +310,7 @@ impl Drop for Question {
 
 /// Takes back what a front end keeps of attributes. What may be on its way there is left.
 fn take_back(mount: &Mount, inodes: impl IntoIterator<Item = Ino>) -> Vec<Unknown> {
-    let front = mount.coherence.company.pages();
+    let front = mount.coherence.sharing.pages();
     let forget = |ino| front.as_ref().is_none_or(|front| front.drop_attributes(ino));
     mount.coherence.tokens.lent.take_back(mount.clock.boot_ns(), inodes, forget)
 }
@@ -326,7 +326,7 @@ fn take_back_soon(mount: &Arc<Mount>, inodes: impl IntoIterator<Item = Ino>) {
 
 /// Waits until whatever was on its way to the front end is there, and taken back.
 async fn settle(mount: &Arc<Mount>, mut unknown: Vec<Unknown>) {
-    while let Some(front) = mount.coherence.company.pages() {
+    while let Some(front) = mount.coherence.sharing.pages() {
         unknown.retain(|one| one.is_awaited(mount.clock.boot_ns(), |ino| front.drop_attributes(ino)));
         if unknown.is_empty() {
             return;
@@ -350,7 +350,7 @@ fn unsure(mount: &Mount, key: TokenKey) {
 
 /// The file has been changed by this mount in a way that its cached attributes do not show; its size stays certain.
 pub(crate) fn outdated(mount: &Arc<Mount>, ino: Ino) {
-    if !mount.coherence.company.is_alone() {
+    if !mount.coherence.sharing.is_alone() {
         let key = TokenKey::Attributes(ino);
         drop_value(&mut mount.coherence.tokens.cache.write(), key);
         take_back_soon(mount, [ino]);
@@ -435,11 +435,11 @@ pub(crate) enum Found {
 
 /// The time, if tokens of a target may be used now.
 fn usable_now(mount: &Mount, target: TargetId) -> Option<u64> {
-    if mount.coherence.company.is_alone() {
+    if mount.coherence.sharing.is_alone() {
         return None;
     }
     let now = mount.clock.boot_ns();
-    mount.coherence.company.leases.in_touch(now, target).then_some(now)
+    mount.coherence.sharing.leases.in_touch(now, target).then_some(now)
 }
 
 /// Looks a name up in the cache, with the caller's permission to search.
@@ -465,7 +465,7 @@ pub(crate) fn find(mount: &Mount, cred: &Cred, dir: Ino, name: &[u8]) -> Option<
         _ => return None,
     };
     let attr = match cache.get(now, TokenKey::Attributes(ino)) {
-        Some(Value::View(view)) if mount.coherence.company.leases.in_touch(now, ino.target()) => shown(mount, view),
+        Some(Value::View(view)) if mount.coherence.sharing.leases.in_touch(now, ino.target()) => shown(mount, view),
         _ => None,
     };
     drop(cache);
@@ -520,7 +520,7 @@ fn shown(mount: &Mount, view: &InodeView) -> Option<Attr> {
         return Some(view.attr);
     }
     match mount.files.get(view.attr.ino) {
-        Some(file) => is_sure(mount, &file).then(|| file.overlay(view.attr, mount.coherence.company.is_alone())),
+        Some(file) => is_sure(mount, &file).then(|| file.overlay(view.attr, mount.coherence.sharing.is_alone())),
         None => Some(view.attr),
     }
 }
@@ -529,21 +529,21 @@ fn may_search(attr: &Attr, cred: &Cred) -> bool {
     cred.has_access(attr.kind, attr.perm, (attr.uid, attr.gid), 1)
 }
 
-/// Whether `File::size` is what the server would say with this mount's own changes: alone it is once it was asked for,
+/// Whether `Inode::size` is what the server would say with this mount's own changes: alone it is once it was asked for,
 /// in company as long as the attributes token is held.
 #[inline]
-pub(crate) fn is_sure(mount: &Mount, file: &File) -> bool {
-    let rule = mount.coherence.company.rule();
+pub(crate) fn is_sure(mount: &Mount, file: &Inode) -> bool {
+    let rule = mount.coherence.sharing.rule();
     if rule & 1 == 1 { file.sure_rule.load(SeqCst) == rule } else { sure_until(mount, file) > 0 }
 }
 
 /// In company: the end of the token under which the size is certain now, or 0. The same number later says that it was
 /// certain all the time.
-pub(crate) fn sure_until(mount: &Mount, file: &File) -> u64 {
+pub(crate) fn sure_until(mount: &Mount, file: &Inode) -> u64 {
     let end = file.token_end_ns.load(SeqCst);
     if end == 0 {
         return 0;
     }
     let now = mount.clock.boot_ns();
-    if now < end && mount.coherence.company.leases.in_touch(now, file.ino.target()) { end } else { 0 }
+    if now < end && mount.coherence.sharing.leases.in_touch(now, file.ino.target()) { end } else { 0 }
 }

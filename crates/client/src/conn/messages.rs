@@ -4,13 +4,13 @@
 //! those messages count with no file. Neither does what is sent before the mount knows the file, such as its first
 //! open.
 
-use crate::inode::FileTable;
+use crate::inode::InodeTable;
 use crate::telemetry::stats::FileEvent;
 use amphi_types::Ino;
 use amphi_wire::Request;
 
 /// Counts a message with the files that it is about and that are known.
-pub(crate) fn note(files: &FileTable, op: &Request) {
+pub(crate) fn note(files: &InodeTable, op: &Request) {
     let count = |ino, event| files.note(ino, |file| file.stats.count(event));
     match op {
         // Parts of one file lie side by side.

@@ -2,7 +2,7 @@
 //!
 //! Owns: the state. Does not own: when something is asked for, and what becomes of it (`prefetch::large_reads`).
 
-use super::File;
+use super::Inode;
 use crate::data::Segments;
 use amphi_types::{ByteRange, Result};
 use futures_channel::oneshot;
@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 /// Who counts what was asked for ahead.
 pub(crate) trait AheadOwner: Send + Sync {
     /// So many bytes of the file are no longer asked for or kept ahead.
-    fn ended(&self, file: &Arc<File>, bytes: u64);
+    fn ended(&self, file: &Arc<Inode>, bytes: u64);
 }
 
 /// The direct reads of one open file.
@@ -38,7 +38,7 @@ pub(crate) struct DirectStream {
 pub(crate) struct Ahead {
     owner: Weak<dyn AheadOwner>,
     /// Of this file.
-    pub(crate) file: Arc<File>,
+    pub(crate) file: Arc<Inode>,
     /// What was asked for.
     pub(crate) range: ByteRange,
     /// Its fill: held until somebody comes for the bytes.
@@ -63,7 +63,7 @@ impl Ahead {
     /// A read of `range` of `file` that has been asked for.
     pub(crate) fn new(
         owner: Weak<dyn AheadOwner>,
-        file: Arc<File>,
+        file: Arc<Inode>,
         range: ByteRange,
         (id, rule): (u64, u64),
         since_ns: u64,

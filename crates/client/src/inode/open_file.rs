@@ -2,7 +2,7 @@
 //!
 //! Owns: what belongs to one open alone: pieces of application requests (H2), read-ahead, hits, reported failures.
 
-use super::File;
+use super::Inode;
 use super::direct_stream::DirectStream;
 use crate::api::OpenFlags;
 use crate::policy::readahead::ReadAhead;
@@ -42,7 +42,7 @@ pub(crate) trait Closer: Send + Sync {
 /// An open file. Dropping the last reference closes it, without waiting.
 pub struct OpenFile {
     closer: Weak<dyn Closer>,
-    pub(crate) file: Arc<File>,
+    pub(crate) file: Arc<Inode>,
     pub(crate) flags: OpenFlags,
     /// What the environment of the process that opened it asks for.
     pub(crate) process_mode: Option<IoMode>,
@@ -79,7 +79,7 @@ impl OpenFile {
     pub(crate) fn new(
         closer: Weak<dyn Closer>,
         job: Arc<Job>,
-        file: Arc<File>,
+        file: Arc<Inode>,
         flags: OpenFlags,
         io_mode: Option<IoMode>,
         ahead: bool,

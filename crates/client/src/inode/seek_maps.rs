@@ -6,7 +6,7 @@
 //! one is such a change. So the size that it ends with stays true, too. Bound: `MAPS_MAX` maps.
 
 use crate::api::Whence;
-use crate::inode::File;
+use crate::inode::Inode;
 use amphi_types::{ByteRange, Ino};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -35,7 +35,7 @@ pub(crate) struct Map {
 pub(crate) struct Maps(Mutex<VecDeque<Arc<Map>>>);
 
 impl Maps {
-    pub(crate) fn of(&self, file: &File, at: u64) -> Option<Arc<Map>> {
+    pub(crate) fn of(&self, file: &Inode, at: u64) -> Option<Arc<Map>> {
         let maps = self.0.lock();
         let found = maps.iter().find(|map| map.ino == file.ino && map.known.contains(&ByteRange::at(at, 1)));
         found.filter(|map| map.stamp == file.map.stamp()).cloned()

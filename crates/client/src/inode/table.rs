@@ -1,7 +1,7 @@
 //! The table of files: which inodes the client knows something about.
 
 use super::untold::Untold;
-use super::{File, Moment, tick};
+use super::{AskedAt, Inode, tick};
 use crate::policy::locality::Locality;
 use crate::telemetry::stats::ClosedFiles;
 use amphi_types::{ByteRange, Errno, Ino};
@@ -16,8 +16,8 @@ const TABLE_SHARDS: usize = 16;
 /// unless that takes long.
 const FORGOTTEN_MAX: usize = 256;
 
-/// A file in use without being open; `FileTable::reap` afterwards.
-pub(crate) struct Use(pub(crate) Arc<File>);
+/// A file in use without being open; `InodeTable::reap` afterwards.
+pub(crate) struct Use(pub(crate) Arc<Inode>);
 
 impl Drop for Use {
     fn drop(&mut self) {
@@ -52,12 +52,12 @@ impl Forgotten {
 
 #[derive(Default)]
 struct Shard {
-    files: BTreeMap<Ino, Arc<File>>,
+    files: BTreeMap<Ino, Arc<Inode>>,
     forgotten: Forgotten,
 }
 
 /// All files the client knows something about.
-pub(crate) struct FileTable {
+pub(crate) struct InodeTable {
     shards: Vec<Mutex<Shard>>,
     /// Of all files.
     locality: Arc<Locality>,
@@ -67,7 +67,7 @@ pub(crate) struct FileTable {
     pub(crate) closed: ClosedFiles,
 }
 
-impl FileTable {
+impl InodeTable {
     /// The file, if it is known, from now on as long as the result lives. For whoever waits with it, since `get` alone
     /// keeps nobody from forgetting it.
     pub(crate) fn use_known(&self, ino: Ino) -> Option<Use> {
@@ -77,31 +77,31 @@ impl FileTable {
         Some(Use(file))
     }
 
-    pub(crate) fn new() -> FileTable {
+    pub(crate) fn new() -> InodeTable {
         let shards = (0..TABLE_SHARDS).map(|_| Mutex::default()).collect();
         let (locality, closed, untold) = (Arc::default(), ClosedFiles::default(), Untold::default());
-        FileTable { shards, locality, closed, untold }
+        InodeTable { shards, locality, closed, untold }
     }
 
     fn shard(&self, ino: Ino) -> &Mutex<Shard> {
         &self.shards[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 60) as usize % TABLE_SHARDS]
     }
 
-    pub(crate) fn get(&self, ino: Ino) -> Option<Arc<File>> {
+    pub(crate) fn get(&self, ino: Ino) -> Option<Arc<Inode>> {
         self.shard(ino).lock().files.get(&ino).cloned()
     }
 
     /// Lets `f` note something of the file, if it is known.
-    pub(crate) fn note(&self, ino: Ino, f: impl FnOnce(&File)) {
+    pub(crate) fn note(&self, ino: Ino, f: impl FnOnce(&Inode)) {
         if let Some(file) = self.shard(ino).lock().files.get(&ino) {
             f(file);
         }
     }
 
     /// The file, known from now on; `open` is counted in the same step, so that nobody forgets it in between.
-    pub(crate) fn open(&self, view: InodeView, access: Access, moment: Moment) -> Arc<File> {
+    pub(crate) fn open(&self, view: InodeView, access: Access, asked_at: AskedAt) -> Arc<Inode> {
         let mut shard = self.shard(view.attr.ino).lock();
-        let file = self.entry(&mut shard, view, moment);
+        let file = self.entry(&mut shard, view, asked_at);
         let mut known = file.known.lock();
         known.opens.push(access);
         // Only an answer to a writer's open stays true while that writer has the file open; others may be from before
@@ -111,44 +111,44 @@ impl FileTable {
         file
     }
 
-    /// As `open`, for what was opened ahead of its reader. If the file was not known from before `moment` until now, so
-    /// that nothing of this mount lies between, a fill of `range` is entered in the same step: its id.
+    /// As `open`, for what was opened ahead of its reader. If the file was not known from before `asked_at` until now,
+    /// so that nothing of this mount lies between, a fill of `range` is entered in the same step: its id.
     pub(crate) fn open_ahead(
         &self,
         view: InodeView,
         access: Access,
-        moment: Moment,
+        asked_at: AskedAt,
         range: ByteRange,
-    ) -> (Arc<File>, Option<u64>) {
+    ) -> (Arc<Inode>, Option<u64>) {
         let ino = view.attr.ino;
         let mut shard = self.shard(ino).lock();
-        let unknown = !shard.files.contains_key(&ino) && shard.forgotten.until(ino) < moment.at;
-        let file = self.entry(&mut shard, view, moment);
+        let unknown = !shard.files.contains_key(&ino) && shard.forgotten.until(ino) < asked_at.at;
+        let file = self.entry(&mut shard, view, asked_at);
         file.known.lock().opens.push(access);
         let fill = unknown.then(|| {
             // The view is of a moment since which nothing has happened here.
-            file.epoch.store(moment.at, SeqCst);
+            file.epoch.store(asked_at.at, SeqCst);
             file.fill_begins(range)
         });
         (file, fill)
     }
 
-    pub(crate) fn know(&self, view: InodeView, moment: Moment) -> Use {
+    pub(crate) fn know(&self, view: InodeView, asked_at: AskedAt) -> Use {
         let mut shard = self.shard(view.attr.ino).lock();
-        let file = self.entry(&mut shard, view, moment);
+        let file = self.entry(&mut shard, view, asked_at);
         file.uses.fetch_add(1, SeqCst);
         Use(file)
     }
 
-    fn entry(&self, shard: &mut Shard, view: InodeView, moment: Moment) -> Arc<File> {
+    fn entry(&self, shard: &mut Shard, view: InodeView, asked_at: AskedAt) -> Arc<Inode> {
         let ino = view.attr.ino;
         if let Some(file) = shard.files.get(&ino) {
-            file.adopt(view, moment);
+            file.adopt(view, asked_at);
             return file.clone();
         }
         let until = shard.forgotten.until(ino);
-        let moment = if until < moment.at { moment } else { Moment::PAST };
-        let mut file = File::new(view, moment, &self.locality);
+        let asked_at = if until < asked_at.at { asked_at } else { AskedAt::PAST };
+        let mut file = Inode::new(view, asked_at, &self.locality);
         if let Some(stats) = self.closed.take(ino) {
             file.stats = stats;
         }
@@ -165,7 +165,7 @@ impl FileTable {
     }
 
     /// Forgets a file that nobody needs any more.
-    pub(crate) fn reap(&self, file: &Arc<File>) {
+    pub(crate) fn reap(&self, file: &Arc<Inode>) {
         let mut shard = self.shard(file.ino).lock();
         let unused = file.access_count() == 0
             && file.uses.load(SeqCst) == 0
@@ -209,7 +209,7 @@ impl FileTable {
     }
 
     /// All files, in order of inodes.
-    pub(crate) fn all(&self) -> Vec<Arc<File>> {
+    pub(crate) fn all(&self) -> Vec<Arc<Inode>> {
         let mut all: Vec<_> =
             self.shards.iter().flat_map(|s| s.lock().files.values().cloned().collect::<Vec<_>>()).collect();
         all.sort_by_key(|f| f.ino);
@@ -226,14 +226,14 @@ mod tests {
     #[test]
     fn forgotten_files_are_remembered() {
         let mut forgotten = Forgotten::default();
-        assert!(forgotten.until(Ino(1)) < Moment::now(1).at);
-        let before = Moment::now(1);
+        assert!(forgotten.until(Ino(1)) < AskedAt::now(1).at);
+        let before = AskedAt::now(1);
         forgotten.note(Ino(1));
-        let after = Moment::now(1);
+        let after = AskedAt::now(1);
         let allowed = |f: &Forgotten, ino| [before, after].map(|m| f.until(Ino(ino)) < m.at);
         assert_eq!((allowed(&forgotten, 1), allowed(&forgotten, 2)), ([false, true], [true, true]));
         (0..FORGOTTEN_MAX as u64).for_each(|i| forgotten.note(Ino(10 + i)));
         assert_eq!((allowed(&forgotten, 1), allowed(&forgotten, 2)), ([false, false], [false, false]));
-        assert!(forgotten.until(Ino(1)) < Moment::now(1).at && forgotten.at.len() <= FORGOTTEN_MAX);
+        assert!(forgotten.until(Ino(1)) < AskedAt::now(1).at && forgotten.at.len() <= FORGOTTEN_MAX);
     }
 }

@@ -20,7 +20,7 @@ fn relatime() {
         let stamps = Attr { atime: before(atime), mtime: before(mtime), ctime: before(ctime), ..view(0).attr };
         let view = InodeView { attr: stamps, ..view(0) };
         let attr = view.attr;
-        let file = File::new(view, Moment::PAST, &Arc::default());
+        let file = Inode::new(view, AskedAt::PAST, &Arc::default());
         assert!(file.atime_due.load(Relaxed), "the first read asks");
         file.note_access(now);
         assert!(!file.atime_due.load(Relaxed), "the next one does not");
@@ -61,8 +61,8 @@ fn view(size: u64) -> InodeView {
 #[test]
 fn an_answer_beside_a_write_does_not_cut() {
     const FILES: usize = 4000;
-    let file = || Arc::new(File::new(view(0), Moment::PAST, &Arc::default()));
-    let files: Vec<Arc<File>> = (0..FILES).map(|_| file()).collect();
+    let file = || Arc::new(Inode::new(view(0), AskedAt::PAST, &Arc::default()));
+    let files: Vec<Arc<Inode>> = (0..FILES).map(|_| file()).collect();
     let (cache, turn) = (crate::cache::PageCache::new(), AtomicU64::new(0));
     let bytes = vec![7; 32 << 10];
     // Both begin with each file at the same moment, as nearly as can be.
@@ -77,7 +77,7 @@ fn an_answer_beside_a_write_does_not_cut() {
             for (round, file) in files.iter().enumerate() {
                 meet(round);
                 (0..round % 512 * 8).for_each(|_| std::hint::spin_loop());
-                file.adopt(view(0), Moment::PAST);
+                file.adopt(view(0), AskedAt::PAST);
             }
         });
         for (round, file) in files.iter().enumerate() {
@@ -94,13 +94,13 @@ fn an_answer_beside_a_write_does_not_cut() {
 /// before a landing, one from after it, and dirty bytes.
 #[test]
 fn landed_bytes_count() {
-    let file = File::new(view(1 << 20), Moment::PAST, &Arc::default());
-    let before = Moment::now(1);
+    let file = Inode::new(view(1 << 20), AskedAt::PAST, &Arc::default());
+    let before = AskedAt::now(1);
     file.mark_epoch();
     assert_eq!(file.adopt(view(1 << 20), before).attr.blocks, 2048);
-    assert_eq!(file.adopt(view(1 << 20), Moment::now(1)).attr.blocks, 0, "it is sparse");
+    assert_eq!(file.adopt(view(1 << 20), AskedAt::now(1)).attr.blocks, 0, "it is sparse");
     file.dirty_bytes.store(8192, SeqCst);
-    assert_eq!(file.adopt(view(1 << 20), Moment::now(1)).attr.blocks, 16);
+    assert_eq!(file.adopt(view(1 << 20), AskedAt::now(1)).attr.blocks, 16);
 }
 
 /// Goal: the answer to a change of this mount's own counts for more than one to a question that was asked later and
@@ -119,20 +119,20 @@ fn an_own_change_counts_from_its_answer() {
     };
     let (old, new) = (at(10, 0o644), at(20, 0o4755));
     for change_first in [true, false] {
-        let file = File::new(old, Moment::now(1), &Arc::default());
-        let (change, question) = (Moment::now(1), Moment::now(1));
+        let file = Inode::new(old, AskedAt::now(1), &Arc::default());
+        let (change, question) = (AskedAt::now(1), AskedAt::now(1));
         if !change_first {
             file.adopt(old, question);
         }
         file.adopt_change(new, change, change);
         file.adopt(old, question);
         assert!(file.has_set_id() && file.gives_capabilities() && file.io_mode() == IoMode::Direct, "{change_first}");
-        file.adopt(at(30, 0o600), Moment::now(1));
+        file.adopt(at(30, 0o600), AskedAt::now(1));
         assert!(!file.has_set_id() && !file.gives_capabilities(), "asked since");
     }
     for last_first in [true, false] {
-        let file = File::new(old, Moment::now(1), &Arc::default());
-        let (first, last) = (Moment::now(1), Moment::now(1));
+        let file = Inode::new(old, AskedAt::now(1), &Arc::default());
+        let (first, last) = (AskedAt::now(1), AskedAt::now(1));
         let mut changes = [(at(20, 0o4755), first), (at(21, 0o700), last)];
         if last_first {
             changes.reverse();
@@ -148,8 +148,8 @@ fn an_own_change_counts_from_its_answer() {
 /// answer from before they were set, one to another change, and a removal from before.
 #[test]
 fn capabilities_that_were_set_are_known() {
-    let file = File::new(view(0), Moment::now(1), &Arc::default());
-    let before = Moment::now(1);
+    let file = Inode::new(view(0), AskedAt::now(1), &Arc::default());
+    let before = AskedAt::now(1);
     file.has_xattrs(true);
     file.adopt(view(0), before);
     assert!(file.gives_capabilities());
@@ -157,7 +157,7 @@ fn capabilities_that_were_set_are_known() {
     assert!(file.gives_capabilities());
     file.lose_capability(before);
     assert!(file.gives_capabilities());
-    file.lose_capability(Moment::now(1));
+    file.lose_capability(AskedAt::now(1));
     assert!(!file.gives_capabilities());
 }
 
@@ -165,7 +165,7 @@ fn capabilities_that_were_set_are_known() {
 /// Method: one thread writes further and further, and looks; another finds what is there again and again.
 #[test]
 fn the_own_end_never_goes_back() {
-    let file = File::new(view(0), Moment::now(1), &Arc::default());
+    let file = Inode::new(view(0), AskedAt::now(1), &Arc::default());
     // What is dirty: told by the file after it is there.
     let (dirty, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {

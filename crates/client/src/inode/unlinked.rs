@@ -44,9 +44,9 @@ impl Shown {
 
 /// Directories and special files as they were last shown.
 #[derive(Default)]
-pub(crate) struct Removed(Mutex<Shown>);
+pub(crate) struct Unlinked(Mutex<Shown>);
 
-impl Removed {
+impl Unlinked {
     /// An answer shows an inode.
     pub(crate) fn shown(&self, attr: &Attr) {
         if !matches!(attr.kind, Kind::File | Kind::Symlink) {
@@ -154,7 +154,7 @@ mod tests {
     /// for by hand.
     #[test]
     fn what_was_shown_is_told() {
-        let removed = Removed::default();
+        let removed = Unlinked::default();
         assert_eq!(removed.attr(Ino(1)), Err(Errno::Stale));
         removed.shown(&dir(1));
         removed.shown(&Attr { perm: 0o700, ..dir(1) });

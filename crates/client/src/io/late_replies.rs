@@ -7,7 +7,7 @@
 //!
 //! Owns: giving back what they bring. Does not own: tokens, which every revocation ends (`tokens`).
 
-use crate::inode::Moment;
+use crate::inode::AskedAt;
 use crate::mount::Mount;
 use crate::ops::open::release;
 use amphi_types::TargetId;
@@ -47,6 +47,6 @@ fn unlock(mount: &Mount, target: TargetId, locks: Vec<u64>) {
 
 /// As for any open, so that a server that restarts hears of it before it hears the close.
 fn close(mount: &Arc<Mount>, view: InodeView, access: Access) {
-    let file = mount.files.open(view, access, Moment::PAST);
+    let file = mount.files.open(view, access, AskedAt::PAST);
     release(mount, &file, access, false);
 }

@@ -18,7 +18,7 @@ use crate::conn::queue::Outgoing;
 use crate::inode::Signal;
 use crate::io::{Events, Way};
 use crate::mount::Mount;
-use crate::telemetry::tunables::{Knob, TABLE};
+use crate::telemetry::tunables::{TABLE, Tunable};
 use amphi_env::Env;
 use amphi_transport::{CallOptions, Link, LinkConfig, LinkError, Outcome, Recovery, Timeouts, ToldCall};
 use amphi_types::{Cred, Errno, TargetId};
@@ -115,7 +115,7 @@ impl<E: Env> Links<E> {
         let links = Rc::new(Links {
             local: matches!(way, Way::Local(_)),
             timeouts: Cell::new(config.timeouts),
-            give_up_s: Cell::new(TABLE[Knob::GiveUpS as usize].default),
+            give_up_s: Cell::new(TABLE[Tunable::GiveUpS as usize].default),
             seats: RefCell::new(vec![seat.clone()]),
             routes: RefCell::default(),
             master_heard: Cell::new((0, mount.clock.boot_ns())),
@@ -135,7 +135,7 @@ impl<E: Env> Links<E> {
         let welcome = link.welcome();
         seat.set(Stage::Open(link.clone()));
         links.first_begun.set(welcome.begun);
-        mount.coherence.company.leases.surely_heard(seat.lease(), mount.clock.boot_ns());
+        mount.coherence.sharing.leases.surely_heard(seat.lease(), mount.clock.boot_ns());
         sharing::welcomed(&mount, &welcome);
         mount.cluster.learn(&welcome);
         let map = match map {
@@ -229,7 +229,7 @@ impl<E: Env> Links<E> {
 
     /// Takes what a server says of the storage of its targets.
     pub(crate) fn learn_storage(&self, seat: &Seat<E>, welcome: &Welcome) {
-        self.mount.policy.rotating.learn(&self.targets_of(seat, welcome.pool), &welcome.rotating);
+        self.mount.policy.rotational.learn(&self.targets_of(seat, welcome.pool), &welcome.rotating);
     }
 
     async fn ask(&self, link: &Link<E>) -> Result<ClusterMap, Errno> {
@@ -254,7 +254,7 @@ impl<E: Env> Links<E> {
                 Ok(link) => self.ask(&link).await,
                 Err(e) => Err(e),
             };
-            if self.mount.coherence.company.is_lost() {
+            if self.mount.coherence.sharing.is_lost() {
                 return Err(Errno::Io);
             }
             match heard {
@@ -361,7 +361,7 @@ impl<E: Env> Links<E> {
         self.mount.cluster.pool.store(map.pool(), Ordering::Relaxed);
         *self.mount.cluster.map.lock() = map;
         self.reroute();
-        if !self.mount.coherence.company.is_alone() {
+        if !self.mount.coherence.sharing.is_alone() {
             self.reach_all();
         }
     }
@@ -387,7 +387,7 @@ impl<E: Env> Links<E> {
                 }
             }
         }
-        self.mount.coherence.company.leases.set(leases);
+        self.mount.coherence.sharing.leases.set(leases);
     }
 
     /// In company of other mounts there is a connection to each server: one that was restarted waits for all who may
@@ -402,7 +402,7 @@ impl<E: Env> Links<E> {
     pub(crate) fn mind_silence(&self) {
         let (now, messages) = (self.mount.clock.boot_ns(), self.master().messages.get());
         let (seen, at) = self.master_heard.get();
-        if !self.mount.coherence.company.is_alone() || self.seats.borrow().len() < 2 || messages != seen {
+        if !self.mount.coherence.sharing.is_alone() || self.seats.borrow().len() < 2 || messages != seen {
             self.master_heard.set((messages, now));
         } else if now.saturating_sub(at) >= sharing::CAUTION_NS {
             sharing::be_cautious(&self.mount);
@@ -445,7 +445,7 @@ impl<E: Env> Links<E> {
 
     /// Brings the tunable to every connection.
     pub(crate) fn tune(&self) {
-        let give_up_s = self.mount.tunables.get(Knob::GiveUpS);
+        let give_up_s = self.mount.tunables.get(Tunable::GiveUpS);
         if give_up_s == self.give_up_s.get() {
             return;
         }

@@ -12,7 +12,7 @@ use crate::coherence::locks::{self, Pin};
 use crate::coherence::range_lock::Hold;
 use crate::coherence::sharing;
 use crate::coherence::tokens::{self, Told};
-use crate::inode::{File, Moment, OpenFile};
+use crate::inode::{AskedAt, Inode, OpenFile};
 use crate::mount::Mount;
 use crate::telemetry::stats::Count;
 use crate::writeback::flush;
@@ -32,14 +32,14 @@ const LEARN_NS: u64 = 1_000_000_000;
 pub(crate) async fn getattr(mount: Arc<Mount>, ctx: Ctx, ino: Ino) -> Result<Attr> {
     mount.stats.count(Count::GetAttr);
     match ask(&mount, &ctx.cred, ino).await {
-        Err(Errno::Stale) => mount.coherence.removed.attr(ino),
+        Err(Errno::Stale) => mount.coherence.unlinked.attr(ino),
         answer => answer.map(|(_, attr)| attr),
     }
 }
 
 /// Asks for an inode. Returns what the server says, and the attributes with what only this client knows.
 ///
-/// `File::size` is what the attributes say, unless changes of this mount's own keep coming: then it is left alone, and
+/// `Inode::size` is what the attributes say, unless changes of this mount's own keep coming: then it is left alone, and
 /// the size returned was the file's at some moment of the call.
 pub(crate) async fn ask(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result<(InodeView, Attr)> {
     match ask_settled(mount, cred, ino).await? {
@@ -48,7 +48,7 @@ pub(crate) async fn ask(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result<(In
     }
 }
 
-/// As `ask`, but `None` if changes of this mount's own keep coming; otherwise `File::size` is what the attributes say.
+/// As `ask`, but `None` if changes of this mount's own keep coming; otherwise `Inode::size` is what the attributes say.
 async fn ask_settled(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result<Option<(InodeView, Attr)>> {
     for _ in 0..TRIES {
         let mut told = tokens::call(mount, ino.target(), cred, Request::GetAttr { ino }, &[]).await?;
@@ -72,8 +72,8 @@ pub(crate) async fn ask_now(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result
         if taken {
             return Ok((view, attr));
         }
-        let rule = told.moment.rule();
-        if mount.coherence.company.rule() != rule {
+        let rule = told.asked_at.rule();
+        if mount.coherence.sharing.rule() != rule {
             // Whether locks tell the server what is here has changed meanwhile.
             continue;
         }
@@ -98,13 +98,13 @@ pub(crate) async fn shown(mount: &Arc<Mount>, cred: &Cred, told: Told, view: Ino
 }
 
 /// Asks for the inode again after the server knew better: truncated or changed elsewhere.
-pub(crate) async fn reload(mount: &Arc<Mount>, file: &Arc<File>) -> Result<()> {
+pub(crate) async fn reload(mount: &Arc<Mount>, file: &Arc<Inode>) -> Result<()> {
     ask(mount, &Cred::root(), file.ino).await.map(|_| ())
 }
 
 /// The size of the file now: of the moment of the call or later. It stays true while the caller holds locks beyond
 /// which nobody can change it.
-pub(crate) async fn size_now(mount: &Arc<Mount>, file: &Arc<File>) -> Result<u64> {
+pub(crate) async fn size_now(mount: &Arc<Mount>, file: &Arc<Inode>) -> Result<u64> {
     if tokens::is_sure(mount, file) || knows_end(mount, file) {
         return Ok(file.size());
     }
@@ -113,7 +113,7 @@ pub(crate) async fn size_now(mount: &Arc<Mount>, file: &Arc<File>) -> Result<u64
 
 /// The end of the file now. `locked`: the caller has pinned write locks on all of every object, so that no other mount
 /// changes it; then it stays known as long as this one keeps these locks.
-pub(crate) async fn end_now(mount: &Arc<Mount>, file: &Arc<File>, locked: bool) -> Result<u64> {
+pub(crate) async fn end_now(mount: &Arc<Mount>, file: &Arc<Inode>, locked: bool) -> Result<u64> {
     if knows_end(mount, file) {
         return Ok(file.size());
     }
@@ -134,7 +134,7 @@ pub(crate) async fn end_now(mount: &Arc<Mount>, file: &Arc<File>, locked: bool) 
 }
 
 /// Finds out where the file ends, behind the caller's back, and keeps that if this mount has all of its locks.
-pub(crate) fn learn_end(mount: &Arc<Mount>, file: &Arc<File>) {
+pub(crate) fn learn_end(mount: &Arc<Mount>, file: &Arc<Inode>) {
     let now = mount.clock.now_ns();
     let asked = file.end_asked_ns.load(SeqCst);
     let is_due = asked == 0 || now >= asked + LEARN_NS;
@@ -152,16 +152,16 @@ pub(crate) fn learn_end(mount: &Arc<Mount>, file: &Arc<File>) {
     });
 }
 
-/// Whether `File::size` is the end of the file: alone once it was asked for, with other mounts as long as this one has
+/// Whether `Inode::size` is the end of the file: alone once it was asked for, with other mounts as long as this one has
 /// kept the write locks under which it was asked for.
-pub(crate) fn knows_end(mount: &Mount, file: &File) -> bool {
-    if mount.coherence.company.is_alone() {
+pub(crate) fn knows_end(mount: &Mount, file: &Inode) -> bool {
+    if mount.coherence.sharing.is_alone() {
         return tokens::is_sure(mount, file);
     }
     file.end_kept.load(SeqCst)
         && file.group.id() == 0
         && locks::covered(file, locks::all_stripe_bits(file))
-        && mount.coherence.company.leases.in_touch_for(mount.clock.boot_ns(), file, ByteRange::ALL)
+        && mount.coherence.sharing.leases.in_touch_for(mount.clock.boot_ns(), file, ByteRange::ALL)
 }
 
 pub(crate) async fn setattr(
@@ -173,7 +173,7 @@ pub(crate) async fn setattr(
 ) -> Result<Attr> {
     mount.stats.count(Count::SetAttr);
     match set_attr(mount.clone(), ctx, ino, set, open).await {
-        Err(Errno::Stale) => mount.coherence.removed.change(ino, &set, mount.wall()),
+        Err(Errno::Stale) => mount.coherence.unlinked.change(ino, &set, mount.wall()),
         answer => answer,
     }
 }
@@ -205,9 +205,9 @@ async fn set_attr(
         (None, Some(size)) => {
             // The locks that a truncate takes among several mounts need the file's layout. Alone, somebody may open the
             // file meanwhile: he is shown the old size or the new one, and no zeros between them.
-            let moment = mount.moment();
+            let asked_at = mount.asked_at();
             let (view, _) = ask(&mount, &ctx.cred, ino).await?;
-            let file = known::know(&mount, view, moment);
+            let file = known::know(&mount, view, asked_at);
             truncate(&mount, &ctx.cred, file.file(), 0, size, set).await
         }
         (file, None) => {
@@ -227,7 +227,7 @@ async fn set_attr(
             }
             let attr = told.keep_view(view);
             let partial =
-                view.attr.kind == Kind::File && !mount.coherence.company.is_alone() && !told.grants_attributes();
+                view.attr.kind == Kind::File && !mount.coherence.sharing.is_alone() && !told.grants_attributes();
             drop((told, pins, begun));
             // Another mount may have written what the answer does not know.
             if partial { getattr(mount, ctx, ino).await } else { Ok(attr) }
@@ -237,16 +237,16 @@ async fn set_attr(
 
 /// Before times are set among several mounts: what others have in their caches is written back, with the time of its
 /// write, and nothing new is written while the locks are pinned.
-async fn written_back(mount: &Arc<Mount>, cred: &Cred, ino: Ino, file: Option<&Arc<File>>) -> Result<Vec<Pin>> {
+async fn written_back(mount: &Arc<Mount>, cred: &Cred, ino: Ino, file: Option<&Arc<Inode>>) -> Result<Vec<Pin>> {
     if let Some(file) = file {
         return beyond(mount, file, 0).await;
     }
-    let moment = mount.moment();
+    let asked_at = mount.asked_at();
     let (view, _) = ask(mount, cred, ino).await?;
     if view.attr.kind != Kind::File {
         return Ok(Vec::new());
     }
-    let file = known::know(mount, view, moment);
+    let file = known::know(mount, view, asked_at);
     beyond(mount, file.file(), 0).await
 }
 
@@ -256,23 +256,23 @@ pub(crate) async fn change(mount: &Arc<Mount>, cred: &Cred, ino: Ino, set: SetAt
 }
 
 /// Dirty bytes written before a time was set carry none when they leave.
-fn explicit_time(mount: &Mount, file: &File, view: &InodeView) {
+fn explicit_time(mount: &Mount, file: &Inode, view: &InodeView) {
     file.time_was_set(view.attr.mtime);
-    if !mount.coherence.company.is_alone() {
+    if !mount.coherence.sharing.is_alone() {
         file.times_told();
     }
 }
 
 /// A hold on write-back: nothing sets out from an offset on until it is dropped.
 pub(crate) struct Frozen {
-    file: Arc<File>,
+    file: Arc<Inode>,
     mount: Arc<Mount>,
     from: u64,
 }
 
 impl Frozen {
     /// Holds back what lies from `from` on.
-    pub(crate) fn from(mount: &Arc<Mount>, file: &Arc<File>, from: u64) -> Frozen {
+    pub(crate) fn from(mount: &Arc<Mount>, file: &Arc<Inode>, from: u64) -> Frozen {
         file.flights.lock().freeze(from);
         Frozen { file: file.clone(), mount: mount.clone(), from }
     }
@@ -290,19 +290,19 @@ impl Drop for Frozen {
 pub(crate) async fn truncate(
     mount: &Arc<Mount>,
     cred: &Cred,
-    file: &Arc<File>,
+    file: &Arc<Inode>,
     member: u64,
     size: u64,
     set: SetAttr,
 ) -> Result<Attr> {
-    let locks = move |mount: Arc<Mount>, file: Arc<File>| async move { beyond(&mount, &file, size).await };
+    let locks = move |mount: Arc<Mount>, file: Arc<Inode>| async move { beyond(&mount, &file, size).await };
     let all = (ByteRange::ALL, Hold::Exclusive);
     let (_guard, _begun, pins) = group_lock::enter_pinned(mount, file, member, all, locks).await?;
     resize(mount, cred, file, size, set, pins).await
 }
 
 /// Write locks on everything from `size` on: nobody else changes the end of the file there until they are dropped.
-pub(crate) async fn beyond(mount: &Arc<Mount>, file: &Arc<File>, size: u64) -> Result<Vec<Pin>> {
+pub(crate) async fn beyond(mount: &Arc<Mount>, file: &Arc<Inode>, size: u64) -> Result<Vec<Pin>> {
     locks::pin_objects(mount, file, Mode::Write, ByteRange::new(size, u64::MAX)).await
 }
 
@@ -310,7 +310,7 @@ pub(crate) async fn beyond(mount: &Arc<Mount>, file: &Arc<File>, size: u64) -> R
 pub(crate) async fn resize(
     mount: &Arc<Mount>,
     cred: &Cred,
-    file: &Arc<File>,
+    file: &Arc<Inode>,
     size: u64,
     set: SetAttr,
     pins: Vec<Pin>,
@@ -348,7 +348,7 @@ pub(crate) async fn resize(
     explicit_time(mount, file, &view);
     file.turn();
     // Nothing else changes the file here: the answer is as good as one that is asked for now.
-    let adopted = file.adopt_change(view, told.moment, Moment::now(told.moment.rule()));
+    let adopted = file.adopt_change(view, told.asked_at, AskedAt::now(told.asked_at.rule()));
     drop(told);
     drop(pins);
     crate::writeback::deferred_close::send_closes(mount, file);

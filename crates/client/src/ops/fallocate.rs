@@ -10,7 +10,7 @@ use crate::coherence::lease;
 use crate::coherence::locks;
 use crate::coherence::range_lock::Hold;
 use crate::coherence::tokens;
-use crate::inode::{File, OpenFile};
+use crate::inode::{Inode, OpenFile};
 use crate::mount::{Mount, unexpected};
 use crate::ops::attr;
 use crate::telemetry::stats::Count;
@@ -45,7 +45,7 @@ pub(crate) async fn fallocate(
     let extends = matches!(mode, Fallocate::Allocate | Fallocate::ZeroRange { keep_size: false });
     {
         let several = file.layout().stripes() > 1;
-        let locks = move |mount: Arc<Mount>, file: Arc<File>| async move {
+        let locks = move |mount: Arc<Mount>, file: Arc<Inode>| async move {
             if !several {
                 return Ok(Vec::new());
             }
@@ -73,7 +73,7 @@ pub(crate) async fn fallocate(
 /// With `server_lock` the targets lock; otherwise the caller has pinned locks on all of the range.
 async fn change(
     mount: &Arc<Mount>,
-    file: &Arc<File>,
+    file: &Arc<Inode>,
     mode: Fallocate,
     range: ByteRange,
     server_lock: bool,
@@ -93,8 +93,8 @@ async fn change(
 }
 
 /// Grows the file to `end` unless it has grown there meanwhile.
-async fn extend(mount: &Arc<Mount>, cred: &Cred, file: &Arc<File>, member: u64, end: u64) -> Result<()> {
-    let locks = move |mount: Arc<Mount>, file: Arc<File>| async move { attr::beyond(&mount, &file, end).await };
+async fn extend(mount: &Arc<Mount>, cred: &Cred, file: &Arc<Inode>, member: u64, end: u64) -> Result<()> {
+    let locks = move |mount: Arc<Mount>, file: Arc<Inode>| async move { attr::beyond(&mount, &file, end).await };
     let all = (ByteRange::ALL, Hold::Exclusive);
     let (_guard, _begun, pins) = group_lock::enter_pinned(mount, file, member, all, locks).await?;
     if end <= attr::size_now(mount, file).await? {
@@ -105,7 +105,7 @@ async fn extend(mount: &Arc<Mount>, cred: &Cred, file: &Arc<File>, member: u64, 
     Ok(())
 }
 
-async fn punch(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange, server_lock: bool) -> Result<()> {
+async fn punch(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, server_lock: bool) -> Result<()> {
     let size = attr::size_now(mount, file).await?;
     let view = file.view();
     // Beyond the stripes that exist there is nothing; the owner's knowledge of the size may be behind.
@@ -127,7 +127,7 @@ async fn punch(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange, server_lo
     Ok(())
 }
 
-async fn allocate(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange, server_lock: bool) -> Result<()> {
+async fn allocate(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, server_lock: bool) -> Result<()> {
     attr::size_now(mount, file).await?;
     let view = file.view();
     let mut pieces = view.layout.pieces(file.ino, range);

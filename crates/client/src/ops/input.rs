@@ -11,14 +11,14 @@ use crate::api::Ctx;
 use crate::cache::PAGE;
 use crate::cache::drop::Dirty;
 use crate::coherence::tokens;
-use crate::inode::{File, OpenFile};
+use crate::inode::{Inode, OpenFile};
 use crate::mount::Mount;
 use crate::ops::read;
 use crate::policy::decision::{self, Input, Mode, Reason};
 use crate::policy::kernel_reads::{self, Server};
 use crate::policy::locality::Rule;
 use crate::telemetry::stats::{Copied, Count, Way};
-use crate::telemetry::tunables::Knob;
+use crate::telemetry::tunables::Tunable;
 use amphi_env::memory_groups::SHORT_PERCENT;
 use amphi_types::{ByteRange, Errno, IoMode, Result, limits};
 use amphi_wire::LockExtent;
@@ -30,19 +30,19 @@ impl Mount {
     pub(crate) fn input(&self, ctx: &Ctx, open: &OpenFile, way: Way, (range, bytes): (ByteRange, u64)) -> Input {
         let t = &self.tunables;
         let file = &open.file;
-        let small_bytes = t.get(Knob::Small);
+        let small_bytes = t.get(Tunable::Small);
         let in_window = bytes >= small_bytes;
-        let contended = in_window && t.on(Knob::Contention) && self.is_contended(file);
+        let contended = in_window && t.on(Tunable::Contention) && self.is_contended(file);
         let group_short = in_window && !contended && self.is_group_short(ctx);
         let cache_full = in_window && !contended && self.is_full_of_dirty();
-        let full = || file.cached_bytes.load(SeqCst) >= self.share(t.get(Knob::OvercacheBytes));
-        let overcache = in_window && t.on(Knob::Overcache) && full();
+        let full = || file.cached_bytes.load(SeqCst) >= self.share(t.get(Tunable::OvercacheBytes));
+        let overcache = in_window && t.on(Tunable::Overcache) && full();
         let large_bytes = self.large_bytes(file, way, bytes);
         let large = bytes >= large_bytes;
         // The rule of size asks nothing, unless what was learnt may say otherwise.
-        let matters = in_window && !contended && !group_short && !overcache && (!large || t.on(Knob::Learn));
+        let matters = in_window && !contended && !group_short && !overcache && (!large || t.on(Tunable::Learn));
         let no_locality = matters && self.lacks_locality(file, way, bytes, large);
-        let cache_is_faster = no_locality && t.on(Knob::Learn) && self.policy.learned.cache_is_faster(way, bytes);
+        let cache_is_faster = no_locality && t.on(Tunable::Learn) && self.policy.throughput.cache_is_faster(way, bytes);
         // To wait for room in the cache is part of what its way was measured to take.
         let memory_short = group_short || (cache_full && !cache_is_faster);
         Input {
@@ -65,7 +65,7 @@ impl Mount {
 
     /// Whether bytes may not be asked for past the cache for where they lie.
     fn misfits(&self, range: ByteRange) -> bool {
-        !self.tunables.on(Knob::Unaligned) && !(range.start | range.end).is_multiple_of(limits::BLOCK)
+        !self.tunables.on(Tunable::Unaligned) && !(range.start | range.end).is_multiple_of(limits::BLOCK)
     }
 
     /// Errors: EINVAL if a request that has to go past the cache may not, for where its bytes lie.
@@ -78,10 +78,10 @@ impl Mount {
     pub(crate) fn passes_cache_by(&self, open: &OpenFile, way: Way, bytes: u64) -> bool {
         let t = &self.tunables;
         let file = &open.file;
-        bytes >= t.get(Knob::Small)
+        bytes >= t.get(Tunable::Small)
             && decision::asked([open.io_mode(), file.io_mode()], open.process_mode, t.mode()) == IoMode::Auto
             && self.lacks_locality(file, way, bytes, false)
-            && !(t.on(Knob::Learn) && self.policy.learned.cache_is_faster(way, bytes))
+            && !(t.on(Tunable::Learn) && self.policy.throughput.cache_is_faster(way, bytes))
     }
 
     /// Counts a request that went the way `reason` says.
@@ -93,7 +93,7 @@ impl Mount {
             Reason::BufferedDefault => open.file.locality.went_buffered(),
             Reason::BufferedFaster => {
                 open.file.locality.went_buffered();
-                self.policy.learned.tried(way, bytes, self.clock.now_ns());
+                self.policy.throughput.tried(way, bytes, self.clock.now_ns());
             }
             _ => {}
         }
@@ -104,14 +104,14 @@ impl Mount {
     }
 
     /// The large threshold: higher where the file lies on rotating storage (FEATURES H12).
-    fn large_bytes(&self, file: &File, way: Way, bytes: u64) -> u64 {
+    fn large_bytes(&self, file: &Inode, way: Way, bytes: u64) -> u64 {
         let t = &self.tunables;
         let (plain, rotating) = match way {
-            Way::Read => (Knob::LargeRead, Knob::LargeReadRotating),
-            Way::Write => (Knob::LargeWrite, Knob::LargeWriteRotating),
+            Way::Read => (Tunable::LargeRead, Tunable::LargeReadRotating),
+            Way::Write => (Tunable::LargeWrite, Tunable::LargeWriteRotating),
         };
         let (plain, rotating) = (t.get(plain), t.get(rotating));
-        let known = &self.policy.rotating;
+        let known = &self.policy.rotational;
         let matters = bytes >= plain && bytes < rotating && known.are_there();
         let held = || known.hold(file.ino, &file.layout(), file.size().saturating_add(bytes));
         if matters && held() { rotating } else { plain }
@@ -125,7 +125,7 @@ impl Mount {
         if narrow { LockExtent::Exact } else { open.extent() }
     }
 
-    pub(crate) fn is_contended(&self, file: &File) -> bool {
+    pub(crate) fn is_contended(&self, file: &Inode) -> bool {
         let until = file.contended_until_ns.load(SeqCst);
         until > 0 && until > self.clock.now_ns()
     }
@@ -133,32 +133,32 @@ impl Mount {
     /// Clean bytes make room; a cache is short when it is full of dirty ones.
     fn is_full_of_dirty(&self) -> bool {
         let t = &self.tunables;
-        let limit = || self.share(t.get(Knob::CacheBytes) / 100 * t.get(Knob::DirtyPercent));
-        t.on(Knob::Memory) && self.cache.dirty_bytes() >= limit()
+        let limit = || self.share(t.get(Tunable::CacheBytes) / 100 * t.get(Tunable::DirtyPercent));
+        t.on(Tunable::Memory) && self.cache.dirty_bytes() >= limit()
     }
 
     fn is_group_short(&self, ctx: &Ctx) -> bool {
         let t = &self.tunables;
         let caller = || {
-            t.on(Knob::CallerMemory)
+            t.on(Tunable::CallerMemory)
                 && self.host.read_text.is_some()
-                && self.policy.callers.is_short(ctx.pid, self.clock.now_ns())
+                && self.policy.caller_memory.is_short(ctx.pid, self.clock.now_ns())
         };
-        t.on(Knob::Memory) && (self.policy.group_short.load(Relaxed) || caller())
+        t.on(Tunable::Memory) && (self.policy.group_short.load(Relaxed) || caller())
     }
 
     /// `large`: the request is no probe, whatever went before it.
-    fn lacks_locality(&self, file: &File, way: Way, bytes: u64, large: bool) -> bool {
+    fn lacks_locality(&self, file: &Inode, way: Way, bytes: u64, large: bool) -> bool {
         let t = &self.tunables;
-        if !t.on(Knob::Locality) {
+        if !t.on(Tunable::Locality) {
             return false;
         }
         let rule = Rule {
-            window_pages: t.get(Knob::LocalityPages),
-            probe: t.get(Knob::LocalityProbe),
-            cache_pages: t.get(Knob::CacheBytes) / PAGE,
+            window_pages: t.get(Tunable::LocalityPages),
+            probe: t.get(Tunable::LocalityProbe),
+            cache_pages: t.get(Tunable::CacheBytes) / PAGE,
         };
-        let least = || if t.on(Knob::Learn) { self.policy.learned.least_share(way, bytes) } else { 0 };
+        let least = || if t.on(Tunable::Learn) { self.policy.throughput.least_share(way, bytes) } else { 0 };
         if large { file.locality.lacks(rule, least) } else { file.locality.speaks_for_direct(rule, least) }
     }
 }
@@ -176,7 +176,7 @@ pub struct FrontCache {
 pub(crate) fn front_cache(mount: &Mount, open: &OpenFile) -> FrontCache {
     let t = &mount.tunables;
     let file = &open.file;
-    let alone = mount.coherence.company.is_alone();
+    let alone = mount.coherence.sharing.is_alone();
     let (executable, size) = {
         let attr = &file.known.lock().view.attr;
         (attr.perm & 0o111 != 0, attr.size)
@@ -188,20 +188,20 @@ pub(crate) fn front_cache(mount: &Mount, open: &OpenFile) -> FrontCache {
         kernel_cache: kernel_reads::asked(file.advice().kernel_cache(), t.kernel_cache()),
         only_reads,
         asked: decision::asked([open.io_mode(), file.io_mode()], open.process_mode, t.mode()),
-        contended: t.on(Knob::Contention) && mount.is_contended(file),
+        contended: t.on(Tunable::Contention) && mount.is_contended(file),
         written: only_reads && written(),
         executable,
         size: size.max(file.size()),
-        large_bytes: t.get(Knob::LargeRead),
+        large_bytes: t.get(Tunable::LargeRead),
         small_reads: file.pages.small_reads.load(SeqCst),
     });
     mount.stats.count(count_of(server));
     let serves = server.is_kernel();
     open.by_front.store(serves, SeqCst);
-    let rule = mount.coherence.company.rule();
+    let rule = mount.coherence.sharing.rule();
     // Of a lone mount the front end has seen every change. A read that it serves is not seen here: the first one has to
     // be.
-    let covered = mount.coherence.company.has_always_been_alone() || file.pages.covered_rule.load(SeqCst) == rule;
+    let covered = mount.coherence.sharing.has_always_been_alone() || file.pages.covered_rule.load(SeqCst) == rule;
     let keeps = covered && !(serves && read_is_missed(mount, open));
     open.emptied_rule.store(if keeps { 0 } else { rule }, SeqCst);
     FrontCache { serves, keeps }
@@ -210,7 +210,7 @@ pub(crate) fn front_cache(mount: &Mount, open: &OpenFile) -> FrontCache {
 /// A read was answered that a front end keeps in its pages: what is clean of these bytes is not kept here as well.
 /// Where the pages will not be kept for the next open it is.
 pub(crate) fn kept_by_front(mount: &Mount, open: &OpenFile, range: ByteRange) {
-    let keeps = !mount.coherence.company.is_alone() || mount.coherence.company.has_always_been_alone();
+    let keeps = !mount.coherence.sharing.is_alone() || mount.coherence.sharing.has_always_been_alone();
     if keeps && open.by_front.load(SeqCst) {
         mount.cache.forget(&open.file, range, Dirty::Keep);
     }
@@ -218,7 +218,7 @@ pub(crate) fn kept_by_front(mount: &Mount, open: &OpenFile, range: ByteRange) {
 
 /// Whether a read has to come here, since it renews the access time.
 fn read_is_missed(mount: &Mount, open: &OpenFile) -> bool {
-    !open.flags.no_atime && mount.tunables.on(Knob::Atime) && open.file.access_is_due(mount.clock.wall())
+    !open.flags.no_atime && mount.tunables.on(Tunable::Atime) && open.file.access_is_due(mount.clock.wall())
 }
 
 fn count_of(server: Server) -> Count {

@@ -1,7 +1,7 @@
 //! Files that are known here without being open, as long as a call needs them.
 
 use crate::inode::table::Use;
-use crate::inode::{File, Moment};
+use crate::inode::{AskedAt, Inode};
 use crate::mount::Mount;
 use amphi_types::Ino;
 use amphi_wire::InodeView;
@@ -16,7 +16,7 @@ pub(crate) struct InUse {
 }
 
 impl InUse {
-    pub(crate) fn file(&self) -> &Arc<File> {
+    pub(crate) fn file(&self) -> &Arc<Inode> {
         &self.used.as_ref().expect("there until it is dropped").0
     }
 }
@@ -43,7 +43,7 @@ pub(crate) fn use_known(mount: &Arc<Mount>, ino: Ino) -> Option<InUse> {
 /// The file, known as long as the result lives although it is not open here; among several mounts also behind it. Where
 /// it is forgotten at once there, a size that was asked for beside a cut can be one that the file never had (seed
 /// 4000069 of contention).
-pub(crate) fn know(mount: &Arc<Mount>, view: InodeView, moment: Moment) -> InUse {
-    let stays = mount.coherence.company.rule() & 1 == 0;
-    InUse { mount: mount.clone(), used: Some(mount.files.know(view, moment)), stays }
+pub(crate) fn know(mount: &Arc<Mount>, view: InodeView, asked_at: AskedAt) -> InUse {
+    let stays = mount.coherence.sharing.rule() & 1 == 0;
+    InUse { mount: mount.clone(), used: Some(mount.files.know(view, asked_at)), stays }
 }

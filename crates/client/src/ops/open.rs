@@ -10,11 +10,11 @@ use crate::cache::drop::Dirty;
 use crate::coherence::tokens::{self, name_keys};
 use crate::coherence::{group_lock, locks};
 use crate::inode::open_file::Closer;
-use crate::inode::{File, Moment, OpenFile};
+use crate::inode::{AskedAt, Inode, OpenFile};
 use crate::mount::{Mount, unexpected};
 use crate::prefetch::small_files;
 use crate::telemetry::stats::Count;
-use crate::telemetry::tunables::Knob;
+use crate::telemetry::tunables::Tunable;
 use crate::writeback::batch;
 use crate::writeback::deferred_close;
 use amphi_dlm::TokenKey;
@@ -28,8 +28,8 @@ fn access(flags: OpenFlags) -> Access {
 }
 
 /// The open file of an answer that opened it.
-fn opened(mount: &Arc<Mount>, ctx: &Ctx, view: InodeView, flags: OpenFlags, moment: Moment) -> Arc<OpenFile> {
-    let file = mount.files.open(view, access(flags), moment);
+fn opened(mount: &Arc<Mount>, ctx: &Ctx, view: InodeView, flags: OpenFlags, asked_at: AskedAt) -> Arc<OpenFile> {
+    let file = mount.files.open(view, access(flags), asked_at);
     Arc::new(mount.open_file(file, flags, ctx, false))
 }
 
@@ -49,7 +49,7 @@ pub(crate) async fn create(
     let mut told = tokens::call(&mount, dir.target(), &ctx.cred, op, &name_keys(dir, &name)).await?;
     match told.take()? {
         Reply::Made { inode, created, lock } => {
-            let file = opened(&mount, &ctx, inode, flags, told.moment);
+            let file = opened(&mount, &ctx, inode, flags, told.asked_at);
             mount.note_contention(&file.file, told.contended);
             told.keep_name(dir, &name, Some(inode.attr.ino));
             if let Some(lock) = lock {
@@ -64,7 +64,7 @@ pub(crate) async fn create(
             if !created && flags.truncate {
                 cut(&mount, &ctx, &file).await?;
             }
-            Ok(Created { attr: file.file.overlay(shown, mount.coherence.company.is_alone()), file, created })
+            Ok(Created { attr: file.file.overlay(shown, mount.coherence.sharing.is_alone()), file, created })
         }
         other => Err(unexpected(&other)),
     }
@@ -76,9 +76,9 @@ pub(crate) async fn tmpfile(mount: Arc<Mount>, ctx: Ctx, dir: Ino, perm: u16, fl
     let mut told = tokens::call(&mount, dir.target(), &ctx.cred, op, &[]).await?;
     match told.take()? {
         Reply::Made { inode, created, .. } => {
-            let file = opened(&mount, &ctx, inode, flags, told.moment);
+            let file = opened(&mount, &ctx, inode, flags, told.asked_at);
             told.keep_view(inode);
-            Ok(Created { attr: file.file.overlay(inode.attr, mount.coherence.company.is_alone()), file, created })
+            Ok(Created { attr: file.file.overlay(inode.attr, mount.coherence.sharing.is_alone()), file, created })
         }
         other => Err(unexpected(&other)),
     }
@@ -97,7 +97,7 @@ pub(crate) async fn open(mount: Arc<Mount>, ctx: Ctx, ino: Ino, flags: OpenFlags
     let keys: &[TokenKey] = if flags.write { &[TokenKey::Attributes(ino)] } else { &[] };
     let mut told = tokens::call(&mount, ino.target(), &ctx.cred, op, keys).await?;
     let view = inode_reply(told.take()?)?;
-    let file = opened(&mount, &ctx, view, flags, told.moment);
+    let file = opened(&mount, &ctx, view, flags, told.asked_at);
     told.keep_view(view);
     drop(told);
     if view.attr.kind == Kind::Dir && flags.write {
@@ -116,7 +116,7 @@ pub(crate) async fn hold(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino) -> Result<Arc<
     let op = Request::Open { ino, access: access(flags), exec: false };
     let mut told = tokens::call(mount, ino.target(), &ctx.cred, op, &[]).await?;
     let view = inode_reply(told.take()?)?;
-    let file = opened(mount, ctx, view, flags, told.moment);
+    let file = opened(mount, ctx, view, flags, told.asked_at);
     told.keep_view(view);
     Ok(file)
 }
@@ -135,7 +135,7 @@ async fn cut(mount: &Arc<Mount>, ctx: &Ctx, file: &Arc<OpenFile>) -> Result<()> 
 
 impl Closer for Mount {
     fn small_bytes(&self) -> u64 {
-        self.tunables.get(Knob::Small)
+        self.tunables.get(Tunable::Small)
     }
 
     fn closed(self: Arc<Self>, open: &OpenFile, ahead: bool) {
@@ -148,7 +148,7 @@ impl Closer for Mount {
 }
 
 /// The last reference to an open file is gone. `linger`: its close may wait for others.
-pub(crate) fn release(mount: &Arc<Mount>, file: &Arc<File>, access: Access, linger: bool) {
+pub(crate) fn release(mount: &Arc<Mount>, file: &Arc<Inode>, access: Access, linger: bool) {
     mount.stats.count(Count::Close);
     {
         let mut known = file.known.lock();
@@ -182,7 +182,7 @@ pub(crate) fn nameless(mount: &Arc<Mount>, ino: Ino) {
 
 /// Nobody here can come to the bytes of a file any more. That its pages leave unused says nothing of locality: nothing
 /// else needed their room.
-fn useless(mount: &Arc<Mount>, file: Arc<File>) {
+fn useless(mount: &Arc<Mount>, file: Arc<Inode>) {
     if file.dirty_bytes.load(SeqCst) == 0 {
         if file.cached_bytes.load(SeqCst) > 0 {
             mount.cache.forget(&file, ByteRange::new(0, file.size()), Dirty::Keep);

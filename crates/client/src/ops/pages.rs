@@ -18,12 +18,12 @@ use crate::coherence::lease;
 use crate::coherence::locks::{self, Pin};
 use crate::coherence::range_lock::{Guard, Hold};
 use crate::data::Segments;
-use crate::inode::{File, OpenFile};
+use crate::inode::{Inode, OpenFile};
 use crate::mount::Mount;
 use crate::ops::attr::size_now;
 use crate::ops::read::{Under, direct_pieces, read_piece, shared};
 use crate::policy::decision::Mode;
-use crate::telemetry::tunables::Knob;
+use crate::telemetry::tunables::Tunable;
 use crate::writeback::flush::{self, WriteKind, write_piece};
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
@@ -133,7 +133,7 @@ struct Needs {
 }
 
 /// Waits for the range lock and locks of the cluster, unless the pages are taken back first.
-async fn hold(mount: &Arc<Mount>, file: &Arc<File>, member: u64, needs: Needs) -> Result<Entry> {
+async fn hold(mount: &Arc<Mount>, file: &Arc<Inode>, member: u64, needs: Needs) -> Result<Entry> {
     let Needs { range, hold, .. } = needs;
     if hold == Hold::Shared && file.pages.is_being_dropped() {
         let over = pin!(file.signal.until(|| !file.pages.is_taking()));
@@ -158,7 +158,7 @@ async fn hold(mount: &Arc<Mount>, file: &Arc<File>, member: u64, needs: Needs) -
     }
 }
 
-async fn take(mount: &Arc<Mount>, file: &Arc<File>, member: u64, needs: Needs) -> Result<Held> {
+async fn take(mount: &Arc<Mount>, file: &Arc<Inode>, member: u64, needs: Needs) -> Result<Held> {
     let Needs { range, hold, locked, mode, extent } = needs;
     loop {
         let guard = group_lock::enter(file, member, range, hold).await?;
@@ -174,7 +174,7 @@ async fn take(mount: &Arc<Mount>, file: &Arc<File>, member: u64, needs: Needs) -
 pub(crate) async fn read(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange) -> Result<Segments> {
     let file = &open.file;
     lease::touch(mount, file, asked).await?;
-    file.pages.note_of(open, asked, mount.coherence.company.rule());
+    file.pages.note_of(open, asked, mount.coherence.sharing.rule());
     let pages = asked.align_out(PAGE).intersect(&ByteRange::new(0, limits::FILE_MAX));
     let (locked, extent) = locked_for_read(mount, open, pages);
     let needs = Needs { range: pages, hold: Hold::Shared, locked, mode: LockMode::Read, extent };
@@ -187,7 +187,7 @@ pub(crate) async fn read(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange) 
             data
         }
         Entry::Free(free) => {
-            file.pages.note_of(open, asked, mount.coherence.company.rule());
+            file.pages.note_of(open, asked, mount.coherence.sharing.rule());
             // The lock that is on its way back still keeps others away, or the target knows what they change.
             flush::flush_and_forget(mount, file, asked).await;
             read_free(mount, file, asked, &free).await
@@ -204,16 +204,16 @@ fn locked_for_read(mount: &Mount, open: &OpenFile, pages: ByteRange) -> (ByteRan
     if !open.by_front.load(SeqCst) {
         return (pages, LockExtent::Grown);
     }
-    if mount.tunables.on(Knob::Contention) && mount.is_contended(file) {
+    if mount.tunables.on(Tunable::Contention) && mount.is_contended(file) {
         return (pages, LockExtent::Exact);
     }
     let end = file.size().max(pages.end);
-    let is_small = end <= mount.tunables.get(Knob::LargeRead);
+    let is_small = end <= mount.tunables.get(Tunable::LargeRead);
     (if is_small { ByteRange::new(0, end).align_out(PAGE) } else { pages }, LockExtent::Grown)
 }
 
 /// Reads past the cache: what lies there may be newer than what the target takes a page for that is read so.
-async fn read_free(mount: &Arc<Mount>, file: &Arc<File>, asked: ByteRange, free: &Free) -> Result<Segments> {
+async fn read_free(mount: &Arc<Mount>, file: &Arc<Inode>, asked: ByteRange, free: &Free) -> Result<Segments> {
     let range = asked.intersect(&ByteRange::new(0, size_now(mount, file).await?));
     if range.is_empty() {
         return Ok(Segments::new());
@@ -239,7 +239,7 @@ async fn read_free(mount: &Arc<Mount>, file: &Arc<File>, asked: ByteRange, free:
 /// Writes pages back, or through pages that stay. Returns what it holds, with the bytes, if they may go into the cache.
 pub(crate) async fn write(
     mount: &Arc<Mount>,
-    file: &Arc<File>,
+    file: &Arc<Inode>,
     member: u64,
     range: ByteRange,
     data: Buf,
@@ -272,7 +272,7 @@ pub(crate) async fn write(
 
 async fn write_free(
     mount: &Arc<Mount>,
-    file: &Arc<File>,
+    file: &Arc<Inode>,
     object: amphi_types::ObjectId,
     piece: ByteRange,
     bytes: Buf,
@@ -289,7 +289,7 @@ async fn write_free(
         Way::Left(left) => match write_piece(mount, file, object, piece.start, bytes, WriteKind::Left(left)).await {
             Err(Errno::Stale) => {
                 tracing::error!(ino = %file.ino, "a mapped page was not written back: its target was restarted meanwhile");
-                mount.writeback.losses.note(Errno::Io, mount.clock.now_ns());
+                mount.writeback.errors.note(Errno::Io, mount.clock.now_ns());
                 file.failures.note(Errno::Io, piece);
                 Err(Errno::Io)
             }
@@ -300,7 +300,7 @@ async fn write_free(
 
 /// An append has gone elsewhere than the front end took it to go, which keeps a copy of its bytes in the pages of
 /// `told`: they are dropped.
-pub(crate) async fn misplaced(mount: &Arc<Mount>, file: &Arc<File>, told: ByteRange, overwrite: Option<Overwrite>) {
+pub(crate) async fn misplaced(mount: &Arc<Mount>, file: &Arc<Inode>, told: ByteRange, overwrite: Option<Overwrite>) {
     if let Some(overwrite) = overwrite {
         overwrite.settle(mount).await;
     }
@@ -310,7 +310,7 @@ pub(crate) async fn misplaced(mount: &Arc<Mount>, file: &Arc<File>, told: ByteRa
 /// What shall be written of `data` for `range`: all of it, but for what a write has replaced since a page that is
 /// written back was read.
 pub(crate) fn parts(
-    file: &File,
+    file: &Inode,
     range: ByteRange,
     mut data: Buf,
     write_back: bool,
@@ -372,7 +372,7 @@ mod tests {
         let open = w.create("f", crate::OpenFlags::READ_WRITE);
         let (mount, file) = (w.client.mount.clone(), open.file.clone());
         let drops = Arc::new(Drops { begun: AtomicU64::new(0), hits: AtomicU64::new(0), ended: Mutex::default() });
-        mount.coherence.company.set_pages(Some(drops.clone()));
+        mount.coherence.sharing.set_pages(Some(drops.clone()));
         let (turn, is_over) = (Barrier::new(3), AtomicBool::new(true));
         let asked: Mutex<Vec<(u64, ByteRange)>> = Mutex::default();
         let mut missed = Vec::new();
@@ -421,7 +421,7 @@ mod tests {
         });
         assert_eq!(missed, []);
         assert!(drops.hits.load(SeqCst) > 0 && !file.pages.is_taking());
-        mount.coherence.company.set_pages(None);
+        mount.coherence.sharing.set_pages(None);
     }
 
     /// Goal: a cached write of several units that cannot be made leaves nothing of itself. Method: one thread writes

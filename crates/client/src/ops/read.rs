@@ -21,14 +21,14 @@ use crate::coherence::range_lock::Hold;
 use crate::coherence::sharing;
 use crate::coherence::tokens;
 use crate::data::{Loans, Segments, scratch_for};
-use crate::inode::{File, OpenFile};
+use crate::inode::{Inode, OpenFile};
 use crate::mount::{Mount, unexpected};
 use crate::policy::decision::{Mode, Reason, decide};
 use crate::policy::readahead::Plan;
 use crate::policy::throughput::{CALM_FLIGHT_BYTES, Course};
 use crate::prefetch::large_reads;
 use crate::telemetry::stats::{Copied, Count, Way, thread_shard};
-use crate::telemetry::tunables::Knob;
+use crate::telemetry::tunables::Tunable;
 use crate::writeback::flush;
 use ahead::{fetch_ahead, plan, read_ahead};
 use amphi_dlm::Mode as LockMode;
@@ -100,10 +100,10 @@ impl Hit {
             if file.pages.is_taking() {
                 return None;
             }
-            file.pages.note_of(open, ByteRange::at(offset, len as u64), mount.coherence.company.rule());
+            file.pages.note_of(open, ByteRange::at(offset, len as u64), mount.coherence.sharing.rule());
         }
         let stamp = file.range.stamp()?;
-        let rule = mount.coherence.company.rule();
+        let rule = mount.coherence.sharing.rule();
         if hints.for_pages && rule & 1 == 0 && !locks::permit_reading(mount, file, pages_of(offset, len)) {
             // A page shows zeros behind the end of the file: the lock has to cover these as well.
             return None;
@@ -115,7 +115,7 @@ impl Hit {
             }
             0
         } else {
-            if !mount.coherence.company.leases.in_touch_for(
+            if !mount.coherence.sharing.leases.in_touch_for(
                 mount.clock.boot_ns(),
                 file,
                 ByteRange::at(offset, len as u64),
@@ -137,7 +137,7 @@ impl Hit {
     }
 
     #[inline]
-    fn unguarded(file: &File, range: ByteRange) -> Option<u64> {
+    fn unguarded(file: &Inode, range: ByteRange) -> Option<u64> {
         let several = range.start / UNIT < range.end.saturating_sub(1) / UNIT;
         several.then(|| file.range.unguarded())
     }
@@ -212,7 +212,7 @@ pub(crate) fn warm_next(mount: &Mount, open: &OpenFile, offset: u64, len: u64) {
 /// A read that brings the access time forward is noted; the server hears of it with the close.
 #[inline]
 fn note_access(mount: &Mount, open: &OpenFile) {
-    if open.file.atime_due.load(Relaxed) && !open.flags.no_atime && mount.tunables.on(Knob::Atime) {
+    if open.file.atime_due.load(Relaxed) && !open.flags.no_atime && mount.tunables.on(Tunable::Atime) {
         open.file.note_access(mount.clock.wall());
     }
 }
@@ -242,9 +242,9 @@ pub(crate) async fn read(
         mount.may_pass_cache(asked)?;
     }
     if hints.for_pages {
-        file.pages.note_of(&open, asked, mount.coherence.company.rule());
+        file.pages.note_of(&open, asked, mount.coherence.sharing.rule());
     }
-    if hints.for_pages && !mount.coherence.company.is_alone() {
+    if hints.for_pages && !mount.coherence.sharing.is_alone() {
         count(&mount, &open, Reason::BufferedDefault, asked.len());
         return super::pages::read(&mount, &open, asked).await;
     }
@@ -306,14 +306,14 @@ pub(crate) async fn read(
         if is_stream(decision.reason) {
             let course = Course::Direct(before + missing);
             let shows = data.is_ok() && fills_are_calm(&mount);
-            mount.policy.learned.note_read(course, missing, (since_ns, mount.clock.now_ns()), shows);
+            mount.policy.throughput.note_read(course, missing, (since_ns, mount.clock.now_ns()), shows);
         }
         return damaged::whole_for_pages(data, range, hints);
     }
     let plan = plan(&mount, &open, range, size);
     let data = buffered(&mount, &open, range, size, plan).await;
     if data.is_ok() {
-        mount.policy.learned.note_cached_read(range.len(), Some(since_ns), || mount.clock.now_ns());
+        mount.policy.throughput.note_cached_read(range.len(), Some(since_ns), || mount.clock.now_ns());
     }
     damaged::whole_for_pages(data, range, hints)
 }
@@ -325,7 +325,7 @@ pub(crate) fn fills_are_calm(mount: &Mount) -> bool {
 }
 
 /// A range that is all in the cache and so large that bookkeeping costs less than a copy.
-fn lend_large(mount: &Mount, file: &File, range: ByteRange) -> Option<Segments> {
+fn lend_large(mount: &Mount, file: &Inode, range: ByteRange) -> Option<Segments> {
     let loans = if range.len() < LEND_MIN_BYTES { None } else { mount.cache.lend(file, range) };
     loans.inspect(|_| mount.stats.moved(Count::Lent, range.len())).map(Segments::from)
 }
@@ -336,11 +336,11 @@ fn is_stream(reason: Reason) -> bool {
 }
 
 /// Bytes of the targets, in the buffers they came in: what is contiguous from the start.
-pub(crate) async fn direct(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) -> Result<Segments> {
+pub(crate) async fn direct(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> Result<Segments> {
     direct_under(mount, file, range, Under::TargetsLock).await
 }
 
-async fn direct_under(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange, under: Under) -> Result<Segments> {
+async fn direct_under(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, under: Under) -> Result<Segments> {
     let pieces = direct_pieces(file, range).into_iter();
     // All at once (FEATURES H7).
     let parts = join_all(pieces.map(|(object, part)| damaged::prefix(mount, file, object, part, under))).await;
@@ -360,7 +360,7 @@ async fn direct_under(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange, un
 }
 
 /// `range` in the largest requests there are.
-pub(crate) fn direct_pieces(file: &File, range: ByteRange) -> Vec<(ObjectId, ByteRange)> {
+pub(crate) fn direct_pieces(file: &Inode, range: ByteRange) -> Vec<(ObjectId, ByteRange)> {
     let mut pieces = Vec::new();
     for (object, piece) in file.layout().pieces(file.ino, range) {
         let mut at = piece.start;
@@ -376,7 +376,7 @@ pub(crate) fn direct_pieces(file: &File, range: ByteRange) -> Vec<(ObjectId, Byt
 /// Bytes of `range`, of which `buf` holds all but `gaps`.
 async fn direct_gaps(
     mount: &Arc<Mount>,
-    file: &Arc<File>,
+    file: &Arc<Inode>,
     range: ByteRange,
     mut buf: Buf,
     gaps: &[ByteRange],
@@ -413,7 +413,7 @@ pub(crate) enum Under {
 /// One piece of an object: its bytes, and how many zeros follow them.
 pub(crate) async fn read_piece(
     mount: &Arc<Mount>,
-    file: &Arc<File>,
+    file: &Arc<Inode>,
     object: ObjectId,
     range: ByteRange,
     under: Under,
@@ -424,7 +424,7 @@ pub(crate) async fn read_piece(
 /// As `read_piece`; the inner error is the target's answer, the outer one says that there is none.
 async fn ask_piece(
     mount: &Arc<Mount>,
-    file: &Arc<File>,
+    file: &Arc<Inode>,
     object: ObjectId,
     range: ByteRange,
     under: Under,
@@ -510,7 +510,7 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u
 }
 
 /// `range` in requests of the size that fills have.
-fn pieces(file: &File, range: ByteRange) -> Vec<(ObjectId, ByteRange)> {
+fn pieces(file: &Inode, range: ByteRange) -> Vec<(ObjectId, ByteRange)> {
     let step = FILL_BYTES;
     let mut list = Vec::new();
     for (object, piece) in file.layout().pieces(file.ino, range) {
@@ -528,7 +528,7 @@ fn pieces(file: &File, range: ByteRange) -> Vec<(ObjectId, ByteRange)> {
 /// A fill that is entered but not yet sent.
 struct Fetch {
     mount: Arc<Mount>,
-    file: Arc<File>,
+    file: Arc<Inode>,
     object: ObjectId,
     range: ByteRange,
     ahead: bool,
@@ -538,7 +538,7 @@ struct Fetch {
 
 fn fetch(
     mount: Arc<Mount>,
-    file: Arc<File>,
+    file: Arc<Inode>,
     object: ObjectId,
     range: ByteRange,
     ahead: bool,
@@ -555,7 +555,7 @@ impl Fetch {
         let (mount, file, range) = (&self.mount, &self.file, self.range);
         // In company two readers would take a write lock from each other.
         let mode =
-            if mount.coherence.company.is_alone() && file.has_writers() { LockMode::Write } else { LockMode::Read };
+            if mount.coherence.sharing.is_alone() && file.has_writers() { LockMode::Write } else { LockMode::Read };
         let pins = locks::pin_spans(mount, file, mode, range, self.extent).await?;
         let done = match ask_piece(mount, file, self.object, range, Under::Lock).await? {
             Ok((bytes, zeros)) => self.put_inside(range, bytes, zeros).await,
@@ -574,7 +574,7 @@ impl Fetch {
 
     /// Puts what is inside the file, under the pinned lock: what the target has, or as far as the size goes.
     async fn put_inside(&self, mut range: ByteRange, bytes: Buf, zeros: u64) -> Result<()> {
-        if zeros > 0 && !self.mount.coherence.company.is_alone() {
+        if zeros > 0 && !self.mount.coherence.sharing.is_alone() {
             let size = crate::ops::attr::size_now(&self.mount, &self.file).await?;
             range = range.intersect(&ByteRange::new(0, size));
         }
@@ -609,9 +609,9 @@ impl Drop for Fetch {
 }
 
 /// Whether somebody else has wanted a lock on the file lately, or a server called it contended.
-pub(crate) fn is_wanted_elsewhere(mount: &Mount, file: &File) -> bool {
+pub(crate) fn is_wanted_elsewhere(mount: &Mount, file: &Inode) -> bool {
     let now = mount.clock.now_ns();
     let called = file.called_back_ns.load(Relaxed);
-    let lately = mount.tunables.get(Knob::ContendedMs) * 1_000_000;
+    let lately = mount.tunables.get(Tunable::ContendedMs) * 1_000_000;
     file.contended_until_ns.load(Relaxed) > now || (called > 0 && now < called.saturating_add(lately))
 }

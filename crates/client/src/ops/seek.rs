@@ -14,7 +14,7 @@ use crate::coherence::group_lock;
 use crate::coherence::locks;
 use crate::coherence::range_lock::Hold;
 use crate::inode::seek_maps::{Found, Map};
-use crate::inode::{File, OpenFile};
+use crate::inode::{Inode, OpenFile};
 use crate::mount::{Mount, unexpected};
 use crate::ops::attr;
 use crate::telemetry::stats::Count;
@@ -34,10 +34,10 @@ const RUNS_OF_OBJECT_MIN: u32 = 16;
 pub(crate) fn try_lseek(mount: &Mount, open: &OpenFile, offset: u64, whence: Whence) -> Option<Result<u64>> {
     let file = &open.file;
     let map = mount.prefetch.seek_maps.of(file, offset)?;
-    let alone = mount.coherence.company.is_alone();
-    let counts = map.rule == mount.coherence.company.rule()
+    let alone = mount.coherence.sharing.is_alone();
+    let counts = map.rule == mount.coherence.sharing.rule()
         && file.group.id() == 0
-        && (alone || mount.coherence.company.leases.in_touch_for(mount.clock.boot_ns(), file, ByteRange::ALL));
+        && (alone || mount.coherence.sharing.leases.in_touch_for(mount.clock.boot_ns(), file, ByteRange::ALL));
     if !counts || offset >= map.size {
         return None;
     }
@@ -66,12 +66,12 @@ pub(crate) async fn lseek(
     let file = &open.file;
     let ahead = ByteRange::new(offset, u64::MAX);
     // In company nobody changes what lies ahead until the answer.
-    let locks = move |mount: Arc<Mount>, file: Arc<File>| async move {
+    let locks = move |mount: Arc<Mount>, file: Arc<Inode>| async move {
         locks::pin_objects(&mount, &file, Mode::Read, ahead).await
     };
     let (_guard, _begun, _pins) =
         group_lock::enter_pinned(&mount, file, open.member(), (ahead, Hold::Shared), locks).await?;
-    let rule = mount.coherence.company.rule();
+    let rule = mount.coherence.sharing.rule();
     let stamp = file.map.watch();
     let size = attr::size_now(&mount, file).await?;
     if offset >= size {
@@ -95,7 +95,7 @@ pub(crate) async fn lseek(
 }
 
 /// Asks the objects of a file of `size` bytes where they have data, from `from` on.
-async fn ask(mount: &Arc<Mount>, file: &File, from: u64, size: u64, (rule, stamp): (u64, u64)) -> Result<Map> {
+async fn ask(mount: &Arc<Mount>, file: &Inode, from: u64, size: u64, (rule, stamp): (u64, u64)) -> Result<Map> {
     let layout = file.layout();
     let stripes = layout.stripes_below(size);
     let runs_max = (RUNS_MAX / stripes).max(RUNS_OF_OBJECT_MIN);

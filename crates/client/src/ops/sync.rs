@@ -5,7 +5,7 @@ use crate::api::Ctx;
 use crate::coherence::locks;
 use crate::coherence::sharing;
 use crate::coherence::tokens;
-use crate::inode::{File, OpenFile};
+use crate::inode::{Inode, OpenFile};
 use crate::mount::Mount;
 use crate::telemetry::stats::Count;
 use crate::writeback::flush::{self, Drain};
@@ -30,11 +30,11 @@ pub(crate) async fn sync_targets(mount: &Arc<Mount>, targets: BTreeSet<TargetId>
 /// Makes what was written of the file stable. The size and the way to the data live with the inode and the objects, so
 /// a datasync needs the same targets. The size may be out of date in company; what this mount has written lies below
 /// it.
-pub(crate) async fn sync_file(mount: &Arc<Mount>, file: &Arc<File>) -> Result<()> {
+pub(crate) async fn sync_file(mount: &Arc<Mount>, file: &Arc<Inode>) -> Result<()> {
     sync_stripes(mount, file, file.layout().stripes_below(file.size())).await
 }
 
-async fn sync_stripes(mount: &Arc<Mount>, file: &Arc<File>, stripes: u32) -> Result<()> {
+async fn sync_stripes(mount: &Arc<Mount>, file: &Arc<Inode>, stripes: u32) -> Result<()> {
     let layout = file.layout();
     let stripes = stripes.min(u32::from(layout.pool));
     let mut targets: BTreeSet<TargetId> = (0..stripes).map(|s| layout.target(file.ino, s)).collect();
@@ -48,7 +48,7 @@ pub(crate) async fn fsync(mount: Arc<Mount>, _ctx: Ctx, open: Arc<OpenFile>, _da
     let drain = Drain::begin(&mount);
     flush::flush(&mount, file, ByteRange::ALL).await;
     drop(drain);
-    let synced = if mount.coherence.company.is_alone() || tokens::is_sure(&mount, file) {
+    let synced = if mount.coherence.sharing.is_alone() || tokens::is_sure(&mount, file) {
         sync_file(&mount, file).await
     } else {
         // Others may have written it: what they have not written back yet counts too, as it would on one machine.
@@ -79,6 +79,6 @@ pub(crate) async fn sync_all(mount: Arc<Mount>, _ctx: Ctx) -> Result<()> {
     let synced = sync_targets(&mount, (0..mount.cluster.pool()).map(TargetId).collect(), None).await;
     // Also what was lost earlier: whoever asks believes afterwards that all is there.
     mount.files.told_to_all();
-    mount.writeback.losses.tell()?;
+    mount.writeback.errors.tell()?;
     synced
 }

@@ -12,7 +12,7 @@ use crate::coherence::range_lock::Hold;
 use crate::coherence::sharing;
 use crate::coherence::tokens;
 use crate::inode::failures::Watch;
-use crate::inode::{File, OpenFile};
+use crate::inode::{Inode, OpenFile};
 use crate::mount::Mount;
 use crate::ops::pages::{self, Overwrite};
 use crate::ops::{attr, read, sync, xattr};
@@ -48,7 +48,7 @@ pub(crate) fn try_write(
     if special || !flags.write || len == 0 || !file.group.admits(open.member()) {
         return None;
     }
-    if holds_privileges(mount, file, hints.kill_suidgid) || mount.writeback.room.any_full() {
+    if holds_privileges(mount, file, hints.kill_suidgid) || mount.writeback.free_space.any_full() {
         return None;
     }
     let aim = aim(mount, open, offset, hints);
@@ -64,7 +64,7 @@ pub(crate) fn try_write(
     }
     let aims_well = || match aim {
         Aim::Offset => true,
-        Aim::ToldEnd => mount.coherence.company.has_always_been_alone(),
+        Aim::ToldEnd => mount.coherence.sharing.has_always_been_alone(),
         Aim::End | Aim::OffsetAtEnd => {
             (attr::knows_end(mount, file) || tokens::is_sure(mount, file)) && file.size() == offset
         }
@@ -81,8 +81,8 @@ pub(crate) fn try_write(
     let one_unit = offset / UNIT == (range.end - 1) / UNIT;
     // Without a pin, others could see the units of a larger write one by one; pages have a way of their own.
     let unpinned = one_unit && !hints.write_back && !hints.for_pages;
-    let in_touch = || mount.coherence.company.leases.in_touch_for(mount.clock.boot_ns(), file, range);
-    if !mount.coherence.company.is_alone() && (!unpinned || !in_touch()) {
+    let in_touch = || mount.coherence.sharing.leases.in_touch_for(mount.clock.boot_ns(), file, range);
+    if !mount.coherence.sharing.is_alone() && (!unpinned || !in_touch()) {
         return None;
     }
     if guard.is_none() && !(one_unit && file.range.idle()) {
@@ -146,7 +146,7 @@ fn aim(mount: &Mount, open: &OpenFile, offset: u64, hints: Hints) -> Aim {
         _ if hints.write_back => Aim::Offset,
         WriteTo::Offset => Aim::Offset,
         WriteTo::AsOpened if !open.flags.append => Aim::Offset,
-        WriteTo::KnownEnd if mount.coherence.company.has_always_been_alone() && is_within(&open.file, offset) => {
+        WriteTo::KnownEnd if mount.coherence.sharing.has_always_been_alone() && is_within(&open.file, offset) => {
             Aim::ToldEnd
         }
         WriteTo::OffsetAtEnd => Aim::OffsetAtEnd,
@@ -155,7 +155,7 @@ fn aim(mount: &Mount, open: &OpenFile, offset: u64, hints: Hints) -> Aim {
 }
 
 /// Whether a front end that takes `offset` for the end may be right: not if bytes that it knows of were lost.
-fn is_within(file: &File, offset: u64) -> bool {
+fn is_within(file: &Inode, offset: u64) -> bool {
     file.failures.count() == 0 || offset <= file.size()
 }
 
@@ -166,7 +166,7 @@ fn is_stable(open: &OpenFile, hints: Hints) -> bool {
 
 /// Whether a write has to mind pages: those it may replace bytes of, or, as the write-back of a page, writes that
 /// replaced some of it.
-fn meets_pages(file: &File, range: ByteRange, hints: Hints) -> bool {
+fn meets_pages(file: &Inode, range: ByteRange, hints: Hints) -> bool {
     if hints.write_back { file.pages.is_overwritten(range) } else { !hints.for_pages && file.pages.touches(range) }
 }
 
@@ -176,7 +176,13 @@ pub(crate) fn source<'a>(offset: u64, bytes: &'a mut Buf) -> Source<'a> {
 }
 
 /// Puts `source` into the cache, and counts it if its memory was kept.
-fn put(mount: &Mount, file: &Arc<File>, offset: u64, source: Source<'_>, hooks: (impl Fn() -> bool, impl Fn())) -> Put {
+fn put(
+    mount: &Mount,
+    file: &Arc<Inode>,
+    offset: u64,
+    source: Source<'_>,
+    hooks: (impl Fn() -> bool, impl Fn()),
+) -> Put {
     let is_copied = matches!(source, Source::Copied(_));
     let put = mount.cache.write(file, offset, source, COLD_AFTER, || mount.clock.now_ns(), hooks);
     if let Put::Refused(end) = put
@@ -224,12 +230,12 @@ pub(crate) async fn write(
     let through_pages = hints.write_back || (hints.for_pages && !append);
     // The kernel writes a page back through any handle that may write, whoever has changed it.
     let member = if hints.write_back { file.group.id() } else { open.member() };
-    if through_pages && !mount.coherence.company.is_alone() {
+    if through_pages && !mount.coherence.sharing.is_alone() {
         return under_pages(&mount, &open, member, ByteRange::at(offset, len), data, hints.write_back).await;
     }
     // An append takes the whole file, so that the end stays where it is until all its bytes are there.
     let local = if append { ByteRange::ALL } else { ByteRange::at(offset, len) };
-    let whole = move |mount: Arc<Mount>, file: Arc<File>| async move {
+    let whole = move |mount: Arc<Mount>, file: Arc<Inode>| async move {
         if !append {
             return Ok(Vec::new());
         }
@@ -238,7 +244,7 @@ pub(crate) async fn write(
     };
     let (mut guard, mut begun, held) =
         group_lock::enter_pinned(&mount, &file, member, (local, Hold::Exclusive), whole).await?;
-    if aim == Aim::ToldEnd && !(begun.is_some() && mount.coherence.company.has_always_been_alone()) {
+    if aim == Aim::ToldEnd && !(begun.is_some() && mount.coherence.sharing.has_always_been_alone()) {
         drop((guard, begun, held));
         return Box::pin(write(mount, ctx, open, offset, data, Hints { to: WriteTo::End, ..hints })).await;
     }
@@ -370,7 +376,7 @@ async fn settle(
         flush::flush(mount, file, range).await;
         sync::sync_file(mount, file).await?;
         writeback_errors::tell(open).await?;
-    } else if let Some(watch) = watch.filter(|_| mount.writeback.room.is_short(file, range)) {
+    } else if let Some(watch) = watch.filter(|_| mount.writeback.free_space.is_short(file, range)) {
         // Where the last write was refused, this one is told if it is, too. `fsync` will say so all the same: others
         // may be lost.
         flush::flush(mount, file, range).await;
@@ -385,13 +391,13 @@ async fn settle(
 
 /// Whether a write may have to take privileges away first: capabilities, and with `kill_suidgid` setuid and setgid.
 #[inline]
-fn holds_privileges(mount: &Mount, file: &File, kill_suidgid: bool) -> bool {
+fn holds_privileges(mount: &Mount, file: &Inode, kill_suidgid: bool) -> bool {
     file.gives_capabilities() || (kill_suidgid && (file.has_set_id() || !tokens::is_sure(mount, file)))
 }
 
 /// Takes capabilities of the file away, and setuid and setgid that `writer` may not leave, where there are any: at
 /// once, as a buffered write reaches the server too late for that. `writer`: none may leave both.
-async fn drop_privileges(mount: &Arc<Mount>, file: &Arc<File>, writer: Option<&Cred>) -> Result<()> {
+async fn drop_privileges(mount: &Arc<Mount>, file: &Arc<Inode>, writer: Option<&Cred>) -> Result<()> {
     if !tokens::is_sure(mount, file) {
         attr::reload(mount, file).await?;
     }
@@ -403,7 +409,7 @@ async fn drop_privileges(mount: &Arc<Mount>, file: &Arc<File>, writer: Option<&C
         let mut told = attr::change(mount, writer, file.ino, set).await?;
         let view = super::inode_reply(told.take()?)?;
         told.keep_view(view);
-        file.lose_capability(told.moment);
+        file.lose_capability(told.asked_at);
     } else if view.capability {
         xattr::drop_capability(mount, file).await?;
     }
@@ -455,7 +461,7 @@ async fn buffered(
 /// `held`; without `pins` the targets lock for each piece.
 async fn direct(
     mount: &Arc<Mount>,
-    file: &Arc<File>,
+    file: &Arc<Inode>,
     (range, held): (ByteRange, ByteRange),
     data: Buf,
     hints: Hints,
@@ -499,7 +505,7 @@ pub(crate) struct Sent {
 /// the others.
 pub(crate) async fn send_all(
     mount: &Arc<Mount>,
-    file: &Arc<File>,
+    file: &Arc<Inode>,
     range: ByteRange,
     data: Buf,
     kind: WriteKind,
@@ -539,7 +545,7 @@ pub(crate) async fn send_all(
 pub(crate) fn learn(mount: &Mount, reason: Reason, request: u64, len: u64, good: bool) {
     if matches!(reason, Reason::DirectLocality | Reason::DirectLarge) {
         let calm = mount.writeback.flight_bytes.load(SeqCst) <= CALM_FLIGHT_BYTES;
-        mount.policy.learned.note(Way::Write, Course::Direct(request), len, mount.clock.now_ns(), calm && good);
+        mount.policy.throughput.note(Way::Write, Course::Direct(request), len, mount.clock.now_ns(), calm && good);
     }
 }
 
@@ -548,7 +554,7 @@ pub(crate) fn learn(mount: &Mount, reason: Reason, request: u64, len: u64, good:
 ///
 /// Whoever writes behind that has made the file longer, and it stays so. As the caller holds locks, it waits for
 /// nobody: what cannot be had at once is somebody's who is about to write there, read, or measure the file.
-async fn trim(mount: &Arc<Mount>, file: &Arc<File>, held: ByteRange, (end, written_to): (u64, u64), in_company: bool) {
+async fn trim(mount: &Arc<Mount>, file: &Arc<Inode>, held: ByteRange, (end, written_to): (u64, u64), in_company: bool) {
     let rest = ByteRange::new(held.end, u64::MAX);
     let guard = if rest.is_empty() { None } else { file.range.try_acquire(rest, Hold::Exclusive) };
     let mine = (rest.is_empty() || guard.is_some()) && file.group.id() == 0;

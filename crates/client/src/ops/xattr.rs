@@ -16,7 +16,7 @@ use super::{done_reply, known};
 use crate::api::Ctx;
 use crate::coherence::bare;
 use crate::coherence::tokens;
-use crate::inode::File;
+use crate::inode::Inode;
 use crate::mount::{Mount, unexpected};
 use crate::telemetry::stats::Count;
 use crate::writeback::flush;
@@ -83,7 +83,7 @@ pub(crate) async fn get(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>) ->
     match mount.call(ino.target(), &ctx.cred, Request::GetXattr { ino, name: name.clone() }).await {
         Ok(Reply::Bytes(value)) => Ok(value),
         Ok(other) => Err(unexpected(&other)),
-        Err(Errno::Stale) => mount.coherence.removed.xattr(ino, &name),
+        Err(Errno::Stale) => mount.coherence.unlinked.xattr(ino, &name),
         Err(e) => Err(e),
     }
 }
@@ -102,7 +102,7 @@ pub(crate) async fn list(mount: Arc<Mount>, ctx: Ctx, ino: Ino) -> Result<Vec<u8
     match mount.call(ino.target(), &ctx.cred, Request::ListXattr { ino }).await {
         Ok(Reply::Bytes(names)) => Ok(names),
         Ok(other) => Err(unexpected(&other)),
-        Err(Errno::Stale) => mount.coherence.removed.xattr_names(ino),
+        Err(Errno::Stale) => mount.coherence.unlinked.xattr_names(ino),
         Err(e) => Err(e),
     }
 }
@@ -167,7 +167,7 @@ pub(crate) async fn set(
     // An answer that was asked for before may have come meanwhile.
     note();
     match done {
-        Err(Errno::Stale) => mount.coherence.removed.set_xattr(ino, name, value, mode),
+        Err(Errno::Stale) => mount.coherence.unlinked.set_xattr(ino, name, value, mode),
         done => done,
     }
 }
@@ -179,18 +179,18 @@ pub(crate) async fn remove(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>)
     }
     let op = Request::RemoveXattr { ino, name: name.clone() };
     match change(&mount, &ctx, ino, op).await?.take().and_then(done_reply) {
-        Err(Errno::Stale) => mount.coherence.removed.remove_xattr(ino, &name),
+        Err(Errno::Stale) => mount.coherence.unlinked.remove_xattr(ino, &name),
         done => done,
     }
 }
 
 /// Whoever runs the file is given no capabilities any more: its bytes are about to change.
-pub(crate) async fn drop_capability(mount: &Arc<Mount>, file: &File) -> Result<()> {
+pub(crate) async fn drop_capability(mount: &Arc<Mount>, file: &Inode) -> Result<()> {
     let op = Request::RemoveXattr { ino: file.ino, name: CAPABILITY.to_vec() };
     let mut told = change(mount, &Ctx::root(), file.ino, op).await?;
     match told.take() {
         Ok(_) | Err(Errno::NoData) => {
-            file.lose_capability(told.moment);
+            file.lose_capability(told.asked_at);
             Ok(())
         }
         Err(e) => Err(e),

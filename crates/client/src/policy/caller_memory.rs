@@ -36,12 +36,12 @@ struct Seen {
 
 /// Callers by the number of their process or thread.
 #[derive(Default)]
-pub(crate) struct Callers {
+pub(crate) struct CallerMemory {
     seen: RwLock<BTreeMap<u32, Seen>>,
     short: AtomicUsize,
 }
 
-impl Callers {
+impl CallerMemory {
     /// Whether the groups of `pid` were found short of memory; notes it for the next look.
     pub(crate) fn is_short(&self, pid: u32, now_ns: u64) -> bool {
         if pid == 0 {
@@ -152,7 +152,7 @@ mod tests {
                 _ => None,
             }
         };
-        let (callers, trees) = (Callers::default(), Trees::find(&|_| None));
+        let (callers, trees) = (CallerMemory::default(), Trees::find(&|_| None));
         let all = |now_ns| [0, 7, 8, 9, 10].map(|pid| callers.is_short(pid, now_ns));
         assert_eq!(all(1), [false; 5]);
         assert!(reads.borrow().is_empty());
@@ -175,7 +175,7 @@ mod tests {
     /// Goal: the table is bounded, and so is what one look does. Method: more callers than fit.
     #[test]
     fn bounds_hold() {
-        let (callers, trees) = (Callers::default(), Trees::find(&|_| None));
+        let (callers, trees) = (CallerMemory::default(), Trees::find(&|_| None));
         for pid in 1..3 * CALLERS_MAX as u32 {
             assert!(!callers.is_short(pid, 1));
         }

@@ -5,7 +5,7 @@
 //!
 //! A file lacks locality when, of as many pages as the window has that left the cache, too few had been used again: one
 //! in 16, or more where direct requests were measured to carry so much more that this does not make up for it
-//! (`learned`). Then nearly nothing is brought in any more, so nearly nothing leaves: what tells that reuse has come
+//! (`throughput`). Then nearly nothing is brought in any more, so nearly nothing leaves: what tells that reuse has come
 //! back are the probes, of whose pages it is counted at once when they are used again. At least as many of them as a
 //! window of requests brings in decide, and a quarter has to be used again. Pages of probes stay in the cache only
 //! because what goes direct makes nothing leave: they count as used again if they are before as much as the cache holds

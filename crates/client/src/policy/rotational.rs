@@ -10,12 +10,12 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// The set. Bounded by the targets of the cluster.
 #[derive(Default)]
-pub(crate) struct Rotating {
+pub(crate) struct Rotational {
     targets: RwLock<BTreeSet<TargetId>>,
     any: AtomicBool,
 }
 
-impl Rotating {
+impl Rotational {
     /// A server that has the targets `own` says which of them are.
     pub(crate) fn learn(&self, own: &[TargetId], rotating: &[TargetId]) {
         let mut targets = self.targets.write();

@@ -182,7 +182,7 @@ impl Side {
 
 /// What a mount has learnt.
 #[derive(Debug, Default)]
-pub(crate) struct Learned {
+pub(crate) struct Throughput {
     sides: [Mutex<Side>; 2],
     ahead: Mutex<Side>,
 }
@@ -204,7 +204,7 @@ fn index(course: Course) -> usize {
     }
 }
 
-impl Learned {
+impl Throughput {
     /// `bytes` have landed on a target. `shows`: nothing ran beside it that would spoil the stretch.
     pub(crate) fn note(&self, way: Way, course: Course, bytes: u64, now_ns: u64, shows: bool) {
         self.note_since(way, course, bytes, (now_ns, now_ns), shows);
@@ -330,13 +330,13 @@ mod tests {
     const MS: u64 = 1_000_000;
 
     /// Steps of 1 ms from `from_ns` on with so much each; what comes first begins the stretch.
-    fn stretch(l: &Learned, course: Course, from_ns: u64, mib_s: u64) {
+    fn stretch(l: &Throughput, course: Course, from_ns: u64, mib_s: u64) {
         for step in 0..200 {
             l.note(Way::Write, course, (mib_s << 20) / 1000, from_ns + step * MS, true);
         }
     }
 
-    fn shown(l: &Learned, name: &str) -> u64 {
+    fn shown(l: &Throughput, name: &str) -> u64 {
         l.shown().iter().find(|(n, _)| n == name).map_or(0, |(_, rate)| *rate)
     }
 
@@ -344,7 +344,7 @@ mod tests {
     /// much; what shows nothing is not counted. Method: times by hand.
     #[test]
     fn rates_are_by_the_clock() {
-        let l = Learned::default();
+        let l = Throughput::default();
         for i in 0..10 {
             stretch(&l, Course::Cached, i * SECOND, 1600);
             l.note(Way::Write, Course::Direct(1 << 20), 1 << 20, i * SECOND + 201 * MS, true);
@@ -352,12 +352,12 @@ mod tests {
         let rate = shown(&l, "learned_cached_write_mib_s");
         assert!((1550..=1610).contains(&rate), "{rate}");
         assert_eq!(l.shown().len(), 1, "probes are no stretch");
-        let spoiled = Learned::default();
+        let spoiled = Throughput::default();
         for i in 0..1000 {
             spoiled.note(Way::Write, Course::Cached, 1 << 20, i * MS, i % 16 > 0);
         }
         assert_eq!(spoiled.shown(), []);
-        let mixed = Learned::default();
+        let mixed = Throughput::default();
         for i in 0..1000 {
             mixed.note(Way::Write, Course::Cached, 1 << 20, 2 * i * MS, true);
             mixed.note(Way::Write, Course::Direct(1 << 20), 1 << 20, (2 * i + 1) * MS, true);
@@ -370,7 +370,7 @@ mod tests {
     #[test]
     fn waiting_is_no_pause() {
         for (waits, expected) in [(true, 150..=170), (false, 10_000..=20_000)] {
-            let l = Learned::default();
+            let l = Throughput::default();
             for burst in 1..40 {
                 let now = burst * 100 * MS;
                 let since = if waits { now - 99 * MS } else { now };
@@ -387,7 +387,7 @@ mod tests {
     /// Goal: direct unless both are known and the cache is clearly faster; sizes are told apart. Method: rates by hand.
     #[test]
     fn the_faster_way_wins() {
-        let l = Learned::default();
+        let l = Throughput::default();
         let faster = |request| l.cache_is_faster(Way::Write, request);
         assert!(!faster(256 << 10));
         stretch(&l, Course::Cached, 0, 1000);
@@ -398,7 +398,7 @@ mod tests {
         assert!(!l.cache_is_faster(Way::Read, 256 << 10), "nor of reads");
         stretch(&l, Course::Direct(1 << 20), 2 * SECOND, 1010);
         assert!(!faster(1 << 20), "about equal");
-        let direct_alone = Learned::default();
+        let direct_alone = Throughput::default();
         for way in [Way::Read, Way::Write] {
             (0..200).for_each(|ms| direct_alone.note(way, Course::Direct(1 << 20), 1 << 20, ms * MS, true));
         }
@@ -413,7 +413,7 @@ mod tests {
     #[test]
     fn the_loser_is_tried_again() {
         let stretches_until_tried = |direct: u64, apart_ns: u64| {
-            let l = Learned::default();
+            let l = Throughput::default();
             stretch(&l, Course::Cached, 0, 1000);
             stretch(&l, Course::Direct(1 << 20), SECOND, direct);
             assert!(l.cache_is_faster(Way::Write, 1 << 20), "{direct}");
@@ -434,7 +434,7 @@ mod tests {
     /// each other by three percent, then by ten.
     #[test]
     fn equal_ways_stay() {
-        let l = Learned::default();
+        let l = Throughput::default();
         let request = 1 << 20;
         stretch(&l, Course::Direct(request), 0, 1000);
         for start in 0..40 {
@@ -459,11 +459,11 @@ mod tests {
     /// requests and landings by hand.
     #[test]
     fn writes_are_tried_for_a_while() {
-        let l = Learned::default();
+        let l = Throughput::default();
         let (request, step) = (2 << 20, 4 << 20);
-        let direct = |l: &Learned, from_ns: u64| stretch(l, Course::Direct(request), from_ns, 1000);
+        let direct = |l: &Throughput, from_ns: u64| stretch(l, Course::Direct(request), from_ns, 1000);
         direct(&l, 0);
-        let try_all = |l: &Learned, from_ns: u64| {
+        let try_all = |l: &Throughput, from_ns: u64| {
             let mut bytes = 0;
             while l.cache_is_faster(Way::Write, request) && bytes < 1 << 40 {
                 l.tried(Way::Write, step, from_ns);
@@ -501,7 +501,7 @@ mod tests {
     #[test]
     fn reuse_makes_up_for_a_slower_way() {
         for (cached, direct, least) in [(1000, 1000, 0), (1000, 900, 0), (750, 1000, 256), (1000, 8000, 512)] {
-            let l = Learned::default();
+            let l = Throughput::default();
             stretch(&l, Course::Cached, 0, cached);
             assert_eq!(l.least_share(Way::Write, 300 << 10), 0, "direct is not known");
             stretch(&l, Course::Direct(300 << 10), SECOND, direct);
@@ -516,7 +516,7 @@ mod tests {
     #[test]
     fn asking_ahead_has_to_pay() {
         let large = 4 << 20;
-        let stream = |l: &Learned, ahead, from_ns: u64, mib_s: u64| {
+        let stream = |l: &Throughput, ahead, from_ns: u64, mib_s: u64| {
             for step in 0..200 {
                 // Between two streams nobody waits.
                 let now_ns = from_ns + step * (4000 * MS / mib_s);
@@ -524,7 +524,7 @@ mod tests {
             }
         };
         for (ahead, unasked, pays) in [(2000, 3000, false), (3000, 2000, true), (2000, 2080, true)] {
-            let l = Learned::default();
+            let l = Throughput::default();
             assert!(l.ahead_pays(large));
             stream(&l, true, 0, ahead);
             assert!(!l.ahead_pays(large), "who knows");

@@ -8,20 +8,20 @@
 //! they came in and are dropped with them, so the memory is used again while it is still in the processor's cache.
 //! Reads need not end where what was asked for does: a call that a front end cannot carry as a whole comes in large
 //! pieces and a small one, and what is asked for goes on in large ones. Large reads are asked for ahead only as long as
-//! that was measured to pay (`learned`).
+//! that was measured to pay (`throughput`).
 //!
 //! Invariants: bytes are kept only while the mount is alone, and count as long as one that is cached would: whatever
-//! spoils a fill spoils them (`File::spoil`), and a change of the rule of caching ends them. They are looked for only
+//! spoils a fill spoils them (`Inode::spoil`), and a change of the rule of caching ends them. They are looked for only
 //! where the cache has nothing. All of them together are bounded as read-ahead is; unused ones are dropped after
 //! `KEPT_NS`.
 
 use crate::data::Segments;
 use crate::inode::direct_stream::{Ahead, AheadOwner, Data};
-use crate::inode::{File, OpenFile};
+use crate::inode::{Inode, OpenFile};
 use crate::mount::Mount;
 use crate::ops::read::{self, direct};
 use crate::telemetry::stats::Count;
-use crate::telemetry::tunables::Knob;
+use crate::telemetry::tunables::Tunable;
 use amphi_env::buf;
 use amphi_types::{ByteRange, Result};
 use futures_channel::oneshot;
@@ -71,11 +71,11 @@ pub(crate) async fn read(
     }
     let since_ns = mount.clock.now_ns();
     let new_bytes = buf::new_bytes();
-    let pays = !mount.tunables.on(Knob::Learn) || mount.policy.learned.ahead_pays(range.len());
+    let pays = !mount.tunables.on(Tunable::Learn) || mount.policy.throughput.ahead_pays(range.len());
     let data = next(mount, open, range, size, if pays { Asking::Always } else { Asking::Never }).await;
     // Memory that is used for the first time costs what no read costs later.
     let shows = data.is_ok() && read::fills_are_calm(mount) && buf::new_bytes() == new_bytes;
-    mount.policy.learned.note_large_read(pays, range.len(), (since_ns, mount.clock.now_ns()), shows);
+    mount.policy.throughput.note_large_read(pays, range.len(), (since_ns, mount.clock.now_ns()), shows);
     data
 }
 
@@ -229,8 +229,8 @@ fn advance(mount: &Arc<Mount>, open: &Arc<OpenFile>, range: ByteRange, size: u64
 pub(crate) fn is_wanted(mount: &Mount, next: ByteRange, asking: Asking) -> bool {
     let streams = &mount.prefetch.direct_streams;
     let busy = || streams.bytes.load(Relaxed) + streams.waited_for.load(Relaxed);
-    let max = mount.tunables.get(Knob::DirectAhead).min(mount.window_max());
-    mount.tunables.on(Knob::ReadAhead)
+    let max = mount.tunables.get(Tunable::DirectAhead).min(mount.window_max());
+    mount.tunables.on(Tunable::ReadAhead)
         && !next.is_empty()
         && next.len() <= max
         && match asking {
@@ -241,9 +241,9 @@ pub(crate) fn is_wanted(mount: &Mount, next: ByteRange, asking: Asking) -> bool 
         && !mount.policy.group_short.load(Relaxed)
 }
 
-fn ask(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) -> Ahead {
+fn ask(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> Ahead {
     let (sender, data) = oneshot::channel();
-    let (rule, id) = (mount.coherence.company.rule(), file.held_fill_begins(range));
+    let (rule, id) = (mount.coherence.sharing.rule(), file.held_fill_begins(range));
     mount.prefetch.fill_bytes.fetch_add(range.len(), SeqCst);
     mount.prefetch.direct_streams.bytes.fetch_add(range.len(), SeqCst);
     mount.stats.bytes(Count::ReadAheadIssued, range.len());
@@ -257,7 +257,7 @@ fn ask(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) -> Ahead {
 }
 
 impl AheadOwner for Mount {
-    fn ended(&self, file: &Arc<File>, bytes: u64) {
+    fn ended(&self, file: &Arc<Inode>, bytes: u64) {
         self.prefetch.fill_bytes.fetch_sub(bytes, SeqCst);
         self.prefetch.direct_streams.bytes.fetch_sub(bytes, SeqCst);
         if file.access_count() == 0 {
@@ -277,8 +277,8 @@ fn keep(ahead: &mut Ahead, mount: &Mount, start: u64, bytes: Segments) {
 
 /// Whether the bytes of `part` are still what a read would bring.
 fn counts(ahead: &Ahead, mount: &Mount, part: ByteRange) -> bool {
-    let company = &mount.coherence.company;
-    company.is_alone() && company.rule() == ahead.rule && !company.is_lost() && ahead.file.fill_is_true(ahead.id, part)
+    let sharing = &mount.coherence.sharing;
+    sharing.is_alone() && sharing.rule() == ahead.rule && !sharing.is_lost() && ahead.file.fill_is_true(ahead.id, part)
 }
 
 /// Drops what nobody came for.

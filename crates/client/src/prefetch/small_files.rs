@@ -17,7 +17,7 @@
 //!   are in the cache like others: only an open file reads them.
 //! * **Bytes.** They enter the cache under the pinned lock that came with them, as a fill, and only of a file that this
 //!   mount knew nothing of from before the question until the answer: so no write, cut or lock of its own can lie
-//!   between (`FileTable::open_ahead`).
+//!   between (`InodeTable::open_ahead`).
 //! * **Names.** Alone, a look-up is answered from here only for a file with one link, for the same credentials; in
 //!   company the tokens that came along answer it.
 //! * **Waiting.** An open or look-up of a file that is on its way waits for that answer; the server waits for nobody
@@ -32,10 +32,10 @@ mod order;
 use crate::api::{Ctx, OpenFlags};
 use crate::coherence::sharing;
 use crate::coherence::tokens;
-use crate::inode::{File, OpenFile, Signal};
+use crate::inode::{Inode, OpenFile, Signal};
 use crate::mount::Mount;
 use crate::telemetry::stats::Count;
-use crate::telemetry::tunables::Knob;
+use crate::telemetry::tunables::Tunable;
 use crate::writeback::deferred_close;
 use amphi_types::{Attr, Cred, Ino, Kind, Name, TargetId};
 use amphi_wire::{Access, BATCH_BYTES_MAX, DirEntry, ReadPart, Request};
@@ -74,7 +74,7 @@ enum Key {
 /// An open that the server counts and nobody has taken over yet; dropped, it is closed.
 struct Opened {
     mount: Arc<Mount>,
-    file: Option<Arc<File>>,
+    file: Option<Arc<Inode>>,
 }
 
 impl Drop for Opened {
@@ -129,7 +129,7 @@ struct State {
 
 /// What a mount has fetched ahead.
 #[derive(Default)]
-pub(crate) struct Siblings {
+pub(crate) struct SmallFilePrefetch {
     state: Mutex<State>,
     answered: Signal,
     /// Files opened ahead and questions under way, to look at before the lock is taken.
@@ -183,7 +183,7 @@ impl State {
     /// How far to be ahead of a reader now; 0: nothing may be fetched.
     fn window(&self, mount: &Mount, mean_bytes: u64) -> usize {
         let off = self.off_until_ns > mount.clock.boot_ns() || mount.policy.group_short.load(Relaxed);
-        let full = self.ready_bytes > mount.tunables.get(Knob::CacheBytes) / 8
+        let full = self.ready_bytes > mount.tunables.get(Tunable::CacheBytes) / 8
             || self.ready.len() >= READY_MAX
             || self.under_way.len() >= UNDER_WAY_MAX;
         if off || full {
@@ -213,7 +213,7 @@ impl State {
     }
 }
 
-impl Siblings {
+impl SmallFilePrefetch {
     fn note_busy(&self, state: &State) {
         self.busy.store((state.ready.len() + state.under_way.len()) as u64, Relaxed);
     }
@@ -221,7 +221,7 @@ impl Siblings {
 
 /// What is fetched ahead now, for people: files, questions under way, and whether nothing may be fetched for a while.
 pub(crate) fn gauges(mount: &Mount) -> [(&'static str, u64); 3] {
-    let state = mount.prefetch.siblings.state.lock();
+    let state = mount.prefetch.small_files.state.lock();
     let off = state.off_until_ns > mount.clock.boot_ns();
     [
         ("readahead_small_ready", state.ready.len() as u64),
@@ -231,7 +231,7 @@ pub(crate) fn gauges(mount: &Mount) -> [(&'static str, u64); 3] {
 }
 
 fn is_on(mount: &Mount) -> bool {
-    mount.tunables.on(Knob::SmallAhead)
+    mount.tunables.on(Tunable::SmallAhead)
 }
 
 fn takes_over(flags: OpenFlags) -> bool {
@@ -240,12 +240,12 @@ fn takes_over(flags: OpenFlags) -> bool {
 
 /// Opens a file that was opened ahead for this caller, without a message; `None` if it was not.
 pub(crate) fn take(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, flags: OpenFlags) -> Option<Arc<OpenFile>> {
-    if mount.prefetch.siblings.busy.load(Relaxed) == 0 || !takes_over(flags) {
+    if mount.prefetch.small_files.busy.load(Relaxed) == 0 || !takes_over(flags) {
         return None;
     }
     let begun = sharing::begin(mount);
     let ready = {
-        let mut state = mount.prefetch.siblings.state.lock();
+        let mut state = mount.prefetch.small_files.state.lock();
         if !may_use(mount, state.ready.get(&ino)?, &ctx.cred, begun.is_some()) {
             return None;
         }
@@ -253,7 +253,7 @@ pub(crate) fn take(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, flags: OpenFlags) ->
         if let Some(directory) = state.directories.get_mut(&ready.dir) {
             directory.note_used();
         }
-        mount.prefetch.siblings.note_busy(&state);
+        mount.prefetch.small_files.note_busy(&state);
         ready.opened.file.take()?
     };
     mount.stats.count(Count::Open);
@@ -264,7 +264,7 @@ pub(crate) fn take(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, flags: OpenFlags) ->
 
 /// Whether what was opened ahead is still what an open would find.
 fn may_use(mount: &Mount, ready: &Ready, cred: &Cred, alone: bool) -> bool {
-    let rule = mount.coherence.company.rule();
+    let rule = mount.coherence.sharing.rule();
     let Some(file) = &ready.opened.file else { return false };
     let in_time = mount.clock.boot_ns() < ready.until_ns;
     let certain = if rule & 1 == 1 { alone } else { tokens::holds_attributes(mount, file.ino) };
@@ -273,24 +273,24 @@ fn may_use(mount: &Mount, ready: &Ready, cred: &Cred, alone: bool) -> bool {
 
 /// As `take`, of a file that is perhaps on its way.
 pub(crate) async fn arrived(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, flags: OpenFlags) -> Option<Arc<OpenFile>> {
-    if mount.prefetch.siblings.busy.load(Relaxed) == 0
+    if mount.prefetch.small_files.busy.load(Relaxed) == 0
         || !takes_over(flags)
-        || !mount.prefetch.siblings.state.lock().is_asked(ino)
+        || !mount.prefetch.small_files.state.lock().is_asked(ino)
     {
         return None;
     }
-    mount.prefetch.siblings.answered.until(|| !mount.prefetch.siblings.state.lock().is_asked(ino)).await;
+    mount.prefetch.small_files.answered.until(|| !mount.prefetch.small_files.state.lock().is_asked(ino)).await;
     take(mount, ctx, ino, flags)
 }
 
 /// The attributes of a name that was looked up ahead, while this mount is alone.
 pub(crate) fn find(mount: &Arc<Mount>, cred: &Cred, dir: Ino, name: &[u8]) -> Option<Attr> {
-    if mount.prefetch.siblings.busy.load(Relaxed) == 0 {
+    if mount.prefetch.small_files.busy.load(Relaxed) == 0 {
         return None;
     }
     let begun = sharing::begin(mount)?;
     let key = (dir, Name::new(name.to_vec()).ok()?);
-    let state = mount.prefetch.siblings.state.lock();
+    let state = mount.prefetch.small_files.state.lock();
     let ready = state.ready.get(state.names.get(&key)?)?;
     if !ready.alone_in_name || !may_use(mount, ready, cred, true) {
         return None;
@@ -304,11 +304,17 @@ pub(crate) fn find(mount: &Arc<Mount>, cred: &Cred, dir: Ino, name: &[u8]) -> Op
 
 /// Waits until a name is not on its way any more. Returns whether it was.
 pub(crate) async fn name_arrived(mount: &Arc<Mount>, dir: Ino, name: &Name) -> bool {
-    if mount.prefetch.siblings.busy.load(Relaxed) == 0 || !mount.prefetch.siblings.state.lock().is_name_asked(dir, name)
+    if mount.prefetch.small_files.busy.load(Relaxed) == 0
+        || !mount.prefetch.small_files.state.lock().is_name_asked(dir, name)
     {
         return false;
     }
-    mount.prefetch.siblings.answered.until(|| !mount.prefetch.siblings.state.lock().is_name_asked(dir, name)).await;
+    mount
+        .prefetch
+        .small_files
+        .answered
+        .until(|| !mount.prefetch.small_files.state.lock().is_name_asked(dir, name))
+        .await;
     true
 }
 
@@ -318,7 +324,7 @@ pub(crate) fn opened(mount: &Arc<Mount>, cred: &Cred, ino: Ino) {
         return;
     }
     let now_ns = mount.clock.now_ns();
-    let mut guard = mount.prefetch.siblings.state.lock();
+    let mut guard = mount.prefetch.small_files.state.lock();
     let state = &mut *guard;
     let Some(dir) = state.directory_of(ino) else { return };
     let mean_bytes = state.directories.get(&dir).map_or(0, |d| d.mean_bytes);
@@ -327,7 +333,7 @@ pub(crate) fn opened(mount: &Arc<Mount>, cred: &Cred, ino: Ino) {
     let load = directory.wants_names(ino);
     let plan = directory.on_open(now_ns, ino, window);
     let asked = if plan.is_empty() { None } else { fetch::begin(mount, state, dir, ino, plan) };
-    mount.prefetch.siblings.note_busy(state);
+    mount.prefetch.small_files.note_busy(state);
     drop(guard);
     if load {
         mount.spawn(fetch::load(mount.clone(), cred.clone(), dir));
@@ -342,7 +348,7 @@ pub(crate) fn looked_up(mount: &Mount, dir: Ino, attr: &Attr) {
     if !is_on(mount) || attr.kind != Kind::File {
         return;
     }
-    let mut state = mount.prefetch.siblings.state.lock();
+    let mut state = mount.prefetch.small_files.state.lock();
     if state.directories.get(&dir).is_some_and(|d| d.knows(attr.ino)) {
         return;
     }
@@ -366,7 +372,7 @@ pub(crate) fn listed(mount: &Mount, dir: Ino, from: u64, entries: &[DirEntry], e
         return;
     }
     let files = entries.iter().filter(|e| e.kind == Kind::File).map(|e| (e.cookie, e.name.clone(), e.ino));
-    mount.prefetch.siblings.state.lock().directory(dir).learn(from, to, files);
+    mount.prefetch.small_files.state.lock().directory(dir).learn(from, to, files);
 }
 
 /// A change by this mount: what was fetched ahead of what it concerns counts no more, nor what is being fetched.
@@ -394,7 +400,7 @@ pub(crate) fn changing(mount: &Arc<Mount>, op: &Request) -> Option<Changing> {
     };
     let mut gone = Vec::new();
     {
-        let mut state = mount.prefetch.siblings.state.lock();
+        let mut state = mount.prefetch.small_files.state.lock();
         for key in &keys {
             gone.extend(state.spoil(key));
             if let Key::Inode(ino) = key {
@@ -403,7 +409,7 @@ pub(crate) fn changing(mount: &Arc<Mount>, op: &Request) -> Option<Changing> {
             }
         }
         state.changing.extend(keys.iter().cloned());
-        mount.prefetch.siblings.note_busy(&state);
+        mount.prefetch.small_files.note_busy(&state);
     }
     drop(gone);
     for key in &keys {
@@ -424,7 +430,7 @@ impl Changing {
 
 impl Drop for Changing {
     fn drop(&mut self) {
-        let mut state = self.mount.prefetch.siblings.state.lock();
+        let mut state = self.mount.prefetch.small_files.state.lock();
         for key in &self.keys {
             if let Some(at) = state.changing.iter().position(|k| k == key) {
                 state.changing.swap_remove(at);
@@ -435,7 +441,7 @@ impl Drop for Changing {
             state.off_until_ns = self.mount.clock.boot_ns().saturating_add(OPEN_END_NS);
             state.under_way.values_mut().for_each(|u| u.void = true);
             gone = state.take_all(|_, _| true);
-            self.mount.prefetch.siblings.note_busy(&state);
+            self.mount.prefetch.small_files.note_busy(&state);
         }
         drop(state);
         drop(gone);
@@ -444,14 +450,14 @@ impl Drop for Changing {
 
 /// Attributes tokens of these inodes were revoked: somebody changes them.
 pub(crate) fn revoked(mount: &Arc<Mount>, target: TargetId, inodes: impl Iterator<Item = Ino>) {
-    if mount.prefetch.siblings.busy.load(Relaxed) == 0 {
+    if mount.prefetch.small_files.busy.load(Relaxed) == 0 {
         deferred_close::hurry(mount, target);
         return;
     }
     let gone: Vec<Ready> = {
-        let mut state = mount.prefetch.siblings.state.lock();
+        let mut state = mount.prefetch.small_files.state.lock();
         let gone = inodes.filter_map(|ino| state.spoil(&Key::Inode(ino))).collect();
-        mount.prefetch.siblings.note_busy(&state);
+        mount.prefetch.small_files.note_busy(&state);
         gone
     };
     drop(gone);
@@ -462,10 +468,10 @@ pub(crate) fn revoked(mount: &Arc<Mount>, target: TargetId, inodes: impl Iterato
 pub(crate) fn lose(mount: &Mount, targets: Option<&[TargetId]>) {
     let of = |target: TargetId| targets.is_none_or(|t| t.contains(&target));
     let gone = {
-        let mut state = mount.prefetch.siblings.state.lock();
+        let mut state = mount.prefetch.small_files.state.lock();
         state.under_way.values_mut().filter(|u| of(u.dir.target())).for_each(|u| u.void = true);
         let gone = state.take_all(|ino, _| of(ino.target()));
-        mount.prefetch.siblings.note_busy(&state);
+        mount.prefetch.small_files.note_busy(&state);
         gone
     };
     drop(gone);
@@ -473,10 +479,10 @@ pub(crate) fn lose(mount: &Mount, targets: Option<&[TargetId]>) {
 
 /// Closes what nobody has opened for a while.
 pub(crate) fn tick(mount: &Arc<Mount>) {
-    if mount.prefetch.siblings.busy.load(Relaxed) > 0 {
+    if mount.prefetch.small_files.busy.load(Relaxed) > 0 {
         let (now_ns, boot_ns) = (mount.clock.now_ns(), mount.clock.boot_ns());
         let on = is_on(mount);
-        let mut state = mount.prefetch.siblings.state.lock();
+        let mut state = mount.prefetch.small_files.state.lock();
         let gone = state.take_all(|_, r| !on || r.until_ns <= boot_ns);
         for ready in &gone {
             mount.stats.count(Count::SmallAheadWasted);
@@ -484,7 +490,7 @@ pub(crate) fn tick(mount: &Arc<Mount>) {
                 directory.note_wasted(now_ns);
             }
         }
-        mount.prefetch.siblings.note_busy(&state);
+        mount.prefetch.small_files.note_busy(&state);
         drop(state);
         drop(gone);
     }

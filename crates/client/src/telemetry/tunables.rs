@@ -65,24 +65,24 @@ impl Tunables {
         Tunables(Values::new(TABLE))
     }
 
-    pub(crate) fn get(&self, knob: Knob) -> u64 {
+    pub(crate) fn get(&self, knob: Tunable) -> u64 {
         self.0.get(knob as usize)
     }
 
-    pub(crate) fn on(&self, knob: Knob) -> bool {
+    pub(crate) fn on(&self, knob: Tunable) -> bool {
         self.get(knob) != 0
     }
 
-    pub(crate) fn put(&self, knob: Knob, value: u64) {
+    pub(crate) fn put(&self, knob: Tunable, value: u64) {
         self.0.put(knob as usize, value);
     }
 
     pub(crate) fn spin_us(&self) -> u64 {
-        self.get(Knob::SpinUs)
+        self.get(Tunable::SpinUs)
     }
 
     pub(crate) fn mode(&self) -> IoMode {
-        match self.get(Knob::Mode) {
+        match self.get(Tunable::Mode) {
             1 => IoMode::Buffered,
             2 => IoMode::Direct,
             _ => IoMode::Auto,
@@ -90,7 +90,7 @@ impl Tunables {
     }
 
     pub(crate) fn kernel_cache(&self) -> KernelCache {
-        match self.get(Knob::KernelCache) {
+        match self.get(Tunable::KernelCache) {
             1 => KernelCache::On,
             2 => KernelCache::Off,
             _ => KernelCache::Auto,

@@ -259,7 +259,7 @@ fn a_mount_evicted_by_one_server_is_over() {
         write(&a, &ga, 0, b"by a").await;
         let took = c.env.now().since(begun);
         assert!(took < Duration::from_secs(70), "{took:?}");
-        c.until("the end of the session", || b.mount.coherence.company.is_lost()).await;
+        c.until("the end of the session", || b.mount.coherence.sharing.is_lost()).await;
         assert_eq!(b.lookup(&root(), e, b"f").await, Err(Errno::Io));
         let begun = c.env.now();
         let he = open(&a, e, "f").await;

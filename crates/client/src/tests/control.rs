@@ -3,7 +3,7 @@
 use super::world::World;
 use crate::api::Ctx;
 use crate::telemetry::status::STATUS_PART_BYTES;
-use crate::telemetry::tunables::Knob;
+use crate::telemetry::tunables::Tunable;
 use amphi_types::{Errno, Ino, Result};
 use amphi_wire::{ServerInfo, XattrMode};
 
@@ -25,7 +25,7 @@ fn patterns_over_mount_and_servers() {
     let mut w = World::new(1, &[]);
     let root = Ctx::root();
     assert_eq!(set(&mut w, "*small_bytes=48K"), Ok(()), "the server has none of these");
-    assert_eq!(w.client.mount.tunables.get(Knob::Small), 48 << 10);
+    assert_eq!(w.client.mount.tunables.get(Tunable::Small), 48 << 10);
     assert_eq!(set(&mut w, "*spin_us=500000"), Err(Errno::Inval), "too much for the mount's");
     assert!(w.server.tuned.is_empty(), "a refused value changes nothing elsewhere: {:?}", w.server.tuned);
     assert!(get(&mut w, &root, "error").expect("text").contains("client.spin_us: 500000 is not within"));

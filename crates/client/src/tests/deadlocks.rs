@@ -1,7 +1,7 @@
 //! The deadlocks that other file systems of this kind have met, as stories of real mounts and a real server: each has
 //! to end, without anybody being evicted. Callbacks have 30 s; every story is over long before.
 
-use super::company::*;
+use super::sharing::*;
 use crate::api::{Hints, OpenFlags};
 use crate::conn::pending::Pending;
 use crate::inode::OpenFile;

@@ -9,7 +9,7 @@ use crate::conn::pending::Interrupt;
 use crate::policy::decision::Reason;
 use crate::policy::throughput::Course;
 use crate::telemetry::stats::{Count, Way};
-use crate::telemetry::tunables::Knob;
+use crate::telemetry::tunables::Tunable;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, IoMode, Pattern, TargetId};
 use amphi_wire::XattrMode;
@@ -377,7 +377,7 @@ fn rotating_storage_raises_the_threshold() {
     let wide = w.server.plant("wide", &vec![7; 16 << 20], Pattern::Growing);
     let (whole, wide) = (open(&mut w, whole), open(&mut w, wide));
     let elsewhere = all[(usize::from(whole.ino().target().0) + 1) % 4];
-    mount.policy.rotating.learn(&all, &[elsewhere]);
+    mount.policy.rotational.learn(&all, &[elsewhere]);
     let four = |w: &mut World, file: &Arc<OpenFile>| write(w, file, 1, 0, 4 << 20, false);
     four(&mut w, &whole);
     assert_eq!(writes(&w, Reason::DirectLarge), 1, "its target does not rotate");
@@ -391,9 +391,9 @@ fn rotating_storage_raises_the_threshold() {
     };
     read_some(&mut w);
     assert_eq!((reads(&w, Reason::DirectLarge), reads(&w, Reason::BufferedDefault)), (0, 1));
-    mount.policy.rotating.learn(&[elsewhere], &[]);
+    mount.policy.rotational.learn(&[elsewhere], &[]);
     four(&mut w, &wide);
-    assert_eq!((writes(&w, Reason::DirectLarge), mount.policy.rotating.len()), (3, 0));
+    assert_eq!((writes(&w, Reason::DirectLarge), mount.policy.rotational.len()), (3, 0));
     drop((whole, wide));
     w.check_clean();
 }
@@ -490,7 +490,7 @@ fn direct_requests_leave_nothing_cached() {
     assert!(w.run(op).expect("read").to_vec() == expected);
     assert_eq!(file.file.cached_bytes.load(SeqCst), 0);
     assert_eq!(sent(&w, "LockEnqueue"), locks);
-    assert_eq!((w.client.mount.cache.dirty_bytes(), w.client.mount.tunables.get(Knob::Mode)), (0, 0));
+    assert_eq!((w.client.mount.cache.dirty_bytes(), w.client.mount.tunables.get(Tunable::Mode)), (0, 0));
     drop(file);
     w.check_clean();
 }
@@ -530,7 +530,7 @@ fn tell(w: &World, course: Course, mib_s: u64) {
     for _ in 0..200 {
         wait_ms(w, 1);
         let now = w.client.mount.clock.now_ns();
-        w.client.mount.policy.learned.note(Way::Read, course, (mib_s << 20) / 1000, now, true);
+        w.client.mount.policy.throughput.note(Way::Read, course, (mib_s << 20) / 1000, now, true);
     }
 }
 

@@ -229,11 +229,11 @@ fn many_streams_keep_each_other_busy() {
 #[test]
 fn a_stream_that_it_slows_is_left_alone() {
     let (mut w, _, file, bytes) = world(1);
-    let learned = &w.client.mount.policy.learned;
+    let throughput = &w.client.mount.policy.throughput;
     let now_ns = w.client.mount.clock.now_ns();
     for (ahead, step_ns) in [(true, 2_000_000), (false, 1_000_000)] {
         for step in 0..600 {
-            learned.note_large_read(ahead, STEP as u64, (0, now_ns + step * step_ns), true);
+            throughput.note_large_read(ahead, STEP as u64, (0, now_ns + step * step_ns), true);
         }
     }
     for (learns, expected) in [("off", 14), ("on", 14)] {

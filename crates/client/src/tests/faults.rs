@@ -1,7 +1,7 @@
 //! Failures of write-back and of direct writes.
 
 use super::cluster::dir_on;
-use super::company::{Cluster, create, in_cluster, open, read, root, write};
+use super::sharing::{Cluster, create, in_cluster, open, read, root, write};
 use super::world::World;
 use crate::Client;
 use crate::api::{Ctx, Hints, OpenFlags};

@@ -2,7 +2,7 @@
 //! `transport.give_up_s`.
 
 use super::cluster::{Cluster, create, dir_on, in_cluster, open, root, write};
-use crate::telemetry::tunables::Knob;
+use crate::telemetry::tunables::Tunable;
 use crate::{Client, Interrupt, Pending};
 use amphi_env::Env;
 use amphi_types::{ByteRange, Errno, Ino};
@@ -36,7 +36,7 @@ async fn free_bytes(client: &Client) -> u64 {
 /// it waits; a directory there.
 async fn about_to_be_cut(c: &Cluster) -> ([Client; 2], Ino) {
     let [a, b] = c.two().await;
-    b.mount.tunables.put(Knob::GiveUpS, 1);
+    b.mount.tunables.put(Tunable::GiveUpS, 1);
     let dir = dir_on(&a, 1).await;
     c.sleep(2).await;
     ([a, b], dir)
@@ -66,7 +66,7 @@ async fn all_is_free(c: &Cluster, [a, b]: [&Client; 2], dir: Ino, names: &[&str]
         assert!(took < Duration::from_secs(3), "{name}: {took:?}");
     }
     c.sleep(70).await;
-    assert!(!b.mount.coherence.company.is_lost(), "the mount was evicted");
+    assert!(!b.mount.coherence.sharing.is_lost(), "the mount was evicted");
     b.getattr(&root(), dir).await.expect("it goes on");
 }
 
@@ -93,14 +93,14 @@ fn what_was_given_back_meanwhile_is_given_back() {
         let flock = FileLockSpec { ino: aged.ino(), owner, pid: 9, mode: LockMode::Write, range };
         b.try_lock(flock).await.expect("flock").keep();
         cut(c);
-        b.mount.tunables.put(Knob::LocksMaxAgeS, 1);
+        b.mount.tunables.put(Tunable::LocksMaxAgeS, 1);
         assert_eq!(b.release_locks(aged.ino(), owner).await, Err(Errno::Io));
         b.group_unlock(&grouped).await.expect("who leaves does not wait for ever");
         c.sleep(5).await;
         assert_eq!(b.mount.coherence.locks.held(), 0, "all locks have aged");
         drop((aged, removed));
         c.sleep(5).await;
-        b.mount.tunables.put(Knob::LocksMaxAgeS, 600);
+        b.mount.tunables.put(Tunable::LocksMaxAgeS, 600);
         heal(c, &b, dir).await;
         a.try_lock(flock).await.expect("nobody has it any more").keep();
         all_is_free(c, [&a, &b], dir, &["aged", "grouped"]).await;

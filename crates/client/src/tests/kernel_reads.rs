@@ -1,6 +1,6 @@
 //! Open files whose reads the kernel serves.
 
-use super::company::{create, in_cluster, open, root, write};
+use super::sharing::{create, in_cluster, open, root, write};
 use crate::api::{Hints, KernelPages};
 use crate::{Client, OpenFlags};
 use amphi_env::Env;

@@ -1,6 +1,6 @@
 //! Pages of a kernel that cannot be taken back before the lock over them goes.
 
-use super::company::{create, in_cluster, open, read, root, write};
+use super::sharing::{create, in_cluster, open, read, root, write};
 use crate::api::{Hints, KernelPages, WriteTo};
 use crate::telemetry::stats::Count;
 use crate::{Client, OpenFile, OpenFlags};

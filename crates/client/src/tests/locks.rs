@@ -1,6 +1,6 @@
 //! Locks as open files ask for them: groups, lock-ahead, exact locks, age, cancels, and the deadlocks that must not be.
 
-use super::company::*;
+use super::sharing::*;
 use crate::api::{Hints, OpenFlags};
 use crate::conn::pending::{Interrupt, Pending};
 use crate::inode::OpenFile;

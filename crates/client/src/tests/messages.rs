@@ -1,7 +1,7 @@
 //! How many messages and locks requests cost, by size and way: what others check with a watch is counted here.
 
-use super::company::{self, in_cluster, root};
 use super::policy::{io, read, sent, write};
+use super::sharing::{self, in_cluster, root};
 use super::world::World;
 use crate::OpenFile;
 use crate::api::{Ctx, Fallocate, Hints, OpenFlags, Whence, WriteTo};
@@ -134,27 +134,27 @@ fn a_request_is_one_message() {
 fn a_direct_append_takes_one_lock() {
     in_cluster(231, async |c| {
         let [a, b] = c.two().await;
-        let made = company::create(&b, "f").await;
+        let made = sharing::create(&b, "f").await;
         let whole = b.setxattr(&root(), made.ino(), b"user.amphi.layout", b"whole", XattrMode::Set);
         whole.await.expect("layout");
         drop(made);
         let direct = OpenFlags { direct: true, ..OpenFlags::READ_WRITE };
-        let past = company::open(&a, "f", direct).await;
-        let end = company::open(&a, "f", OpenFlags { append: true, ..direct }).await;
+        let past = sharing::open(&a, "f", direct).await;
+        let end = sharing::open(&a, "f", OpenFlags { append: true, ..direct }).await;
         let asked = || a.mount.stats.of(Count::LockEnqueue).1;
-        company::write(&a, &past, 0, &[1; 5000]).await;
-        company::write(&a, &past, 9000, &[2; 1000]).await;
-        assert_eq!(company::read(&a, &past, 4999, 2).await, [1, 0]);
+        sharing::write(&a, &past, 0, &[1; 5000]).await;
+        sharing::write(&a, &past, 9000, &[2; 1000]).await;
+        assert_eq!(sharing::read(&a, &past, 4999, 2).await, [1, 0]);
         assert_eq!((asked(), a.mount.coherence.locks.held()), (0, 0), "the target locks by itself");
-        company::write(&a, &end, 0, &[3; 3000]).await;
+        sharing::write(&a, &end, 0, &[3; 3000]).await;
         assert_eq!((asked(), a.mount.coherence.locks.held()), (1, 1));
         for _ in 0..4 {
-            company::write(&a, &end, 0, &[4; 500]).await;
+            sharing::write(&a, &end, 0, &[4; 500]).await;
         }
         assert_eq!(asked(), 1, "nobody has asked for it back");
-        let seen = company::open(&b, "f", OpenFlags::READ).await;
+        let seen = sharing::open(&b, "f", OpenFlags::READ).await;
         let expected = [vec![1; 5000], vec![0; 4000], vec![2; 1000], vec![3; 3000], vec![4; 2000]].concat();
-        assert!(company::read(&b, &seen, 0, 20_000).await == expected);
+        assert!(sharing::read(&b, &seen, 0, 20_000).await == expected);
     });
 }
 
@@ -218,13 +218,13 @@ fn appends_ask_for_the_end_once() {
     in_cluster(232, async |c| {
         let [a, b] = c.two().await;
         let flags = OpenFlags { append: true, ..OpenFlags::READ_WRITE };
-        let made = company::create(&a, "f").await;
+        let made = sharing::create(&a, "f").await;
         drop(made);
-        let (one, other) = (company::open(&a, "f", flags).await, company::open(&b, "f", flags).await);
+        let (one, other) = (sharing::open(&a, "f", flags).await, sharing::open(&b, "f", flags).await);
         one.set_io_mode(amphi_types::IoMode::Buffered);
         let mut expected = Vec::new();
         let mut append = async |client, file, byte| {
-            company::write(client, file, 0, &[byte; 77]).await;
+            sharing::write(client, file, 0, &[byte; 77]).await;
             expected.extend([byte; 77]);
         };
         append(&b, &other, 1).await;
@@ -248,8 +248,8 @@ fn appends_ask_for_the_end_once() {
             append(&a, &one, byte).await;
             append(&a, &one, byte).await;
         }
-        assert!(company::read(&b, &other, 0, 20_000).await == expected);
-        assert!(company::read(&a, &one, 0, 20_000).await == expected);
+        assert!(sharing::read(&b, &other, 0, 20_000).await == expected);
+        assert!(sharing::read(&a, &one, 0, 20_000).await == expected);
     });
 }
 
@@ -259,23 +259,23 @@ fn appends_ask_for_the_end_once() {
 fn data_of_other_mounts_is_found() {
     in_cluster(233, async |c| {
         let [a, b] = c.two().await;
-        let made = company::create(&a, "f").await;
+        let made = sharing::create(&a, "f").await;
         let page = PAGE as u64;
         for i in 0..20 {
-            company::write(&a, &made, 2 * i * page, &[1; 10]).await;
+            sharing::write(&a, &made, 2 * i * page, &[1; 10]).await;
         }
-        let there = company::open(&b, "f", OpenFlags::READ_WRITE).await;
+        let there = sharing::open(&b, "f", OpenFlags::READ_WRITE).await;
         let look = async |at, whence| a.lseek(&root(), &made, at, whence).await;
         for _ in 0..3 {
             assert_eq!(look(page, Whence::Data).await, Ok(2 * page));
             assert_eq!(look(2 * page, Whence::Hole).await, Ok(3 * page));
             assert_eq!(look(38 * page, Whence::Hole).await, Ok(38 * page + 10), "the end");
         }
-        company::write(&b, &there, 3 * page, &[2; 10]).await;
+        sharing::write(&b, &there, 3 * page, &[2; 10]).await;
         assert_eq!(look(2 * page, Whence::Hole).await, Ok(5 * page));
         b.fallocate(&root(), &there, Fallocate::PunchHole, 4 * page, page).await.expect("punch");
         assert_eq!(look(2 * page, Whence::Hole).await, Ok(4 * page));
-        company::write(&b, &there, 50 * page, &[2; 10]).await;
+        sharing::write(&b, &there, 50 * page, &[2; 10]).await;
         assert_eq!(look(39 * page, Whence::Data).await, Ok(50 * page));
         let cut = SetAttr { size: Some(10 * page), ..SetAttr::default() };
         b.setattr(&root(), there.ino(), cut, None).await.expect("cut");

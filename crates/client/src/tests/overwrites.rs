@@ -1,6 +1,6 @@
 //! Writes to bytes that lie in pages of a kernel, and stores to these pages beside them.
 
-use super::company::{create, in_cluster, read, root, write};
+use super::sharing::{create, in_cluster, read, root, write};
 use crate::api::{Hints, KernelPages, WriteTo};
 use crate::{Client, OpenFile};
 use amphi_env::Buf;
@@ -97,7 +97,7 @@ impl KernelPages for Dropper {
 /// back whole. Method: a kernel of one page; alone and beside another mount; through the cache and past it.
 #[test]
 fn a_page_that_was_read_before_takes_no_write_back() {
-    for (seed, company, direct, touched_again) in [
+    for (seed, sharing, direct, touched_again) in [
         (1, false, false, false),
         (2, false, true, false),
         (3, true, false, false),
@@ -106,7 +106,7 @@ fn a_page_that_was_read_before_takes_no_write_back() {
     ] {
         in_cluster(seed, async |c| {
             let a = c.mount().await;
-            let b = if company { Some(c.mount().await) } else { None };
+            let b = if sharing { Some(c.mount().await) } else { None };
             let f = create(&a, "f").await;
             write(&a, &f, 0, &[b'o'; 2 * PAGE]).await;
             let page = OnePage::new(&a, &f, touched_again);

@@ -1,7 +1,7 @@
 //! Large writes past the cache that return when they are on their way (FEATURES P1).
 
-use super::company::{in_cluster, lookup, open, read, root};
 use super::policy::sent;
+use super::sharing::{in_cluster, lookup, open, read, root};
 use super::world::World;
 use crate::api::{Ctx, Hints, OpenFlags};
 use crate::policy::decision::Reason;
@@ -79,7 +79,7 @@ fn a_large_write_returns_early() {
     assert_eq!((file.size(), sent(&w, "Write")), (12 * MIB, requests), "known before anything was answered");
     let mount = w.client.mount.clone();
     assert!(file.file.overlay(before, true).mtime > before.mtime);
-    assert_eq!(mount.coherence.company.begun(), 3, "no other mount is let in until they have landed");
+    assert_eq!(mount.coherence.sharing.begun(), 3, "no other mount is let in until they have landed");
     let mut read = w.client.read(&Ctx::root(), &file, 9 * MIB, 4096, Hints::default());
     assert!(poll(&mut read).is_pending(), "it waits for the bytes");
     assert_eq!(w.run(read).unwrap().to_vec(), [b'a'; 4096]);
@@ -92,7 +92,7 @@ fn a_large_write_returns_early() {
         assert!(bytes[at << 20..(at + 2) << 20].iter().all(|b| *b == byte));
     }
     assert_eq!(mount.stats.of(Count::Pipelined), (3, 6 * MIB), "the first one of all had not heard of the targets");
-    assert_eq!(mount.coherence.company.begun(), 0);
+    assert_eq!(mount.coherence.sharing.begun(), 0);
     drop(file);
     w.check_clean();
 }

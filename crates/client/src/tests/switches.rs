@@ -1,9 +1,9 @@
 //! Mechanisms of direct requests with their switches: what each does, and that nothing of it is left when it is off
 //! (FEATURES H6, H13, L4).
 
-use super::company::{create, in_cluster, read as read_in, root, write as write_in};
 use super::locks::locked;
 use super::policy::{io, read, write};
+use super::sharing::{create, in_cluster, read as read_in, root, write as write_in};
 use super::world::World;
 use crate::api::{Ctx, Hints, OpenFlags};
 use crate::policy::decision::Reason;
@@ -23,7 +23,7 @@ fn set(w: &World, name: &str, value: &str) {
 fn tell(w: &World, way: Way, course: Course, mib_s: u64) {
     for _ in 0..200 {
         let now_ns = w.clock.0.fetch_add(1_000_000, SeqCst) + 1_000_000;
-        w.client.mount.policy.learned.note(way, course, (mib_s << 20) / 1000, now_ns, true);
+        w.client.mount.policy.throughput.note(way, course, (mib_s << 20) / 1000, now_ns, true);
     }
 }
 
@@ -137,7 +137,7 @@ fn who_locks_for_direct_requests() {
     in_cluster(7, async |cluster| {
         let [a, b] = cluster.two().await;
         let file = create(&a, "f").await;
-        let there = super::company::open(&b, "f", OpenFlags::READ_WRITE).await;
+        let there = super::sharing::open(&b, "f", OpenFlags::READ_WRITE).await;
         write_in(&b, &there, 0, &[1; 8192]).await;
         // The target alone is asked for bytes that are known to be there.
         assert_eq!(a.getattr(&root(), file.ino()).await.map(|attr| attr.size), Ok(8192));

@@ -1,6 +1,6 @@
 //! Path walks that are repeated, and attributes that are not there, with real servers in the simulated environment.
 
-use super::company::{create, in_cluster, lookup, root};
+use super::sharing::{create, in_cluster, lookup, root};
 use crate::api::{Ctx, OpenFlags};
 use crate::telemetry::stats::Count;
 use amphi_env::Env;

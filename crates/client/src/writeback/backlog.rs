@@ -8,7 +8,7 @@
 //! nothing else that is new takes the room. As long as there are entries requests are under way, or somebody is about
 //! to begin them: each that lands goes on here. Both lists are bounded by the dirty share of the cache.
 
-use crate::inode::File;
+use crate::inode::Inode;
 use crate::mount::Mount;
 use crate::writeback::flush;
 use amphi_types::ByteRange;
@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// Bytes of a file, and who waits until they have set out.
 struct Left {
-    file: Arc<File>,
+    file: Arc<Inode>,
     range: ByteRange,
     waits: Option<Arc<Ticket>>,
 }
@@ -58,15 +58,15 @@ impl Backlog {
 }
 
 /// A full chunk was left behind.
-pub(crate) fn leave(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) {
+pub(crate) fn leave(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) {
     mount.writeback.backlog.0.lock().full_chunks.push_back(Left { file: file.clone(), range, waits: None });
     // All that was under way may have landed meanwhile.
-    go_on(mount);
+    pump(mount);
 }
 
 /// Waits until all bytes of `range` that are dirty now have set out, before what nobody waits for. Returns whether some
 /// were held up (`flush::Left::held_up`).
-pub(crate) async fn wait_for(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) -> bool {
+pub(crate) async fn wait_for(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> bool {
     let step = flush::WRITE_MAX;
     let ticket = Arc::<Ticket>::default();
     let (mut due, mut bytes) = (Vec::<Left>::new(), 0);
@@ -89,13 +89,13 @@ pub(crate) async fn wait_for(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRa
         }
     }
     mount.writeback.backlog.0.lock().waited_for.extend(due);
-    go_on(mount);
+    pump(mount);
     mount.writeback.landed.until(|| Arc::strong_count(&ticket) == 1).await;
     ticket.0.load(SeqCst)
 }
 
 /// A request has landed, or something was left: sets out what there is room for.
-pub(crate) fn go_on(mount: &Arc<Mount>) {
+pub(crate) fn pump(mount: &Arc<Mount>) {
     let mut told = false;
     while let Some(left) = mount.writeback.backlog.next() {
         let behind = flush::send_off(mount, &left.file, left.range);

@@ -15,10 +15,10 @@
 //! part of a batch wait for anything but disks. Bounds: a batch has at most 1 MiB and 512 parts, a list as much; bytes
 //! under way are bounded as all write-back is.
 
-use crate::inode::File;
+use crate::inode::Inode;
 use crate::mount::{Mount, unexpected};
 use crate::telemetry::stats::Count;
-use crate::telemetry::tunables::Knob;
+use crate::telemetry::tunables::Tunable;
 use crate::writeback::deferred_close;
 use crate::writeback::flush::{self, Flight};
 use amphi_env::Buf;
@@ -35,7 +35,7 @@ use std::sync::atomic::Ordering::SeqCst;
 const SCATTERED_MAX_BYTES: usize = 12 << 10;
 
 /// Files, with the dirty bytes that each had when it was entered.
-type Files = BTreeMap<Ino, (Arc<File>, u64)>;
+type Files = BTreeMap<Ino, (Arc<Inode>, u64)>;
 
 /// Small files of one target that wait for company.
 #[derive(Default)]
@@ -51,7 +51,7 @@ pub(crate) struct SmallFiles(Mutex<BTreeMap<TargetId, List>>);
 impl SmallFiles {
     /// Enters a file with its dirty bytes. If they do not fit a batch with the others, these are a full one: they are
     /// returned, and the file begins a new list.
-    fn add(&self, file: &Arc<File>, bytes: u64) -> Option<Files> {
+    fn add(&self, file: &Arc<Inode>, bytes: u64) -> Option<Files> {
         let mut lists = self.0.lock();
         let list = lists.entry(file.ino.target()).or_default();
         list.bytes -= list.files.remove(&file.ino).map_or(0, |(_, bytes)| bytes);
@@ -67,13 +67,13 @@ impl SmallFiles {
     }
 }
 
-fn is_small(mount: &Mount, file: &File) -> bool {
+fn is_small(mount: &Mount, file: &Inode) -> bool {
     let dirty = file.dirty_bytes.load(SeqCst);
-    dirty > 0 && dirty <= mount.tunables.get(Knob::SmallBytes) && mount.tunables.on(Knob::Batch)
+    dirty > 0 && dirty <= mount.tunables.get(Tunable::SmallBytes) && mount.tunables.on(Tunable::Batch)
 }
 
 /// An open of the file has been released: if it was the last writer's, the file waits for company.
-pub(crate) fn released(mount: &Arc<Mount>, file: &Arc<File>) {
+pub(crate) fn released(mount: &Arc<Mount>, file: &Arc<Inode>) {
     if !is_small(mount, file) || file.has_writers() {
         return;
     }
@@ -85,9 +85,9 @@ pub(crate) fn released(mount: &Arc<Mount>, file: &Arc<File>) {
 /// Sends off what is dirty of these files, the small ones together and with the others on the lists of their targets,
 /// as far as the bound of bytes under way allows. Does not wait. Returns whether the bound may have left anything
 /// behind.
-pub(crate) fn start(mount: &Arc<Mount>, due: impl IntoIterator<Item = (Arc<File>, ByteRange)>) -> bool {
+pub(crate) fn start(mount: &Arc<Mount>, due: impl IntoIterator<Item = (Arc<Inode>, ByteRange)>) -> bool {
     let (mut left, mut scattered) = (false, Scattered::default());
-    let mut small: BTreeMap<Ino, (Arc<File>, Vec<ByteRange>)> = BTreeMap::new();
+    let mut small: BTreeMap<Ino, (Arc<Inode>, Vec<ByteRange>)> = BTreeMap::new();
     for (file, range) in due {
         if is_small(mount, &file) {
             small.entry(file.ino).or_insert_with(|| (file, Vec::new())).1.push(range);
@@ -107,11 +107,11 @@ pub(crate) fn start(mount: &Arc<Mount>, due: impl IntoIterator<Item = (Arc<File>
 }
 
 /// Sends these files' dirty bytes in as many batches as it takes; ascending inodes. Returns as `start`.
-fn send(mount: &Arc<Mount>, files: impl Iterator<Item = (Arc<File>, Vec<ByteRange>)>) -> bool {
+fn send(mount: &Arc<Mount>, files: impl Iterator<Item = (Arc<Inode>, Vec<ByteRange>)>) -> bool {
     let (mut batch, mut left) = (Batch::default(), false);
     for (file, ranges) in files {
         for range in ranges {
-            left |= take_off(mount, &file, range, &mut batch);
+            left |= begin_flight(mount, &file, range, &mut batch);
         }
     }
     batch.send(mount);
@@ -119,7 +119,7 @@ fn send(mount: &Arc<Mount>, files: impl Iterator<Item = (Arc<File>, Vec<ByteRang
 }
 
 /// Adds the dirty bytes of `range` to the batch, or sends them alone if they do not fit any.
-fn take_off(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange, batch: &mut Batch) -> bool {
+fn begin_flight(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, batch: &mut Batch) -> bool {
     if mount.flight_is_full() {
         return true;
     }
@@ -136,7 +136,7 @@ fn take_off(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange, batch: &mut 
             if !batch.has_room(file, piece) {
                 batch.send(mount);
             }
-            if let Some((flight, buf)) = flush::take_off(mount, file, object, piece) {
+            if let Some((flight, buf)) = flush::begin_flight(mount, file, object, piece) {
                 batch.bytes += buf.len();
                 batch.parts.push((flight, buf));
             }
@@ -158,12 +158,12 @@ impl Batch {
     }
 
     /// Whether a block of the piece is that of the part before it: the server plans parts of one object side by side.
-    fn shares_block(&self, file: &File, piece: ByteRange) -> bool {
+    fn shares_block(&self, file: &Inode, piece: ByteRange) -> bool {
         let end = |f: &Flight| f.range.align_out(BLOCK).end;
         self.last().is_some_and(|f| f.file.ino == file.ino && end(f) > piece.start / BLOCK * BLOCK)
     }
 
-    fn has_room(&self, file: &File, piece: ByteRange) -> bool {
+    fn has_room(&self, file: &Inode, piece: ByteRange) -> bool {
         let same_target = self.last().is_none_or(|f| f.file.ino.target() == file.ino.target());
         same_target && self.parts.len() < BATCH_PARTS_MAX && self.bytes + piece.len() as usize <= BATCH_BYTES_MAX
     }
@@ -175,7 +175,7 @@ impl Batch {
             let mount2 = mount.clone();
             mount.spawn(async move { fly(mount2, parts, bytes).await });
         } else if let Some((flight, buf)) = parts.pop() {
-            flush::set_out(mount, flight, buf);
+            flush::submit(mount, flight, buf);
         }
     }
 }
@@ -189,7 +189,7 @@ impl Scattered {
     /// begin in the block in which the one before ends, or before it.
     pub(crate) fn add(&mut self, mount: &Arc<Mount>, flight: Flight, buf: Buf) -> Option<(Flight, Buf)> {
         let (file, piece) = (&flight.file, flight.range);
-        if buf.len() > SCATTERED_MAX_BYTES || !mount.tunables.on(Knob::Batch) {
+        if buf.len() > SCATTERED_MAX_BYTES || !mount.tunables.on(Tunable::Batch) {
             return Some((flight, buf));
         }
         let batch = self.0.entry(flight.object).or_default();
@@ -250,7 +250,7 @@ async fn fly(mount: Arc<Mount>, parts: Vec<(Flight, Buf)>, bytes: usize) {
         }
     }
     // After all of them: what sets out now finds room for a whole batch.
-    flush::go_on(&mount);
+    flush::pump(&mount);
     deferred_close::send(&mount, due);
 }
 
@@ -273,7 +273,7 @@ async fn write(mount: &Arc<Mount>, flights: &[Flight], payload: Buf) -> Result<V
     contended.for_each(|flight| mount.note_contention(&flight.file, true));
     match answer.result? {
         Reply::WrittenBatch(results) => {
-            mount.writeback.room.ended(target, results.iter(), bytes);
+            mount.writeback.free_space.ended(target, results.iter(), bytes);
             Ok(results)
         }
         other => Err(unexpected(&other)),

@@ -5,12 +5,12 @@
 //!
 //! Nobody waits for a close. The first one leaves at once; what becomes due while it is under way leaves together when
 //! it is answered, and what becomes due together leaves together. Closes of files that were opened ahead of a reader
-//! (`siblings`) wait for company, until the next tick [1 s], a change of names or a revocation by the target at the
+//! (`small_files`) wait for company, until the next tick [1 s], a change of names or a revocation by the target at the
 //! latest. Invariant: a close is in `Known::closing` from before it comes here until it is answered, so a server that
 //! restarts hears of the open before it hears the close; one that cannot be reached, however long, hears it when it
 //! can. Bound: the opens of the files.
 
-use crate::inode::File;
+use crate::inode::Inode;
 use crate::mount::Mount;
 use crate::telemetry::stats::Count;
 use amphi_types::{TargetId, Timespec};
@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
 /// A close that nothing holds up.
 pub(crate) struct Due {
-    pub(crate) file: Arc<File>,
+    pub(crate) file: Arc<Inode>,
     pub(crate) access: Access,
     /// Time of the last read, if the server is to hear of it.
     pub(crate) atime: Option<Timespec>,
@@ -48,13 +48,13 @@ pub(crate) struct Closes {
 }
 
 /// Sends the closes that nothing holds up any more, without waiting for the answers.
-pub(crate) fn send_closes(mount: &Arc<Mount>, file: &Arc<File>) {
+pub(crate) fn send_closes(mount: &Arc<Mount>, file: &Arc<Inode>) {
     send(mount, due_closes(file));
     mount.files.reap(file);
 }
 
 /// The closes that nothing holds up any more; they are under way from now on.
-pub(crate) fn due_closes(file: &Arc<File>) -> Vec<Due> {
+pub(crate) fn due_closes(file: &Arc<Inode>) -> Vec<Due> {
     let mut known = file.known.lock();
     let known = &mut *known;
     let dirty = file.dirty_bytes.load(SeqCst) > 0;
@@ -144,7 +144,7 @@ fn next(mount: &Arc<Mount>, target: TargetId) {
     }
 }
 
-fn leave(mount: &Arc<Mount>, target: TargetId, closes: Vec<Due>, go_on: bool) {
+fn leave(mount: &Arc<Mount>, target: TargetId, closes: Vec<Due>, pump: bool) {
     let op = match &closes[..] {
         [one] => Request::Close { ino: one.file.ino, access: one.access, atime: one.atime },
         many => {
@@ -161,7 +161,7 @@ fn leave(mount: &Arc<Mount>, target: TargetId, closes: Vec<Due>, go_on: bool) {
             one.file.closed(one.access);
             mount2.files.reap(&one.file);
         }
-        if go_on {
+        if pump {
             next(&mount2, target);
         }
     });

@@ -15,12 +15,12 @@
 use crate::cache::drop::Dirty;
 use crate::cache::fill::Landing;
 use crate::coherence::tokens;
-use crate::inode::{File, FlightId, OpenFile, Signal};
+use crate::inode::{FlightId, Inode, OpenFile, Signal};
 use crate::mount::{Mount, unexpected};
 use crate::ops;
 use crate::policy::throughput;
 use crate::telemetry::stats::{Count, Way};
-use crate::telemetry::tunables::Knob;
+use crate::telemetry::tunables::Tunable;
 use crate::writeback::backlog;
 use crate::writeback::batch::{self, Scattered};
 use crate::writeback::writeback_errors;
@@ -48,12 +48,12 @@ pub(crate) struct Left {
 
 /// Sends off the dirty bytes of `range`, as far as the bound of bytes under way allows. Does not wait. Copies of what
 /// cannot be lent are made on the calling thread. Returns whether the bound may have left anything behind.
-pub(crate) fn start(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) -> bool {
+pub(crate) fn start(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> bool {
     send_off(mount, file, range).by_bound
 }
 
 /// As `start`, with all that may be left behind.
-pub(crate) fn send_off(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) -> Left {
+pub(crate) fn send_off(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> Left {
     let mut scattered = Scattered::default();
     let left = send_off_with(mount, file, range, &mut scattered);
     scattered.send(mount);
@@ -61,11 +61,11 @@ pub(crate) fn send_off(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) -
 }
 
 /// As `start`; small runs wait in `scattered` until it is sent.
-pub(crate) fn start_with(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange, scattered: &mut Scattered) -> bool {
+pub(crate) fn start_with(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, scattered: &mut Scattered) -> bool {
     send_off_with(mount, file, range, scattered).by_bound
 }
 
-fn send_off_with(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange, scattered: &mut Scattered) -> Left {
+fn send_off_with(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, scattered: &mut Scattered) -> Left {
     let mut left = Left::default();
     // To look for what is dirty takes its time, and writers who wait for room look again and again.
     if mount.flight_is_full() {
@@ -80,7 +80,7 @@ fn send_off_with(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange, scatter
                 if mount.flight_is_full() {
                     return Left { by_bound: true, ..left };
                 }
-                let Some((flight, buf)) = take_off(mount, file, object, part) else {
+                let Some((flight, buf)) = begin_flight(mount, file, object, part) else {
                     // Somebody else has taken it, perhaps not all that lies behind.
                     match mount.cache.dirty_runs(file, rest).first() {
                         Some(next) if next.start > rest.start => {
@@ -94,7 +94,7 @@ fn send_off_with(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange, scatter
                 };
                 rest = ByteRange::new(flight.range.end, rest.end);
                 if let Some((flight, buf)) = scattered.add(mount, flight, buf) {
-                    set_out(mount, flight, buf);
+                    submit(mount, flight, buf);
                 }
             }
         }
@@ -104,16 +104,16 @@ fn send_off_with(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange, scatter
 
 /// Bytes of a file on their way to its target.
 pub(crate) struct Flight {
-    pub(crate) file: Arc<File>,
+    pub(crate) file: Arc<Inode>,
     pub(crate) object: ObjectId,
     pub(crate) range: ByteRange,
     id: FlightId,
 }
 
 /// Takes the dirty bytes at the start of `part` out, to be sent, unless they are under way or held up.
-pub(crate) fn take_off(
+pub(crate) fn begin_flight(
     mount: &Arc<Mount>,
-    file: &Arc<File>,
+    file: &Arc<Inode>,
     object: ObjectId,
     part: ByteRange,
 ) -> Option<(Flight, Buf)> {
@@ -147,7 +147,7 @@ pub(crate) fn take_off(
 }
 
 /// Sends what was taken out in a request of its own.
-pub(crate) fn set_out(mount: &Arc<Mount>, flight: Flight, buf: Buf) {
+pub(crate) fn submit(mount: &Arc<Mount>, flight: Flight, buf: Buf) {
     let mount2 = mount.clone();
     mount.spawn(async move {
         let start = flight.range.start;
@@ -157,7 +157,7 @@ pub(crate) fn set_out(mount: &Arc<Mount>, flight: Flight, buf: Buf) {
 }
 
 /// The flight has ended, however it did.
-pub(crate) fn end_flight(file: &File, id: FlightId) {
+pub(crate) fn end_flight(file: &Inode, id: FlightId) {
     file.flights.lock().end(id);
     file.signal.notify();
 }
@@ -170,13 +170,13 @@ pub(crate) async fn ended(mount: &Arc<Mount>, flight: &Flight, result: Result<()
         Err(Errno::Again) => again(mount, flight),
         result => {
             landed(mount, flight, result);
-            go_on(mount);
+            pump(mount);
         }
     }
     crate::writeback::deferred_close::send_closes(mount, &flight.file);
 }
 
-/// The bytes are on the disk, or will not be. Others may set out: `go_on`.
+/// The bytes are on the disk, or will not be. Others may set out: `pump`.
 pub(crate) fn landed(mount: &Arc<Mount>, flight: &Flight, result: Result<()>) {
     let failure = match result {
         Ok(()) => None,
@@ -184,29 +184,29 @@ pub(crate) fn landed(mount: &Arc<Mount>, flight: &Flight, result: Result<()>) {
         Err(Errno::NoEnt | Errno::Stale) if flight.file.open_count() == 0 => None,
         Err(e) => {
             mount.stats.bytes(Count::WriteBackFailed, flight.range.len());
-            if let Some(silent) = mount.writeback.losses.note(e, mount.clock.now_ns()) {
+            if let Some(silent) = mount.writeback.errors.note(e, mount.clock.now_ns()) {
                 tracing::warn!(ino = %flight.file.ino, range = ?flight.range, silent, "write-back failed: {e}");
             }
             Some(e)
         }
     };
     let landing = if failure.is_some() { Landing::Failed } else { Landing::Done };
-    touch_down(mount, flight, landing, failure);
+    complete(mount, flight, landing, failure);
 }
 
 /// The bytes are dirty again: they have to be sent anew.
 pub(crate) fn again(mount: &Arc<Mount>, flight: &Flight) {
-    touch_down(mount, flight, Landing::Again, None);
-    go_on(mount);
+    complete(mount, flight, Landing::Again, None);
+    pump(mount);
 }
 
 /// Something has landed: what was left behind sets out, and who waited looks.
-pub(crate) fn go_on(mount: &Arc<Mount>) {
-    backlog::go_on(mount);
+pub(crate) fn pump(mount: &Arc<Mount>) {
+    backlog::pump(mount);
     mount.writeback.landed.notify();
 }
 
-fn touch_down(mount: &Arc<Mount>, flight: &Flight, landing: Landing, failure: Option<Errno>) {
+fn complete(mount: &Arc<Mount>, flight: &Flight, landing: Landing, failure: Option<Errno>) {
     let file = &flight.file;
     // Attributes that were asked for before this are older than what has just been written.
     file.mark_epoch();
@@ -218,7 +218,7 @@ fn touch_down(mount: &Arc<Mount>, flight: &Flight, landing: Landing, failure: Op
     if landing == Landing::Done {
         // Writers wait for room, or soon will, or somebody waits for much.
         let waited = mount.dirty_is_high() || mount.writeback.drains.load(SeqCst) > 0;
-        mount.policy.learned.note_write_back(flight.range.len(), mount.clock.now_ns(), waited);
+        mount.policy.throughput.note_write_back(flight.range.len(), mount.clock.now_ns(), waited);
     }
     mount.writeback.landings.fetch_add(1, SeqCst);
     if landing == Landing::Again {
@@ -254,7 +254,7 @@ pub(crate) enum WriteKind {
 /// Writes one piece of an object and waits until it is on the disk.
 pub(crate) async fn write_piece(
     mount: &Arc<Mount>,
-    file: &Arc<File>,
+    file: &Arc<Inode>,
     object: ObjectId,
     offset: u64,
     buf: Buf,
@@ -268,7 +268,7 @@ pub(crate) async fn write_piece(
 
 async fn send_piece(
     mount: &Arc<Mount>,
-    file: &Arc<File>,
+    file: &Arc<Inode>,
     object: ObjectId,
     offset: u64,
     buf: Buf,
@@ -296,11 +296,11 @@ async fn send_piece(
     mount.stats.bytes(Count::WriteCall, mount.clock.now_ns().saturating_sub(start_ns));
     mount.note_contention(file, answer.contended);
     if answer.result == Err(Errno::NoSpace) {
-        mount.writeback.room.refused(target, bytes);
+        mount.writeback.free_space.refused(target, bytes);
     }
     match answer.result? {
         Reply::Written { roomy } => {
-            mount.writeback.room.taken(target, bytes, roomy);
+            mount.writeback.free_space.taken(target, bytes, roomy);
             if let WriteKind::Direct { .. } | WriteKind::Left(_) = kind {
                 file.touched_past_cache(mtime);
             }
@@ -344,7 +344,7 @@ impl Drop for SpreadTurn<'_> {
 }
 
 /// Tells the owner once that data goes beyond stripe 0.
-pub(crate) async fn spread(mount: &Arc<Mount>, file: &Arc<File>) -> Result<()> {
+pub(crate) async fn spread(mount: &Arc<Mount>, file: &Arc<Inode>) -> Result<()> {
     let is_spread = || file.known.lock().spread;
     let _turn = loop {
         if is_spread() {
@@ -372,7 +372,7 @@ pub(crate) async fn spread(mount: &Arc<Mount>, file: &Arc<File>) -> Result<()> {
 ///
 /// Two rounds do that: what is dirty sets out in the first one, or is under way and was written again; then it sets out
 /// when that has landed, in the second.
-pub(crate) async fn flush(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) {
+pub(crate) async fn flush(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) {
     let mut rounds = 0;
     let mut came_back = file.flights.lock().came_back();
     while rounds < 2 {
@@ -403,7 +403,7 @@ pub(crate) async fn flush(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange
 }
 
 /// Flushes and forgets the cached bytes of `range`, over which the caller holds the range lock.
-pub(crate) async fn flush_and_forget(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) {
+pub(crate) async fn flush_and_forget(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) {
     while mount.cache.forget(file, range, Dirty::Keep) {
         flush(mount, file, range).await;
     }
@@ -433,7 +433,7 @@ pub(crate) fn tick(mount: &Arc<Mount>) {
         mount.cache.rest();
         return;
     }
-    let age_ns = mount.tunables.get(Knob::AgeMs) * 1_000_000;
+    let age_ns = mount.tunables.get(Tunable::AgeMs) * 1_000_000;
     let before = mount.clock.now_ns().saturating_sub(age_ns);
     let aged = dirty_files(mount)
         .into_iter()
@@ -442,18 +442,18 @@ pub(crate) fn tick(mount: &Arc<Mount>) {
 }
 
 /// All files with dirty bytes, in order of inodes, each as a whole.
-fn dirty_files(mount: &Mount) -> Vec<(Arc<File>, ByteRange)> {
+fn dirty_files(mount: &Mount) -> Vec<(Arc<Inode>, ByteRange)> {
     let dirty = mount.files.all().into_iter().filter(|f| f.dirty_bytes.load(SeqCst) > 0);
     dirty.map(|file| (file, ByteRange::ALL)).collect()
 }
 
 /// A chunk became dirty as a whole: it leaves now, or with its neighbours if larger runs are wanted. One that was
 /// written back before may well be written again: it stays until it is old or memory gets scarce.
-pub(crate) fn chunk_is_full(mount: &Arc<Mount>, file: &Arc<File>, chunk: ByteRange, rewritten: bool) {
+pub(crate) fn chunk_is_full(mount: &Arc<Mount>, file: &Arc<Inode>, chunk: ByteRange, rewritten: bool) {
     if rewritten && !mount.dirty_is_high() {
         return;
     }
-    let run = mount.tunables.get(Knob::RunBytes);
+    let run = mount.tunables.get(Tunable::RunBytes);
     let range = if run <= 1 << 20 {
         chunk
     } else if chunk.end % run < chunk.len() {

@@ -1,4 +1,4 @@
-//! `Room`: which targets have room for more, as far as their answers to writes tell.
+//! `FreeSpace`: which targets have room for more, as far as their answers to writes tell.
 //!
 //! A write that finds its target full should be told so itself, not the `fsync` behind it. So a write past the cache
 //! returns early only where the target has said with its last answer that it has room, and a write into the cache is
@@ -6,7 +6,7 @@
 //! ones that still fit must not hide that the next large one will not. Owns: what was said. Does not own: who asks
 //! (`pipeline`, `ops::write`). Bounded by the targets of the cluster.
 
-use crate::inode::File;
+use crate::inode::Inode;
 use amphi_types::{ByteRange, Errno, TargetId};
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
@@ -42,12 +42,12 @@ impl Told {
 
 /// What targets have said.
 #[derive(Default)]
-pub(crate) struct Room {
+pub(crate) struct FreeSpace {
     told: RwLock<BTreeMap<TargetId, Told>>,
     any_full: AtomicBool,
 }
 
-impl Room {
+impl FreeSpace {
     /// Writes of `bytes` went through; whether the target has much room.
     pub(crate) fn taken(&self, target: TargetId, bytes: u64, roomy: bool) {
         if roomy {
@@ -112,20 +112,20 @@ impl Room {
     }
 
     /// Whether all targets of `range` have room.
-    pub(crate) fn is_ample(&self, file: &File, range: ByteRange) -> bool {
+    pub(crate) fn is_ample(&self, file: &Inode, range: ByteRange) -> bool {
         let told = self.told.read();
         self.targets(file, range).all(|target| told.get(&target).is_some_and(|t| t.said == Said::Roomy))
     }
 
     /// Whether a target of `range` is full.
-    pub(crate) fn is_short(&self, file: &File, range: ByteRange) -> bool {
+    pub(crate) fn is_short(&self, file: &Inode, range: ByteRange) -> bool {
         self.any_full() && {
             let told = self.told.read();
             self.targets(file, range).any(|target| told.get(&target).is_some_and(Told::is_full))
         }
     }
 
-    fn targets(&self, file: &File, range: ByteRange) -> impl Iterator<Item = TargetId> {
+    fn targets(&self, file: &Inode, range: ByteRange) -> impl Iterator<Item = TargetId> {
         let (layout, ino) = (file.layout(), file.ino);
         layout.pieces(ino, range).map(move |(object, _)| layout.target(ino, object.stripe))
     }
@@ -135,7 +135,7 @@ impl Room {
 mod tests {
     use super::*;
 
-    fn said(room: &Room, target: TargetId) -> Option<Said> {
+    fn said(room: &FreeSpace, target: TargetId) -> Option<Said> {
         room.told.read().get(&target).map(|t| t.said)
     }
 
@@ -143,8 +143,8 @@ mod tests {
     /// says so again. Method: batches up to the bound and beyond, with an answer in between.
     #[test]
     fn what_nobody_speaks_of_counts() {
-        let (room, target) = (Room::default(), TargetId(3));
-        let batch = |room: &Room, bytes| room.ended(target, [Ok(()), Ok(())].iter(), bytes);
+        let (room, target) = (FreeSpace::default(), TargetId(3));
+        let batch = |room: &FreeSpace, bytes| room.ended(target, [Ok(()), Ok(())].iter(), bytes);
         batch(&room, 1 << 30);
         assert_eq!(said(&room, target), None, "it has said nothing");
         room.taken(target, 1, true);
@@ -164,7 +164,7 @@ mod tests {
     /// Method: small writes in requests and in batches below what was refused, up to it; other targets meanwhile.
     #[test]
     fn small_writes_do_not_hide_a_full_target() {
-        let (room, target, other) = (Room::default(), TargetId(0), TargetId(1));
+        let (room, target, other) = (FreeSpace::default(), TargetId(0), TargetId(1));
         let batch = |bytes| room.ended(target, [Ok(()), Err(Errno::Stale)].iter(), bytes);
         room.refused(target, 1000);
         room.taken(target, 600, false);

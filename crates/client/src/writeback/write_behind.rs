@@ -16,12 +16,12 @@ use crate::coherence::sharing::Begun;
 use crate::coherence::tokens;
 use crate::conn::pending::Pending;
 use crate::data::scratch_for;
-use crate::inode::{File, FlightId, OpenFile};
+use crate::inode::{FlightId, Inode, OpenFile};
 use crate::mount::Mount;
 use crate::ops::write::{Sent, learn, send_all};
 use crate::policy::decision::Reason;
 use crate::telemetry::stats::Count;
-use crate::telemetry::tunables::Knob;
+use crate::telemetry::tunables::Tunable;
 use crate::writeback::flush::{self, WriteKind};
 use crate::writeback::writeback_errors;
 use amphi_env::Buf;
@@ -51,12 +51,12 @@ pub(crate) struct Kept {
 pub(crate) fn admits(mount: &Mount, open: &OpenFile, range: ByteRange, reason: Reason, hints: Hints) -> bool {
     let flags = open.flags;
     let strict = flags.direct || hints.direct || flags.sync || flags.dsync || flags.append;
-    mount.tunables.get(Knob::PipelineBytes) > 0
+    mount.tunables.get(Tunable::PipelineBytes) > 0
         && !strict
         && reason != Reason::DirectMemory
         && !open.has_error()
         && !mount.life.stopping.load(SeqCst)
-        && mount.writeback.room.is_ample(&open.file, range)
+        && mount.writeback.free_space.is_ample(&open.file, range)
 }
 
 /// Sends `data` to the targets and returns when all of it is on its way, with what was taken in; gives everything back
@@ -75,7 +75,7 @@ pub(crate) async fn write(
     room(mount, open, memory, reason).await;
     file.turn();
     flush::flush_and_forget(mount, file, range).await;
-    let Some(id) = set_out(mount, file, range, memory, kept.pins.is_some()) else { return Err((data, kept)) };
+    let Some(id) = submit(mount, file, range, memory, kept.pins.is_some()) else { return Err((data, kept)) };
     let len = data.len();
     let (mount2, file) = (mount.clone(), file.clone());
     // The first requests leave on this thread; what is left to do is done in the background.
@@ -118,7 +118,7 @@ async fn room(mount: &Arc<Mount>, open: &OpenFile, memory: u64, reason: Reason) 
         let flight_max = mount.flight_max();
         let piped = open.file.piped_bytes.load(SeqCst);
         let all = mount.writeback.piped_bytes.load(SeqCst) + mount.writeback.flight_bytes.load(SeqCst);
-        full(piped, mount.tunables.get(Knob::PipelineBytes).min(flight_max).min(few)) || full(all, flight_max)
+        full(piped, mount.tunables.get(Tunable::PipelineBytes).min(flight_max).min(few)) || full(all, flight_max)
     };
     if is_full() {
         mount.stats.count(Count::Throttled);
@@ -128,7 +128,7 @@ async fn room(mount: &Arc<Mount>, open: &OpenFile, memory: u64, reason: Reason) 
 }
 
 /// Enters the flight, unless a truncate holds bytes back. The caller holds the range lock.
-fn set_out(mount: &Mount, file: &File, range: ByteRange, memory: u64, locked: bool) -> Option<FlightId> {
+fn submit(mount: &Mount, file: &Inode, range: ByteRange, memory: u64, locked: bool) -> Option<FlightId> {
     let id = {
         let mut flights = file.flights.lock();
         if flights.frozen_from().is_some_and(|from| range.end > from) {
@@ -151,7 +151,7 @@ fn set_out(mount: &Mount, file: &File, range: ByteRange, memory: u64, locked: bo
 }
 
 /// The requests have been answered.
-fn land(mount: &Arc<Mount>, file: &Arc<File>, id: FlightId, range: ByteRange, memory: u64, sent: Sent) {
+fn land(mount: &Arc<Mount>, file: &Arc<Inode>, id: FlightId, range: ByteRange, memory: u64, sent: Sent) {
     // Of a file that nobody can reach any more nothing is missed.
     let missed = |e: &Errno| !matches!(e, Errno::NoEnt | Errno::Stale) || file.open_count() > 0;
     let error = sent.error.filter(missed);
@@ -160,7 +160,7 @@ fn land(mount: &Arc<Mount>, file: &Arc<File>, id: FlightId, range: ByteRange, me
         mount.stats.bytes(Count::WriteBackFailed, lost.len());
         // None of it is in the cache.
         file.failures.note(e, lost);
-        if let Some(silent) = mount.writeback.losses.note(e, mount.clock.now_ns()) {
+        if let Some(silent) = mount.writeback.errors.note(e, mount.clock.now_ns()) {
             tracing::warn!(ino = %file.ino, range = ?lost, silent, "a write on its way failed: {e}");
         }
     }
@@ -175,11 +175,11 @@ fn land(mount: &Arc<Mount>, file: &Arc<File>, id: FlightId, range: ByteRange, me
     if error.is_some() {
         writeback_errors::settle(mount, file, lost);
     }
-    flush::go_on(mount);
+    flush::pump(mount);
 }
 
 /// Waits until the bytes of the file that are in the pipeline when it is called have landed.
-pub(crate) async fn drained(file: &File) {
+pub(crate) async fn drained(file: &Inode) {
     if file.piped_bytes.load(SeqCst) > 0 {
         let upto = file.flights.lock().last();
         file.signal.until(|| !file.flights.lock().piped_upto(upto)).await;

@@ -1,7 +1,7 @@
 //! Bytes that could not be written back: what this mount shows afterwards, and who is told.
 //!
-//! Owns: `Losses`, for whoever asks about all files (`amphi sync`); that a file shows what the servers have as soon as
-//! bytes of it were lost. Does not own: who was told of one file's failures (`files::failures`).
+//! Owns: `WritebackErrors`, for whoever asks about all files (`amphi sync`); that a file shows what the servers have as
+//! soon as bytes of it were lost. Does not own: who was told of one file's failures (`files::failures`).
 //!
 //! The cache forgets lost bytes when they are lost, so that this mount and others show the same. Its size, and what a
 //! front end caches of the bytes, follow in a task of the file; whoever is told of a failure waits for that.
@@ -11,7 +11,7 @@
 
 use crate::coherence::sharing;
 use crate::coherence::tokens;
-use crate::inode::{File, OpenFile};
+use crate::inode::{Inode, OpenFile};
 use crate::mount::Mount;
 use crate::ops::attr;
 use crate::telemetry::stats::Count;
@@ -30,7 +30,7 @@ pub(crate) struct Settling {
 
 /// Bytes of `range` were lost, and are no longer in the cache: the file ends where the server says, and a front end
 /// drops its copy.
-pub(crate) fn settle(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) {
+pub(crate) fn settle(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) {
     file.own_is_at_least(|| mount.cache.dirty_end(file));
     tokens::outdated(mount, file.ino);
     {
@@ -62,7 +62,7 @@ pub(crate) fn settle(mount: &Arc<Mount>, file: &Arc<File>, range: ByteRange) {
 /// A server cannot write to its disk what it has accepted of a file into memory, and what this mount wrote. It has the
 /// bytes still, and shows them; whoever has the file open is told all the same, as is who opens it next if nobody has.
 pub(crate) fn refused(mount: &Arc<Mount>, ino: Ino) {
-    if let Some(silent) = mount.writeback.losses.note(Errno::Io, mount.clock.now_ns()) {
+    if let Some(silent) = mount.writeback.errors.note(Errno::Io, mount.clock.now_ns()) {
         tracing::error!(%ino, silent, "a server cannot write to its disk what it has accepted; it keeps it in memory");
     }
     mount.stats.count(Count::WriteRefused);
@@ -73,7 +73,7 @@ pub(crate) fn refused(mount: &Arc<Mount>, ino: Ino) {
 }
 
 /// Waits until the file shows what the servers have.
-pub(crate) async fn settled(file: &File) {
+pub(crate) async fn settled(file: &Inode) {
     file.signal.until(|| !file.settling.lock().running).await;
 }
 
@@ -106,15 +106,15 @@ struct State {
 
 /// What was lost so far.
 #[derive(Debug)]
-pub(crate) struct Losses(Mutex<State>);
+pub(crate) struct WritebackErrors(Mutex<State>);
 
-impl Default for Losses {
-    fn default() -> Losses {
-        Losses(Mutex::new(State { count: 0, told: 0, last: Errno::Io, logged_ns: None, silent: 0 }))
+impl Default for WritebackErrors {
+    fn default() -> WritebackErrors {
+        WritebackErrors(Mutex::new(State { count: 0, told: 0, last: Errno::Io, logged_ns: None, silent: 0 }))
     }
 }
 
-impl Losses {
+impl WritebackErrors {
     /// Bytes of some file could not be written back, `now_ns`. If the log should hear of it, how many it did not hear
     /// of before.
     pub(crate) fn note(&self, why: Errno, now_ns: u64) -> Option<u64> {
@@ -145,10 +145,10 @@ mod tests {
     /// hand.
     #[test]
     fn each_loss_is_told_once() {
-        let losses = Losses::default();
-        assert_eq!(losses.tell(), Ok(()));
-        assert_eq!([0, 1, 2].map(|ms| losses.note(Errno::Io, ms * 1_000_000)), [Some(0), None, None]);
-        assert_eq!(losses.note(Errno::NoSpace, 2_000_000_000), Some(2));
-        assert_eq!((losses.tell(), losses.tell()), (Err(Errno::NoSpace), Ok(())));
+        let errors = WritebackErrors::default();
+        assert_eq!(errors.tell(), Ok(()));
+        assert_eq!([0, 1, 2].map(|ms| errors.note(Errno::Io, ms * 1_000_000)), [Some(0), None, None]);
+        assert_eq!(errors.note(Errno::NoSpace, 2_000_000_000), Some(2));
+        assert_eq!((errors.tell(), errors.tell()), (Err(Errno::NoSpace), Ok(())));
     }
 }

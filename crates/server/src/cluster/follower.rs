@@ -8,12 +8,12 @@
 //! while this one was away.
 
 use crate::cluster::peers::{
-    ALREADY_HERE, Begun, Cluster, PeerName, PeerQuestion, PeerTold, STOPPING, peer_link_config,
+    ALREADY_HERE, Begun, Cluster, PeerName, PeerReply, PeerRequest, STOPPING, peer_link_config,
 };
-use crate::cluster::sessions::{Eviction, ROBBED};
+use crate::cluster::sessions::{AFTER_POWER_LOSS, Eviction};
 use crate::config::ServerConfig;
 use crate::error::{ServerError, ServerErrorKind};
-use crate::message::{Hail, Question};
+use crate::message::{OpenReport, TargetRequest};
 use crate::records::SessionRecord;
 use amphi_env::Env;
 use amphi_transport::{Link, LinkConfig};
@@ -193,21 +193,21 @@ impl<E: Env> Cluster<E> {
     /// Keeps the map beside the targets, once they may be written to.
     pub(crate) async fn keep_copy(&self) -> Result<()> {
         let keeper = self.worker.routes.local().first().copied().unwrap_or_default();
-        self.worker.tell(keeper, Question::PutMap(Box::new(self.map()))).await
+        self.worker.tell(keeper, TargetRequest::PutMap(Box::new(self.map()))).await
     }
 
     /// Takes the sessions that the zones remember, and compares them with the master's if it was there. Returns the
     /// number of what they were compared with.
-    pub(crate) async fn remember(self: &Rc<Self>, hails: &[Hail], joined: bool) -> Result<Option<u64>> {
-        for (id, record) in hails.iter().flat_map(|h| h.sessions.iter()) {
+    pub(crate) async fn remember(self: &Rc<Self>, reports: &[OpenReport], joined: bool) -> Result<Option<u64>> {
+        for (id, record) in reports.iter().flat_map(|h| h.sessions.iter()) {
             self.known.borrow_mut().insert(*id, record.clone());
             self.connected.borrow_mut().insert(*id, record.start);
         }
         // A crash may have kept a session from some of them.
         let known: Vec<_> = self.known.borrow().iter().map(|(id, record)| (*id, record.clone())).collect();
-        for (target, hail) in self.worker.routes.local().iter().zip(hails) {
-            for (id, record) in known.iter().filter(|(id, _)| hail.sessions.iter().all(|(here, _)| here != id)) {
-                self.worker.tell(*target, Question::SessionStart(*id, record.clone())).await?;
+        for (target, report) in self.worker.routes.local().iter().zip(reports) {
+            for (id, record) in known.iter().filter(|(id, _)| report.sessions.iter().all(|(here, _)| here != id)) {
+                self.worker.tell(*target, TargetRequest::SessionStart(*id, record.clone())).await?;
             }
         }
         self.expect_back();
@@ -217,18 +217,18 @@ impl<E: Env> Cluster<E> {
 
     /// After a loss of power: the sessions that were here end, at once here, and everywhere as soon as the master hears
     /// of it.
-    pub(crate) async fn end_robbed(self: &Rc<Self>, hails: &[Hail]) -> Result<()> {
-        if !hails.iter().any(|h| h.lost) {
+    pub(crate) async fn end_robbed(self: &Rc<Self>, reports: &[OpenReport]) -> Result<()> {
+        if !reports.iter().any(|h| h.lost) {
             return Ok(());
         }
         let here: BTreeSet<Begun> =
-            hails.iter().flat_map(|h| h.sessions.iter().map(|(id, record)| (*id, record.start))).collect();
+            reports.iter().flat_map(|h| h.sessions.iter().map(|(id, record)| (*id, record.start))).collect();
         for session in here {
-            self.evict_here(session.0, ROBBED, Eviction::Robbed);
+            self.evict_here(session.0, AFTER_POWER_LOSS, Eviction::AfterPowerLoss);
             self.stop_here(session).await?;
         }
         let weak = Rc::downgrade(self);
-        self.front()?.until_told(move |_| weak.upgrade().is_none_or(|cluster| cluster.evicting.get() == 0));
+        self.manager()?.until_told(move |_| weak.upgrade().is_none_or(|cluster| cluster.evicting.get() == 0));
         Ok(())
     }
 
@@ -275,9 +275,9 @@ impl<E: Env> Cluster<E> {
 
     async fn beat(self: &Rc<Self>, with_targets: bool) -> Result<()> {
         let targets = if with_targets { self.own_targets().await? } else { Vec::new() };
-        let question = PeerQuestion::Beat { epoch: self.map().epoch, targets };
+        let question = PeerRequest::Beat { epoch: self.map().epoch, targets };
         let sent_ns = self.worker.now_ns();
-        let PeerTold::Beat { epoch, sessions, alone, .. } = self.ask_soon(self.master()?, question).await? else {
+        let PeerReply::Beat { epoch, sessions, alone, .. } = self.ask_soon(self.master()?, question).await? else {
             return Err(Errno::Proto);
         };
         if epoch > self.map().epoch {
@@ -317,7 +317,9 @@ impl<E: Env> Cluster<E> {
     async fn own_targets(&self) -> Result<Vec<TargetStatus>> {
         let mut all = Vec::new();
         for target in self.worker.routes.local() {
-            if let crate::message::Told::Status(mut status, _) = self.worker.ask(*target, Question::Status).await? {
+            if let crate::message::TargetReply::Status(mut status, _) =
+                self.worker.ask(*target, TargetRequest::Status).await?
+            {
                 // Whoever asks this server is told them.
                 status.findings.clear();
                 all.push(*status);
@@ -336,7 +338,7 @@ impl<E: Env> Cluster<E> {
     pub(crate) async fn hear_sessions(self: &Rc<Self>) -> Result<Heard> {
         // What begins here after this is not known to have ended.
         let before: Vec<(SessionId, u64)> = self.known.borrow().iter().map(|(id, r)| (*id, r.start)).collect();
-        let PeerTold::Sessions { version, sessions } = self.ask_soon(self.master()?, PeerQuestion::Sessions).await?
+        let PeerReply::Sessions { version, sessions } = self.ask_soon(self.master()?, PeerRequest::Sessions).await?
         else {
             return Err(Errno::Proto);
         };
@@ -361,22 +363,22 @@ impl<E: Env> Cluster<E> {
     }
 
     /// A session begins here, unless it has ended already.
-    pub(crate) async fn start_here(&self, session: SessionId, record: SessionRecord) -> Result<PeerTold> {
+    pub(crate) async fn start_here(&self, session: SessionId, record: SessionRecord) -> Result<PeerReply> {
         let before = self.known.borrow().get(&session).map(|r| r.start).filter(|start| *start != record.start);
         if let Some(start) = before {
             self.land((session, start)).await?;
         }
         if self.known.borrow().get(&session).is_none_or(|r| r.start != record.start) {
             // Its id is not used for something else while an earlier session of it has something under way.
-            self.front()?.idle(session).await;
+            self.manager()?.idle(session).await;
         }
         let _turn = self.changing.take().await;
         if self.has_ended((session, record.start)) {
-            return Ok(PeerTold::Done);
+            return Ok(PeerReply::Done);
         }
         let known = self.known.borrow().get(&session).map(|r| r.start);
         match known {
-            Some(start) if start == record.start => return Ok(PeerTold::Done),
+            Some(start) if start == record.start => return Ok(PeerReply::Done),
             None => {}
             // It ended and began again while this server did not hear of it.
             Some(start) => self.forget_targets((session, start), false).await?,
@@ -385,7 +387,7 @@ impl<E: Env> Cluster<E> {
             self.grant_tokens().await?;
         }
         for target in self.worker.routes.local() {
-            match self.worker.tell(*target, Question::SessionStart(session, record.clone())).await {
+            match self.worker.tell(*target, TargetRequest::SessionStart(session, record.clone())).await {
                 // Its disk has failed: it serves nobody.
                 Err(Errno::Io) => tracing::error!("target {}: a session cannot begin there", target.0),
                 told => told?,
@@ -397,19 +399,19 @@ impl<E: Env> Cluster<E> {
             // Meanwhile.
             self.forget_targets((session, start), false).await?;
         }
-        Ok(PeerTold::Done)
+        Ok(PeerReply::Done)
     }
 
     /// Nothing more is taken from a session here.
-    pub(crate) async fn stop_here(self: &Rc<Self>, ended: Begun) -> Result<PeerTold> {
+    pub(crate) async fn stop_here(self: &Rc<Self>, ended: Begun) -> Result<PeerReply> {
         self.note_ended(ended);
         if self.is_known(ended) {
             for target in self.worker.routes.local() {
-                self.worker.tell(*target, Question::SessionStop(ended.0)).await?;
+                self.worker.tell(*target, TargetRequest::SessionStop(ended.0)).await?;
             }
-            self.front()?.leave(ended.0);
+            self.manager()?.leave(ended.0);
         }
-        Ok(PeerTold::Done)
+        Ok(PeerReply::Done)
     }
 
     fn is_known(&self, session: Begun) -> bool {
@@ -417,7 +419,7 @@ impl<E: Env> Cluster<E> {
     }
 
     /// What a stopped session has here goes. `stopped`: its client is known to use nothing any more.
-    pub(crate) async fn forget_here(&self, ended: Begun, stopped: bool) -> Result<PeerTold> {
+    pub(crate) async fn forget_here(&self, ended: Begun, stopped: bool) -> Result<PeerReply> {
         self.note_ended(ended);
         self.land(ended).await?;
         let _turn = self.changing.take().await;
@@ -426,10 +428,10 @@ impl<E: Env> Cluster<E> {
         if stopped && !is_known && !self.known.borrow().contains_key(&ended.0) {
             // The list of the sessions that there are came first, which does not say how one has ended.
             for target in self.worker.routes.local() {
-                self.worker.tell(*target, Question::SessionUsesNothing(ended.0)).await?;
+                self.worker.tell(*target, TargetRequest::SessionUsesNothing(ended.0)).await?;
             }
         }
-        Ok(PeerTold::Done)
+        Ok(PeerReply::Done)
     }
 
     /// Returns when nothing is taken from an ended session any more, and nothing that was taken is under way: as in
@@ -437,10 +439,10 @@ impl<E: Env> Cluster<E> {
     async fn land(&self, ended: Begun) -> Result<()> {
         if self.is_known(ended) {
             for target in self.worker.routes.local() {
-                self.worker.tell(*target, Question::SessionStop(ended.0)).await?;
+                self.worker.tell(*target, TargetRequest::SessionStop(ended.0)).await?;
             }
             for target in self.worker.routes.local() {
-                self.worker.tell(*target, Question::SessionLanded(ended.0)).await?;
+                self.worker.tell(*target, TargetRequest::SessionLanded(ended.0)).await?;
             }
         }
         Ok(())
@@ -454,7 +456,7 @@ impl<E: Env> Cluster<E> {
         self.land(ended).await?;
         for target in self.worker.routes.local() {
             // A target whose disk has failed must not keep the others from going on.
-            if let Err(e) = self.worker.tell(*target, Question::SessionForget(ended.0, stopped)).await {
+            if let Err(e) = self.worker.tell(*target, TargetRequest::SessionForget(ended.0, stopped)).await {
                 tracing::error!("target {}: what an ended session has there cannot be forgotten: {e}", target.0);
             }
         }
@@ -513,13 +515,13 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// `PeerQuestion::SessionStart`: before another session is taken in, those that have ended are gone here. A mount
+    /// `PeerRequest::SessionStart`: before another session is taken in, those that have ended are gone here. A mount
     /// that was alone until its end may have written without locks.
     pub(crate) async fn start_after_ends(
         self: &Rc<Self>,
         session: SessionId,
         record: SessionRecord,
-    ) -> Result<PeerTold> {
+    ) -> Result<PeerReply> {
         if self.known.borrow().keys().any(|other| *other != session) {
             self.compare_sessions().await?;
         }
@@ -527,7 +529,7 @@ impl<E: Env> Cluster<E> {
     }
 
     /// A session did not keep to the rules here: it ends here at once, and everywhere as soon as the master hears of
-    /// it. So with one that was `robbed` of what it was answered.
+    /// it. So with one that was `after_power_loss` of what it was answered.
     pub(crate) fn evict_here(self: &Rc<Self>, session: SessionId, why: &str, how: Eviction) {
         let Some(start) = self.known.borrow().get(&session).map(|r| r.start) else { return };
         let ended = (session, start);
@@ -540,14 +542,14 @@ impl<E: Env> Cluster<E> {
         self.worker.env.spawn(async move {
             // Of one that was robbed the zones know until the master does, to say it again after a kill.
             let stopped = how == Eviction::Deaf;
-            if how != Eviction::Robbed {
+            if how != Eviction::AfterPowerLoss {
                 // Beside: that may wait for a server that is down, and the master is to hear of it.
                 let beside = cluster.clone();
                 cluster.worker.env.spawn(async move { beside.remove_here(ended, stopped).await });
             }
             while !cluster.closed.get() {
                 let Ok(master) = cluster.master() else { return };
-                let question = PeerQuestion::Evict { session: ended, why: why.clone(), how };
+                let question = PeerRequest::Evict { session: ended, why: why.clone(), how };
                 match cluster.ask_soon(master, question).await {
                     Ok(_) => {
                         cluster.remove_here(ended, stopped).await;

@@ -9,7 +9,7 @@
 
 use crate::config::{ADDRS_MAX, NAME_MAX};
 use crate::error::{ServerError, ServerErrorKind};
-use crate::message::Hail;
+use crate::message::OpenReport;
 use crate::records::HomeRecord;
 use amphi_types::TargetId;
 use amphi_types::limits::TARGETS_MAX;
@@ -142,25 +142,25 @@ pub struct Belonging {
 /// Checks that the zones of a folder are all those of one server. `path` names a target's zone.
 pub fn belonging(
     local: &[TargetId],
-    hails: &[Hail],
+    reports: &[OpenReport],
     path: impl Fn(TargetId) -> String,
 ) -> Result<Belonging, ServerError> {
     let bad = |line: String| Err(ServerError::new(ServerErrorKind::Mismatch, line));
     let first = local.first().copied().unwrap_or_default();
-    let cluster = hails.first().map_or(0, |h| h.cluster);
-    for (target, hail) in local.iter().zip(hails) {
-        if hail.cluster != cluster {
+    let cluster = reports.first().map_or(0, |h| h.cluster);
+    for (target, report) in local.iter().zip(reports) {
+        if report.cluster != cluster {
             return bad(format!(
                 "{} belongs to cluster {:016x}, {} to {cluster:016x}; put each cluster's zones into a folder of its own",
                 path(*target),
-                hail.cluster,
+                report.cluster,
                 path(first)
             ));
         }
     }
-    let home = hails.iter().find_map(|h| h.home.clone());
-    for (target, hail) in local.iter().zip(hails) {
-        let Some(own) = &hail.home else { continue };
+    let home = reports.iter().find_map(|h| h.home.clone());
+    for (target, report) in local.iter().zip(reports) {
+        let Some(own) = &report.home else { continue };
         if home.as_ref().is_some_and(|h| h.server != own.server) {
             return bad(format!(
                 "{} and {} belong to different servers of the cluster; put each server's zones into a folder of its own",
@@ -179,18 +179,18 @@ pub fn belonging(
     }
     if home.is_none() {
         // Nothing was ever begun here, or by a version that knew no clusters of several servers.
-        for (target, hail) in local.iter().zip(hails) {
-            if first == TargetId(0) && usize::from(hail.pool) != local.len() {
+        for (target, report) in local.iter().zip(reports) {
+            if first == TargetId(0) && usize::from(report.pool) != local.len() {
                 return bad(format!(
                     "{} belongs to a cluster of {} targets, but the folder has {}; put the missing ones back",
                     path(*target),
-                    hail.pool,
+                    report.pool,
                     local.len()
                 ));
             }
         }
     }
-    Ok(Belonging { cluster, home, map: hails.iter().find_map(|h| h.map.clone()) })
+    Ok(Belonging { cluster, home, map: reports.iter().find_map(|h| h.map.clone()) })
 }
 
 #[cfg(test)]
@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn folders_are_compared() {
         let local: Vec<TargetId> = [4, 5].map(TargetId).into();
-        let hail = |cluster, home: Option<HomeRecord>| Hail {
+        let report = |cluster, home: Option<HomeRecord>| OpenReport {
             cluster,
             pool: 6,
             sessions: Vec::new(),
@@ -255,17 +255,18 @@ mod tests {
         let home = |server, targets: &[u16]| {
             Some(HomeRecord { server, targets: targets.iter().copied().map(TargetId).collect() })
         };
-        let check = |hails: &[Hail]| belonging(&local, hails, |t| format!("zone {}", t.0)).map_err(|e| e.line);
-        assert!(check(&[hail(1, home(9, &[4, 5])), hail(1, home(9, &[4, 5]))]).is_ok());
-        assert!(check(&[hail(1, home(9, &[4, 5])), hail(1, None)]).is_ok(), "its first start was cut short");
-        assert!(check(&[hail(1, None), hail(1, None)]).is_ok());
-        for (hails, words) in [
-            ([hail(1, None), hail(2, None)], "zone 5 belongs to cluster"),
-            ([hail(1, home(9, &[4, 5, 6])), hail(1, home(9, &[4, 5, 6]))], "target 6 is missing"),
-            ([hail(1, home(9, &[4])), hail(1, home(8, &[5]))], "zone 4"),
-            ([hail(1, home(9, &[4, 5])), hail(1, home(8, &[4, 5]))], "different servers"),
+        let check =
+            |reports: &[OpenReport]| belonging(&local, reports, |t| format!("zone {}", t.0)).map_err(|e| e.line);
+        assert!(check(&[report(1, home(9, &[4, 5])), report(1, home(9, &[4, 5]))]).is_ok());
+        assert!(check(&[report(1, home(9, &[4, 5])), report(1, None)]).is_ok(), "its first start was cut short");
+        assert!(check(&[report(1, None), report(1, None)]).is_ok());
+        for (reports, words) in [
+            ([report(1, None), report(2, None)], "zone 5 belongs to cluster"),
+            ([report(1, home(9, &[4, 5, 6])), report(1, home(9, &[4, 5, 6]))], "target 6 is missing"),
+            ([report(1, home(9, &[4])), report(1, home(8, &[5]))], "zone 4"),
+            ([report(1, home(9, &[4, 5])), report(1, home(8, &[4, 5]))], "different servers"),
         ] {
-            let line = check(&hails).expect_err("refused");
+            let line = check(&reports).expect_err("refused");
             assert!(line.contains(words), "{line}");
         }
     }

@@ -1,16 +1,16 @@
 //! The master: the server with target 0 keeps the map and says who comes in and which sessions there are.
 //!
 //! Owns: joins, what is heard of the other servers, sessions and tunables on all of them. Does not own: the rules of
-//! the map (`map`), the sessions themselves (`front`), what was set of the tunables (`tuned`).
+//! the map (`map`), the sessions themselves (`manager`), what was set of the tunables (`tuned`).
 //!
 //! The map is stable on target 0 before anybody hears of it. A server that cannot be told that a session began or ended
 //! hears of it by its next beat: each beat is answered with a number that changes with the sessions, and a server that
 //! sees a new one compares (`member`).
 
-use crate::cluster::peers::{Cluster, Heard, PATIENCE, PeerQuestion, PeerTold};
+use crate::cluster::peers::{Cluster, Heard, PATIENCE, PeerReply, PeerRequest};
 use crate::cluster::sessions::{Eviction, TOLD_LOOK};
 use crate::error::ServerError;
-use crate::message::Question;
+use crate::message::TargetRequest;
 use crate::records::SessionRecord;
 use amphi_env::Env;
 use amphi_types::{Errno, Result, SessionId, TargetId};
@@ -45,7 +45,7 @@ impl<E: Env> Cluster<E> {
         } else if kept {
             return Ok(());
         }
-        self.worker.tell(TargetId(0), Question::PutMap(Box::new(map.clone()))).await.map_err(failed)?;
+        self.worker.tell(TargetId(0), TargetRequest::PutMap(Box::new(map.clone()))).await.map_err(failed)?;
         self.follow(map);
         Ok(())
     }
@@ -99,7 +99,7 @@ impl<E: Env> Cluster<E> {
             return Ok(Reply::Refused(line));
         }
         if let Some(next) = next {
-            self.worker.tell(TargetId(0), Question::PutMap(Box::new(next.clone()))).await?;
+            self.worker.tell(TargetId(0), TargetRequest::PutMap(Box::new(next.clone()))).await?;
             self.follow(next.clone());
             tracing::info!(
                 "{} is in the cluster with {} targets",
@@ -113,7 +113,7 @@ impl<E: Env> Cluster<E> {
                 let (cluster, next) = (self.clone(), next.clone());
                 self.worker.env.spawn(async move {
                     // Should it not arrive, the next beat says so.
-                    let _ = cluster.ask_soon(other.id, PeerQuestion::Install(next)).await;
+                    let _ = cluster.ask_soon(other.id, PeerRequest::Install(next)).await;
                 });
             }
         }
@@ -162,45 +162,45 @@ impl<E: Env> Cluster<E> {
         self.heard.borrow().contains_key(&server) && self.silent(server) < DOWN_AFTER
     }
 
-    pub(crate) async fn answer_as_master(self: &Rc<Self>, caller: u64, question: PeerQuestion) -> Result<PeerTold> {
+    pub(crate) async fn answer_as_master(self: &Rc<Self>, caller: u64, question: PeerRequest) -> Result<PeerReply> {
         if !self.is_master() {
             return Err(Errno::Stale);
         }
         match question {
-            PeerQuestion::Beat { epoch, targets } => {
+            PeerRequest::Beat { epoch, targets } => {
                 if self.map().servers.iter().all(|s| s.id != caller) {
                     return Err(Errno::Stale);
                 }
                 self.hear(caller, epoch, targets);
                 self.tune_behind(caller);
-                let alone = self.front()?.tell_alone(caller);
-                Ok(PeerTold::Beat {
+                let alone = self.manager()?.tell_alone(caller);
+                Ok(PeerReply::Beat {
                     epoch: self.map().epoch,
                     sessions: self.sessions_version.get(),
                     targets: true,
                     alone,
                 })
             }
-            PeerQuestion::Sessions => {
-                let sessions = self.front()?.mounts();
-                Ok(PeerTold::Sessions { version: self.sessions_version.get(), sessions })
+            PeerRequest::Sessions => {
+                let sessions = self.manager()?.mounts();
+                Ok(PeerReply::Sessions { version: self.sessions_version.get(), sessions })
             }
-            PeerQuestion::Evict { session: (session, start), why, how } => {
-                let (front, robbed) = (self.front()?, how == Eviction::Robbed);
-                if self.starts.borrow().get(&session) == Some(&start) && !front.is_ending(session) {
-                    if robbed {
-                        front.disturb();
+            PeerRequest::Evict { session: (session, start), why, how } => {
+                let (manager, after_power_loss) = (self.manager()?, how == Eviction::AfterPowerLoss);
+                if self.starts.borrow().get(&session) == Some(&start) && !manager.is_ending(session) {
+                    if after_power_loss {
+                        manager.disturb();
                     }
                     match how {
-                        Eviction::Deaf => front.end_deaf(session, &why),
-                        Eviction::Silent | Eviction::Robbed => front.evict(session, &why),
+                        Eviction::Deaf => manager.end_deaf(session, &why),
+                        Eviction::Silent | Eviction::AfterPowerLoss => manager.evict(session, &why),
                     }
                 }
                 // Who asks forgets that somebody was robbed when this is answered.
-                while robbed && front.is_ending(session) {
+                while after_power_loss && manager.is_ending(session) {
                     self.worker.env.sleep(TOLD_LOOK).await;
                 }
-                Ok(PeerTold::Done)
+                Ok(PeerReply::Done)
             }
             _ => Err(Errno::Proto),
         }
@@ -212,14 +212,12 @@ impl<E: Env> Cluster<E> {
     }
 
     /// Tells all servers. Who does not hear it compares later.
-    async fn tell_others(self: &Rc<Self>, question: &PeerQuestion) {
+    async fn tell_others(self: &Rc<Self>, question: &PeerRequest) {
         let told = self.others().into_iter().map(|s| async move {
             let result = match question {
-                PeerQuestion::SessionStop(_) | PeerQuestion::SessionForget(..) => {
-                    self.ask_while_up(s.id, question).await
-                }
+                PeerRequest::SessionStop(_) | PeerRequest::SessionForget(..) => self.ask_while_up(s.id, question).await,
                 _ if !self.is_up(s.id) => return,
-                PeerQuestion::SessionStart(..) => {
+                PeerRequest::SessionStart(..) => {
                     let asked = self.ask_server(s.id, question.clone());
                     amphi_env::timeout(&self.worker.env, HEARING, asked).await.unwrap_or(Err(Errno::TimedOut))
                 }
@@ -238,7 +236,7 @@ impl<E: Env> Cluster<E> {
     /// Asks a server for as long as it is heard of: what the session has under way there is waited for, before its end
     /// is over. One that is not may live nevertheless, for instance if it is the master that was away, so it is tried
     /// for a moment.
-    async fn ask_while_up(self: &Rc<Self>, server: u64, question: &PeerQuestion) -> Result<PeerTold> {
+    async fn ask_while_up(self: &Rc<Self>, server: u64, question: &PeerRequest) -> Result<PeerReply> {
         let mut asked = std::pin::pin!(self.ask_server(server, question.clone()));
         loop {
             match amphi_env::timeout(&self.worker.env, UNHEARD, asked.as_mut()).await {
@@ -256,7 +254,7 @@ impl<E: Env> Cluster<E> {
         }
         self.starts.borrow_mut().insert(session, record.start);
         if self.worker.routes.is_shared() {
-            self.tell_others(&PeerQuestion::SessionStart(session, record.clone())).await;
+            self.tell_others(&PeerRequest::SessionStart(session, record.clone())).await;
             self.sessions_changed();
         }
     }
@@ -266,7 +264,7 @@ impl<E: Env> Cluster<E> {
         let start = self.starts.borrow().get(&session).copied();
         if let Some(start) = start.filter(|_| self.is_master() && self.worker.routes.is_shared()) {
             self.sessions_changed();
-            self.tell_others(&PeerQuestion::SessionStop((session, start))).await;
+            self.tell_others(&PeerRequest::SessionStop((session, start))).await;
         }
     }
 
@@ -274,7 +272,7 @@ impl<E: Env> Cluster<E> {
     pub(crate) async fn forget_elsewhere(self: &Rc<Self>, session: SessionId, stopped: bool) {
         let start = self.starts.borrow_mut().remove(&session);
         if let Some(start) = start.filter(|_| self.is_master() && self.worker.routes.is_shared()) {
-            self.tell_others(&PeerQuestion::SessionForget((session, start), stopped)).await;
+            self.tell_others(&PeerRequest::SessionForget((session, start), stopped)).await;
             self.sessions_changed();
         }
     }
@@ -301,7 +299,7 @@ impl<E: Env> Cluster<E> {
         let _turn = self.tuned.turns(server).take().await;
         let Some(portion) = self.tuned.missing(server) else { return Ok(()) };
         for (pattern, value) in portion.values.iter().cloned() {
-            match self.ask_soon(server, PeerQuestion::Tune { pattern, value }).await {
+            match self.ask_soon(server, PeerRequest::Tune { pattern, value }).await {
                 // Of another version: it has none of this name, or other bounds.
                 Ok(_) | Err(Errno::NoEnt | Errno::Inval) => {}
                 Err(e) => return Err(e),

@@ -1,7 +1,7 @@
-//! `Step`: what a server that is not the master makes of how lately it heard the master.
+//! `MasterLease`: what a server that is not the master makes of how lately it heard the master.
 //!
 //! Owns: whether its targets grant tokens, whether it goes on without the master. Does not own: beats and sessions
-//! (`member`), who is alone (`front::company`, at the master).
+//! (`member`), who is alone (`manager::company`, at the master).
 //!
 //! Targets here grant tokens unless the master has said within `ALONE_LEASE` that the only mount knows that it is
 //! alone, this server knows of no other, and nobody who was cut off may still use what was granted here. So a start
@@ -14,9 +14,9 @@
 //! master.
 
 use crate::cluster::follower::BEAT;
-use crate::cluster::peers::{Cluster, PeerTold};
+use crate::cluster::peers::{Cluster, PeerReply};
 use crate::coherence::tokens::{TOKEN_LIFE, TOKEN_MARGIN};
-use crate::message::{Question, Told};
+use crate::message::{TargetReply, TargetRequest};
 use amphi_env::Env;
 use amphi_types::{Errno, Result, SessionId};
 use std::cell::Cell;
@@ -34,7 +34,7 @@ const IN_STEP: Duration = Duration::from_secs(4);
 
 /// The state of one server.
 #[derive(Default)]
-pub(crate) struct Step {
+pub(crate) struct MasterLease {
     /// When the last beat was sent behind which nothing is taken from sessions that had ended, monotonic ns.
     heard_ns: Cell<u64>,
     /// The last switch to company that was told.
@@ -56,7 +56,7 @@ fn ns(d: Duration) -> u64 {
 impl<E: Env> Cluster<E> {
     /// The targets grant tokens, from before anything is asked of them. `cut_off`: sessions were, a short time ago.
     pub(crate) async fn begin_granting(&self, cut_off: bool) -> Result<()> {
-        self.step.heard_ns.set(self.worker.now_ns());
+        self.lease.heard_ns.set(self.worker.now_ns());
         if cut_off {
             self.note_cut_off();
         }
@@ -65,41 +65,41 @@ impl<E: Env> Cluster<E> {
 
     /// A session was cut off here and may go on using tokens until they end.
     pub(crate) fn note_cut_off(&self) {
-        self.step.orphans_until_ns.set(self.worker.now_ns() + ns(TOKEN_LIFE + TOKEN_MARGIN));
+        self.lease.orphans_until_ns.set(self.worker.now_ns() + ns(TOKEN_LIFE + TOKEN_MARGIN));
     }
 
     async fn switch(&self, on: bool) -> Result<()> {
-        let number = self.step.switches.get() + 1;
-        self.step.switches.set(number);
+        let number = self.lease.switches.get() + 1;
+        self.lease.switches.set(number);
         for target in self.worker.routes.local() {
-            self.worker.tell(*target, Question::Company(on, number)).await?;
+            self.worker.tell(*target, TargetRequest::Company(on, number)).await?;
         }
         Ok(())
     }
 
     /// Has tokens granted if they are not. The caller has the turn of `changing`.
     pub(crate) async fn grant_tokens(&self) -> Result<()> {
-        if self.step.alone_until_ns.get().is_some() {
+        if self.lease.alone_until_ns.get().is_some() {
             self.switch(true).await?;
-            self.step.alone_until_ns.set(None);
+            self.lease.alone_until_ns.set(None);
         }
         Ok(())
     }
 
-    /// `PeerQuestion::Company`.
-    pub(crate) async fn told_company(&self, change: u64) -> Result<PeerTold> {
-        self.step.company.set(self.step.company.get().max(change));
+    /// `PeerRequest::Company`.
+    pub(crate) async fn told_company(&self, change: u64) -> Result<PeerReply> {
+        self.lease.company.set(self.lease.company.get().max(change));
         let _turn = self.changing.take().await;
         self.grant_tokens().await?;
-        Ok(PeerTold::Done)
+        Ok(PeerReply::Done)
     }
 
     /// A beat that was sent at `sent_ns` has been answered, and nothing more is taken from sessions that have ended.
     pub(crate) fn heard_master(self: &Rc<Self>, sent_ns: u64) -> Result<()> {
         debug_assert!(sent_ns <= self.worker.now_ns(), "an answer comes after its question");
-        self.step.heard_ns.set(self.step.heard_ns.get().max(sent_ns));
-        if self.step.holding.replace(false) {
-            self.front()?.hold_mounts(false);
+        self.lease.heard_ns.set(self.lease.heard_ns.get().max(sent_ns));
+        if self.lease.holding.replace(false) {
+            self.manager()?.hold_mounts(false);
         }
         Ok(())
     }
@@ -110,15 +110,15 @@ impl<E: Env> Cluster<E> {
         self.heard_master(sent_ns)?;
         let _turn = self.changing.take().await;
         let (now_ns, until_ns) = (self.worker.now_ns(), sent_ns + ns(ALONE_LEASE));
-        let may = alone.is_some_and(|change| change > self.step.company.get())
+        let may = alone.is_some_and(|change| change > self.lease.company.get())
             && self.known.borrow().len() < 2
-            && now_ns >= self.step.orphans_until_ns.get()
+            && now_ns >= self.lease.orphans_until_ns.get()
             && now_ns < until_ns;
         if !may {
             return self.grant_tokens().await;
         }
         debug_assert!(self.known.borrow().len() < 2, "nobody goes without tokens in company");
-        let before = self.step.alone_until_ns.replace(Some(until_ns));
+        let before = self.lease.alone_until_ns.replace(Some(until_ns));
         if before.is_none() {
             self.switch(false).await?;
             self.watch_lease();
@@ -133,13 +133,13 @@ impl<E: Env> Cluster<E> {
             loop {
                 let left_ns = {
                     let Some(cluster) = weak.upgrade() else { return };
-                    let Some(until_ns) = cluster.step.alone_until_ns.get() else { return };
+                    let Some(until_ns) = cluster.lease.alone_until_ns.get() else { return };
                     until_ns.saturating_sub(cluster.worker.now_ns())
                 };
                 env.sleep(Duration::from_nanos(left_ns + 1)).await;
                 let Some(cluster) = weak.upgrade() else { return };
                 let _turn = cluster.changing.take().await;
-                if cluster.step.alone_until_ns.get().is_some_and(|until_ns| until_ns <= cluster.worker.now_ns())
+                if cluster.lease.alone_until_ns.get().is_some_and(|until_ns| until_ns <= cluster.worker.now_ns())
                     && let Err(e) = cluster.grant_tokens().await
                 {
                     tracing::error!("tokens cannot be granted: {e}");
@@ -150,7 +150,7 @@ impl<E: Env> Cluster<E> {
     }
 
     fn silent_for(&self) -> Duration {
-        Duration::from_nanos(self.worker.now_ns().saturating_sub(self.step.heard_ns.get()))
+        Duration::from_nanos(self.worker.now_ns().saturating_sub(self.lease.heard_ns.get()))
     }
 
     /// Returns when this server has heard of every session that had ended before it was asked.
@@ -171,12 +171,12 @@ impl<E: Env> Cluster<E> {
                 env.sleep(BEAT).await;
                 let Some(cluster) = weak.upgrade().filter(|c| !c.closed.get()) else { return };
                 let over = cluster.silent_for() >= WITHOUT_MASTER && cluster.known.borrow().len() > 1;
-                if over && !cluster.step.holding.get() {
-                    let Ok(front) = cluster.front() else { return };
+                if over && !cluster.lease.holding.get() {
+                    let Ok(manager) = cluster.manager() else { return };
                     tracing::warn!("the master was not heard for {WITHOUT_MASTER:?}: mounts wait until it is");
-                    cluster.step.holding.set(true);
-                    front.hold_mounts(true);
-                    front.cut_all("the server has lost its master");
+                    cluster.lease.holding.set(true);
+                    manager.hold_mounts(true);
+                    manager.cut_all("the server has lost its master");
                 }
             }
         });
@@ -186,34 +186,34 @@ impl<E: Env> Cluster<E> {
     /// a connection, and says it again over the next one.
     pub(crate) fn expect_back(self: &Rc<Self>) {
         let (weak, env) = (Rc::downgrade(self), self.worker.env.clone());
-        let Ok(grace) = self.front().map(|f| f.grace()) else { return };
+        let Ok(grace) = self.manager().map(|f| f.grace()) else { return };
         self.worker.env.spawn(async move {
             env.sleep(grace).await;
             loop {
                 let Some(cluster) = weak.upgrade().filter(|c| !c.closed.get()) else { return };
-                let Ok(front) = cluster.front() else { return };
-                let absent = cluster.absent().await;
-                if absent.is_empty() {
+                let Ok(manager) = cluster.manager() else { return };
+                let reclaim_pending = cluster.reclaim_pending().await;
+                if reclaim_pending.is_empty() {
                     return;
                 }
-                for session in absent.into_iter().filter(|s| !front.is_connected(*s)) {
+                for session in reclaim_pending.into_iter().filter(|s| !manager.is_connected(*s)) {
                     for target in cluster.worker.routes.local() {
                         // A target that fails keeps what it has.
-                        let _ = cluster.worker.tell(*target, Question::SessionAbsent(session)).await;
+                        let _ = cluster.worker.tell(*target, TargetRequest::SessionAbsent(session)).await;
                     }
                 }
-                drop((front, cluster));
+                drop((manager, cluster));
                 env.sleep(BEAT).await;
             }
         });
     }
 
     /// Sessions of the earlier run that have not said to every target what they hold.
-    async fn absent(self: &Rc<Self>) -> BTreeSet<SessionId> {
+    async fn reclaim_pending(self: &Rc<Self>) -> BTreeSet<SessionId> {
         let mut all = BTreeSet::new();
         for target in self.worker.routes.local() {
-            if let Ok(Told::Sessions(absent)) = self.worker.ask(*target, Question::Absent).await {
-                all.extend(absent);
+            if let Ok(TargetReply::Sessions(reclaim_pending)) = self.worker.ask(*target, TargetRequest::Absent).await {
+                all.extend(reclaim_pending);
             }
         }
         all

@@ -8,17 +8,17 @@
 //! A question to another server waits in a slot of a link, so what waits for names must leave slots to what ends that
 //! wait: the normal lane is for questions that wait for names, bounded here, the urgent lane for all others, which end
 //! by themselves. A question is executed once while its receiver runs (`callers`); after a restart it is asked again,
-//! and every one of them can bear that (`message::Question`).
+//! and every one of them can bear that (`message::TargetRequest`).
 //!
 //! Bound: one link and one caller for each other server.
 
 mod callers;
 mod links;
 
-use crate::cluster::master_lease::Step;
-use crate::cluster::sessions::{Eviction, Front};
+use crate::cluster::master_lease::MasterLease;
+use crate::cluster::sessions::{Eviction, SessionManager};
 use crate::cluster::tuned::Tuned;
-use crate::message::{Question, Told};
+use crate::message::{TargetReply, TargetRequest};
 use crate::records::SessionRecord;
 use crate::worker::Worker;
 use crate::worker::above::{Peers, Replying};
@@ -58,9 +58,9 @@ pub type Begun = (SessionId, u64);
 
 /// What servers say to each other: the body of `Request::Ask`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum PeerQuestion {
+pub enum PeerRequest {
     /// `Target`: to a target.
-    Target(TargetId, Question),
+    Target(TargetId, TargetRequest),
     /// `Beat`: a server lives; to the master.
     Beat {
         /// Epoch of the map that it knows.
@@ -99,13 +99,13 @@ pub enum PeerQuestion {
     },
 }
 
-/// Answers to `PeerQuestion`.
+/// Answers to `PeerRequest`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum PeerTold {
+pub enum PeerReply {
     /// Done.
     Done,
     /// Of a target.
-    Target(Told),
+    Target(TargetReply),
     /// Of the master.
     Beat {
         /// Epoch of its map.
@@ -144,7 +144,7 @@ pub struct Cluster<E: Env> {
     map: RefCell<ClusterMap>,
     links: Links<E>,
     pub(crate) callers: Callers,
-    front: RefCell<Weak<Front<E>>>,
+    manager: RefCell<Weak<SessionManager<E>>>,
     /// The targets may be asked.
     ready: Cell<bool>,
     pub(crate) closed: Cell<bool>,
@@ -173,14 +173,14 @@ pub struct Cluster<E: Env> {
     pub(crate) compared: Cell<Option<u64>>,
     pub(crate) settling: Cell<bool>,
     /// At the others: whether tokens are granted, and how lately the master was heard.
-    pub(crate) step: Step,
+    pub(crate) lease: MasterLease,
     /// At the master: the begin of each session.
     pub(crate) starts: RefCell<BTreeMap<SessionId, u64>>,
     ended: RefCell<(BTreeSet<Begun>, VecDeque<Begun>)>,
 }
 
 impl<E: Env> Peers for Cluster<E> {
-    fn ask(self: Rc<Self>, target: TargetId, question: Question) -> Replying {
+    fn ask(self: Rc<Self>, target: TargetId, question: TargetRequest) -> Replying {
         Box::pin(async move { Cluster::ask(&self, target, question).await })
     }
 }
@@ -194,7 +194,7 @@ impl<E: Env> Cluster<E> {
             cluster: map.cluster,
             links: Links::default(),
             callers: Callers::new(connections),
-            front: RefCell::new(Weak::new()),
+            manager: RefCell::new(Weak::new()),
             me: RefCell::new(me),
             map: RefCell::new(map),
             boot,
@@ -213,7 +213,7 @@ impl<E: Env> Cluster<E> {
             changing: Turns::new(1),
             compared: Cell::default(),
             settling: Cell::default(),
-            step: Step::default(),
+            lease: MasterLease::default(),
             starts: RefCell::default(),
             ended: RefCell::default(),
             worker,
@@ -221,12 +221,12 @@ impl<E: Env> Cluster<E> {
     }
 
     /// Tells it who has the sessions.
-    pub fn set_front(&self, front: &Rc<Front<E>>) {
-        *self.front.borrow_mut() = Rc::downgrade(front);
+    pub fn set_manager(&self, manager: &Rc<SessionManager<E>>) {
+        *self.manager.borrow_mut() = Rc::downgrade(manager);
     }
 
-    pub(crate) fn front(&self) -> Result<Rc<Front<E>>> {
-        self.front.borrow().upgrade().ok_or(Errno::NotConnected)
+    pub(crate) fn manager(&self) -> Result<Rc<SessionManager<E>>> {
+        self.manager.borrow().upgrade().ok_or(Errno::NotConnected)
     }
 
     /// The map in force.
@@ -270,7 +270,7 @@ impl<E: Env> Cluster<E> {
             return Err(Errno::Proto);
         }
         let keeper = self.worker.routes.local().first().copied().unwrap_or_default();
-        self.worker.tell(keeper, Question::PutMap(Box::new(map.clone()))).await?;
+        self.worker.tell(keeper, TargetRequest::PutMap(Box::new(map.clone()))).await?;
         self.follow(map);
         Ok(())
     }
@@ -284,25 +284,25 @@ impl<E: Env> Cluster<E> {
         self.links.follow(&map);
         self.worker.routes.follow(map.pool(), epoch);
         self.map.replace(map);
-        if let Some(front) = self.front.borrow().upgrade() {
-            front.push_map(epoch);
+        if let Some(manager) = self.manager.borrow().upgrade() {
+            manager.push_map(epoch);
         }
     }
 
     /// Asks a target of another server.
-    pub async fn ask(self: &Rc<Self>, target: TargetId, question: Question) -> Result<Told> {
+    pub async fn ask(self: &Rc<Self>, target: TargetId, question: TargetRequest) -> Result<TargetReply> {
         let mut server = self.server_of(target);
         if server.is_none() && !self.is_master() {
             self.refresh_map().await?;
             server = self.server_of(target);
         }
         let server = server.ok_or(Errno::Stale)?;
-        if matches!(question, Question::MoveLock) {
+        if matches!(question, TargetRequest::MoveLock) {
             return self.ask_move_lock(server, target).await;
         }
         let (lane, _turn) = self.lane_of(server, &question).await;
-        match self.ask_on(lane, server, PeerQuestion::Target(target, question)).await? {
-            PeerTold::Target(told) => Ok(told),
+        match self.ask_on(lane, server, PeerRequest::Target(target, question)).await? {
+            PeerReply::Target(told) => Ok(told),
             _ => Err(Errno::Proto),
         }
     }
@@ -312,14 +312,14 @@ impl<E: Env> Cluster<E> {
         map.server_of(target).and_then(|at| map.servers.get(at)).map(|s| s.id)
     }
 
-    async fn lane_of(&self, server: u64, question: &Question) -> (Lane, Option<Turn>) {
+    async fn lane_of(&self, server: u64, question: &TargetRequest) -> (Lane, Option<Turn>) {
         match question {
             // As many as there are turns of operations (`Worker::turn_for`).
-            Question::Prepare { .. } => (Lane::Normal, None),
-            Question::Place(..)
-            | Question::View { asker: Some(_), .. }
-            | Question::Open { .. }
-            | Question::Ancestors { .. } => {
+            TargetRequest::Prepare { .. } => (Lane::Normal, None),
+            TargetRequest::Place(..)
+            | TargetRequest::View { asker: Some(_), .. }
+            | TargetRequest::Open { .. }
+            | TargetRequest::Ancestors { .. } => {
                 let turns = self.waiting.borrow_mut().entry(server).or_insert_with(|| Turns::new(WAITING_MAX)).clone();
                 (Lane::Normal, Some(turns.take().await))
             }
@@ -329,17 +329,17 @@ impl<E: Env> Cluster<E> {
 
     /// Asks for the lock on moving directories. A server that cannot be reached for long may grant it all the same, to
     /// whoever gave up: so the question itself is never given up, and a lock that nobody waits for any more goes back.
-    async fn ask_move_lock(self: &Rc<Self>, server: u64, target: TargetId) -> Result<Told> {
+    async fn ask_move_lock(self: &Rc<Self>, server: u64, target: TargetId) -> Result<TargetReply> {
         let link = self.link_to(server).await?;
         let mut lock = pin!(async {
             let turn = self.moving.take().await;
             let (sender, receiver) = oneshot::channel();
             let cluster = self.clone();
             self.worker.env.spawn(async move {
-                let question = PeerQuestion::Target(target, Question::MoveLock);
+                let question = PeerRequest::Target(target, TargetRequest::MoveLock);
                 let told = cluster.insist_on(Lane::Normal, server, question).await;
                 drop(turn);
-                if let Err(Ok(PeerTold::Target(Told::Moving(number)))) = sender.send(told) {
+                if let Err(Ok(PeerReply::Target(TargetReply::Moving(number)))) = sender.send(told) {
                     cluster.worker.unlock_moves(number);
                 }
             });
@@ -347,7 +347,7 @@ impl<E: Env> Cluster<E> {
         });
         while !link.has_given_up() {
             match amphi_env::timeout(&self.worker.env, LOCK_LOOK, &mut lock).await {
-                Some(Ok(PeerTold::Target(told))) => return Ok(told),
+                Some(Ok(PeerReply::Target(told))) => return Ok(told),
                 Some(Ok(_)) => return Err(Errno::Proto),
                 Some(Err(e)) => return Err(e),
                 None => {}
@@ -357,22 +357,22 @@ impl<E: Env> Cluster<E> {
     }
 
     /// Asks another server.
-    pub async fn ask_server(self: &Rc<Self>, server: u64, question: PeerQuestion) -> Result<PeerTold> {
+    pub async fn ask_server(self: &Rc<Self>, server: u64, question: PeerRequest) -> Result<PeerReply> {
         self.ask_on(Lane::Urgent, server, question).await
     }
 
     /// Asks another server; `TimedOut` if it does not answer in time.
-    pub async fn ask_soon(self: &Rc<Self>, server: u64, question: PeerQuestion) -> Result<PeerTold> {
+    pub async fn ask_soon(self: &Rc<Self>, server: u64, question: PeerRequest) -> Result<PeerReply> {
         let asked = self.ask_server(server, question);
         amphi_env::timeout(&self.worker.env, PATIENCE, asked).await.unwrap_or(Err(Errno::TimedOut))
     }
 
-    async fn ask_on(self: &Rc<Self>, lane: Lane, server: u64, question: PeerQuestion) -> Result<PeerTold> {
+    async fn ask_on(self: &Rc<Self>, lane: Lane, server: u64, question: PeerRequest) -> Result<PeerReply> {
         self.question_on(lane, false, server, question).await
     }
 
     /// As `ask_on`, for as long as it takes to reach the other server again.
-    async fn insist_on(self: &Rc<Self>, lane: Lane, server: u64, question: PeerQuestion) -> Result<PeerTold> {
+    async fn insist_on(self: &Rc<Self>, lane: Lane, server: u64, question: PeerRequest) -> Result<PeerReply> {
         self.question_on(lane, true, server, question).await
     }
 
@@ -381,8 +381,8 @@ impl<E: Env> Cluster<E> {
         lane: Lane,
         insist: bool,
         server: u64,
-        question: PeerQuestion,
-    ) -> Result<PeerTold> {
+        question: PeerRequest,
+    ) -> Result<PeerReply> {
         let question = postcard::to_stdvec(&question).map_err(|_| Errno::TooBig)?;
         match self.call_on(lane, insist, server, Request::Ask { question }).await? {
             Reply::Told(told) => postcard::from_bytes(&told).map_err(|_| Errno::Proto),
@@ -434,29 +434,27 @@ impl<E: Env> Cluster<E> {
     }
 
     async fn answer(self: &Rc<Self>, ticket: &callers::Ticket, caller: u64, question: &[u8]) -> Result<Reply> {
-        let question: PeerQuestion = postcard::from_bytes(question).map_err(|_| Errno::Proto)?;
+        let question: PeerRequest = postcard::from_bytes(question).map_err(|_| Errno::Proto)?;
         self.until_ready().await;
         let told = match question {
-            PeerQuestion::Target(target, question)
-                if self.worker.routes.is_local(target) && question.is_for_peers() =>
-            {
+            PeerRequest::Target(target, question) if self.worker.routes.is_local(target) && question.is_for_peers() => {
                 self.answer_for_target(ticket, target, question).await?
             }
-            PeerQuestion::Target(..) => return Err(Errno::Stale),
-            PeerQuestion::Install(map) => self.install(map).await.map(|()| PeerTold::Done)?,
-            PeerQuestion::SessionStart(session, record) => self.start_after_ends(session, record).await?,
-            PeerQuestion::SessionStop(session) => self.stop_here(session).await?,
-            PeerQuestion::SessionForget(session, stopped) => {
+            PeerRequest::Target(..) => return Err(Errno::Stale),
+            PeerRequest::Install(map) => self.install(map).await.map(|()| PeerReply::Done)?,
+            PeerRequest::SessionStart(session, record) => self.start_after_ends(session, record).await?,
+            PeerRequest::SessionStop(session) => self.stop_here(session).await?,
+            PeerRequest::SessionForget(session, stopped) => {
                 let told = self.forget_here(session, stopped).await?;
-                self.front()?.idle(session.0).await;
+                self.manager()?.idle(session.0).await;
                 told
             }
-            PeerQuestion::Company(change) => self.told_company(change).await?,
-            PeerQuestion::Tune { pattern, value } => {
-                self.front()?.set_tunables(&pattern, &value).await?;
-                PeerTold::Done
+            PeerRequest::Company(change) => self.told_company(change).await?,
+            PeerRequest::Tune { pattern, value } => {
+                self.manager()?.set_tunables(&pattern, &value).await?;
+                PeerReply::Done
             }
-            PeerQuestion::Beat { .. } | PeerQuestion::Sessions | PeerQuestion::Evict { .. } => {
+            PeerRequest::Beat { .. } | PeerRequest::Sessions | PeerRequest::Evict { .. } => {
                 self.answer_as_master(caller, question).await?
             }
         };
@@ -467,33 +465,33 @@ impl<E: Env> Cluster<E> {
         self: &Rc<Self>,
         ticket: &callers::Ticket,
         target: TargetId,
-        question: Question,
-    ) -> Result<PeerTold> {
+        question: TargetRequest,
+    ) -> Result<PeerReply> {
         match question {
-            Question::MoveUnlock(number) => self.callers.unlocked(ticket, number),
+            TargetRequest::MoveUnlock(number) => self.callers.unlocked(ticket, number),
             // A session may have begun while this server was away. One that has ended opens nothing.
-            Question::Open { session, .. } if !self.is_master() => drop(self.know_session(session).await),
+            TargetRequest::Open { session, .. } if !self.is_master() => drop(self.know_session(session).await),
             // Neither is anything cut for one that has ended.
-            Question::Trim(ref cut) if !self.is_master() => self.hear_of(cut.by).await?,
+            TargetRequest::Trim(ref cut) if !self.is_master() => self.hear_of(cut.by).await?,
             // What a session that has ended still sends must not make anew what is taken away here.
-            Question::Destroy(_) if !self.is_master() => self.be_in_step().await?,
+            TargetRequest::Destroy(_) if !self.is_master() => self.be_in_step().await?,
             _ => {}
         }
         let told = self.worker.ask(target, question).await?;
-        if let Told::Moving(number) = told
+        if let TargetReply::Moving(number) = told
             && !self.callers.locked(ticket, number)
         {
             // Whoever asked has gone, or given up, meanwhile.
-            self.worker.tell(target, Question::MoveUnlock(number)).await?;
+            self.worker.tell(target, TargetRequest::MoveUnlock(number)).await?;
             return Err(Errno::Io);
         }
-        Ok(PeerTold::Target(told))
+        Ok(PeerReply::Target(told))
     }
 
     /// Gives back the locks on moving directories of a server that has gone.
     pub(crate) fn unlock_moves(self: &Rc<Self>, numbers: Vec<u64>) {
         for number in numbers {
-            self.worker.tell_later(TargetId(0), Question::MoveUnlock(number));
+            self.worker.tell_later(TargetId(0), TargetRequest::MoveUnlock(number));
         }
     }
 

@@ -1,4 +1,4 @@
-//! `Front`: clients and their sessions, as the worker with the connections sees them.
+//! `SessionManager`: clients and their sessions, as the worker with the connections sees them.
 //!
 //! Owns: who may come in, which session has which connection, how long a session that has gone is kept, eviction,
 //! and the requests that concern the whole server. Does not own: what a target knows of a session (`questions`).
@@ -21,9 +21,9 @@ mod whole;
 use crate::cluster::peers::{Cluster, PEER_CREDITS, STOPPING};
 use crate::coherence::glimpse;
 use crate::dispatch;
-use crate::message::Question;
+use crate::message::TargetRequest;
 use crate::records::SessionRecord;
-use crate::tunables::Knob;
+use crate::tunables::Tunable;
 use crate::worker::Worker;
 use crate::worker::above::Clients;
 use amphi_env::Env;
@@ -33,7 +33,7 @@ use amphi_wire::slots::{NORMAL_CREDITS, URGENT_CREDITS};
 use amphi_wire::{Answer, Hello, Push, ROTATING_MAX, Reply, Request, Role, VERSION, Welcome};
 use company::Rule;
 pub use deaf::Eviction;
-pub use ending::{ROBBED, TOLD_LOOK, end_everywhere};
+pub use ending::{AFTER_POWER_LOSS, TOLD_LOOK, end_everywhere};
 use trust::Owner;
 
 use futures_channel::oneshot;
@@ -103,7 +103,7 @@ impl Entry {
 }
 
 /// Clients of a server.
-pub struct Front<E: Env> {
+pub struct SessionManager<E: Env> {
     worker: Rc<Worker<E>>,
     /// The other servers.
     cluster: RefCell<Option<Rc<Cluster<E>>>>,
@@ -121,7 +121,7 @@ pub struct Front<E: Env> {
     /// Mounts have to wait: the server is not in its cluster yet.
     held: Cell<bool>,
     /// They have to wait: power was lost, and not all have been told.
-    robbed: Cell<bool>,
+    after_power_loss: Cell<bool>,
     running: Cell<u64>,
     /// Requests of mounts that are being executed, by session.
     busy: RefCell<BTreeMap<SessionId, u64>>,
@@ -137,31 +137,31 @@ fn refused(errno: Errno) -> Answer {
     Answer::of(Err(errno))
 }
 
-impl<E: Env> Clients for Front<E> {
+impl<E: Env> Clients for SessionManager<E> {
     fn push(self: Rc<Self>, session: SessionId, push: Push) {
-        Front::push(&self, session, push);
+        SessionManager::push(&self, session, push);
     }
 
     fn evict(self: Rc<Self>, session: SessionId, why: &str) {
-        Front::evict(&self, session, why);
+        SessionManager::evict(&self, session, why);
     }
 }
 
-impl<E: Env> Front<E> {
+impl<E: Env> SessionManager<E> {
     /// A front with the sessions that the targets remember; each has the grace time to come back.
     pub fn new(
         worker: Rc<Worker<E>>,
         connections: Rc<Connections>,
         id: u64,
         remembered: Vec<(SessionId, SessionRecord)>,
-    ) -> Rc<Front<E>> {
+    ) -> Rc<SessionManager<E>> {
         let now_ns = worker.now_ns();
         let entry = |record: SessionRecord| Entry::new(&record.name, Role::Mount, State::Alive, now_ns);
         let sessions: BTreeMap<_, _> = remembered.into_iter().map(|(id, record)| (id, entry(record))).collect();
         let ids: Vec<SessionId> = sessions.keys().copied().collect();
         let rotates = |t: &&TargetId| (worker.config.machine.is_rotating)(&worker.config.zone_path(t.0));
         let rotating = worker.routes.local().iter().filter(rotates).take(ROTATING_MAX).copied().collect();
-        let front = Rc::new(Front {
+        let manager = Rc::new(SessionManager {
             cluster: RefCell::new(None),
             id,
             boot: worker.env.rand() | 1,
@@ -172,7 +172,7 @@ impl<E: Env> Front<E> {
             sessions: RefCell::new(sessions),
             closed: Cell::new(false),
             held: Cell::new(false),
-            robbed: Cell::new(false),
+            after_power_loss: Cell::new(false),
             running: Cell::new(0),
             busy: RefCell::default(),
             rule: Rule::new(worker.env.wall().sec.max(0) as u64, now_ns),
@@ -181,11 +181,11 @@ impl<E: Env> Front<E> {
             worker,
         });
         // What an earlier run allowed is not known; the tunable says what it mostly was.
-        front.rule.lend(front.worker.tunables.get(Knob::TokenMs));
+        manager.rule.lend(manager.worker.tunables.get(Tunable::TokenMs));
         for id in ids {
-            front.keep_for_grace(id, 0);
+            manager.keep_for_grace(id, 0);
         }
-        front
+        manager
     }
 
     /// The connections.
@@ -257,7 +257,7 @@ impl<E: Env> Front<E> {
     pub async fn set_tunables(&self, pattern: &str, value: &str) -> Result<()> {
         self.worker.tunables.apply(pattern, Some(value))?;
         for target in self.worker.routes.local() {
-            self.worker.tell(*target, Question::Tune).await?;
+            self.worker.tell(*target, TargetRequest::Tune).await?;
         }
         Ok(())
     }
@@ -296,7 +296,7 @@ impl<E: Env> Front<E> {
 
     /// How long a session that has gone is kept.
     pub fn grace(&self) -> Duration {
-        Duration::from_millis(self.worker.tunables.get(Knob::SessionGraceMs))
+        Duration::from_millis(self.worker.tunables.get(Tunable::SessionGraceMs))
     }
 
     /// Lets a client in. Says whether its session was known.
@@ -304,7 +304,7 @@ impl<E: Env> Front<E> {
         if self.closed.get() {
             return Err(STOPPING.into());
         }
-        while self.held.get() || (self.robbed.get() && hello.role == Role::Mount) {
+        while self.held.get() || (self.after_power_loss.get() && hello.role == Role::Mount) {
             self.worker.env.sleep(LOOK).await;
         }
         if let Some(member) = self.cluster().filter(|c| hello.role == Role::Mount && !c.is_master()) {
@@ -348,9 +348,9 @@ impl<E: Env> Front<E> {
         self.sessions.borrow_mut().insert(hello.session, entry);
         // A task of its own, because the handshake may end before it.
         let (sender, mut receiver) = oneshot::channel();
-        let (front, hello) = (self.clone(), hello.clone());
+        let (manager, hello) = (self.clone(), hello.clone());
         self.worker.env.spawn(async move {
-            let result = front.begin_session(&hello, mounts > 0, || sender.is_canceled()).await;
+            let result = manager.begin_session(&hello, mounts > 0, || sender.is_canceled()).await;
             drop(sender.send(result));
         });
         match amphi_env::timeout(&self.worker.env, ADMISSION, &mut receiver).await {
@@ -403,17 +403,17 @@ impl<E: Env> Front<E> {
             cluster.start_elsewhere(hello.session, &record).await;
         }
         for target in self.worker.routes.local().iter().rev() {
-            let question = Question::SessionStart(hello.session, record.clone());
+            let question = TargetRequest::SessionStart(hello.session, record.clone());
             self.worker.tell(*target, question).await?;
         }
         Ok(())
     }
 }
 
-/// A `Front` as the transport calls it.
-pub struct Door<E: Env>(pub Rc<Front<E>>);
+/// A `SessionManager` as the transport calls it.
+pub struct SessionHandler<E: Env>(pub Rc<SessionManager<E>>);
 
-impl<E: Env> Handler for Door<E> {
+impl<E: Env> Handler for SessionHandler<E> {
     async fn hello(&self, hello: &Hello, peer: &Peer) -> std::result::Result<Welcome, String> {
         self.0.welcome(hello, peer).await
     }
@@ -431,7 +431,7 @@ impl<E: Env> Handler for Door<E> {
     }
 }
 
-impl<E: Env> Front<E> {
+impl<E: Env> SessionManager<E> {
     async fn welcome(self: &Rc<Self>, hello: &Hello, peer: &Peer) -> std::result::Result<Welcome, String> {
         trust::may_come(hello, peer, self.sessions.borrow().get(&hello.session))?;
         if self.was_deaf(hello.session) {
@@ -459,7 +459,7 @@ impl<E: Env> Front<E> {
                 entry.owner = Owner::of(peer);
             }
         }
-        let token_ms = self.worker.tunables.get(Knob::TokenMs);
+        let token_ms = self.worker.tunables.get(Tunable::TokenMs);
         if hello.role == Role::Mount {
             // Said and noted in one step: later switches are told to the connection.
             self.rule.lend(token_ms);
@@ -524,7 +524,7 @@ impl<E: Env> Front<E> {
             // Other servers push on connections of their own.
             for target in worker.routes.local() {
                 // A target that cannot be asked has ended.
-                let _ = worker.tell(*target, Question::PushAgain(session)).await;
+                let _ = worker.tell(*target, TargetRequest::PushAgain(session)).await;
             }
         });
     }
@@ -556,11 +556,11 @@ impl<E: Env> Front<E> {
                 | Request::CompanyKept { .. }
         );
         if whole {
-            let front = self.clone();
+            let manager = self.clone();
             self.running.set(self.running.get() + 1);
             self.worker.env.spawn(async move {
-                front.serve(incoming).await;
-                front.running.set(front.running.get() - 1);
+                manager.serve(incoming).await;
+                manager.running.set(manager.running.get() - 1);
             });
             return;
         }
@@ -577,7 +577,7 @@ impl<E: Env> Front<E> {
         self.running.set(self.running.get() + 1);
         *self.busy.borrow_mut().entry(incoming.session).or_default() += 1;
         let until_ns = incoming.deadline.map(|d| self.worker.now_ns().saturating_add(d.as_nanos() as u64));
-        let front = self.clone();
+        let manager = self.clone();
         let mut request = Box::pin(async move {
             let id = incoming.id();
             let Incoming { session, route, mut call, payload, .. } = incoming;
@@ -585,10 +585,10 @@ impl<E: Env> Front<E> {
                 // To whoever asked.
                 call.target = glimpse::target_of(id);
             }
-            let (answer, payload) = dispatch::call(&front.worker, session, id, call, payload, until_ns).await;
-            front.connections.reply(route, answer, payload);
-            front.running.set(front.running.get() - 1);
-            if let btree_map::Entry::Occupied(mut busy) = front.busy.borrow_mut().entry(session) {
+            let (answer, payload) = dispatch::call(&manager.worker, session, id, call, payload, until_ns).await;
+            manager.connections.reply(route, answer, payload);
+            manager.running.set(manager.running.get() - 1);
+            if let btree_map::Entry::Occupied(mut busy) = manager.busy.borrow_mut().entry(session) {
                 *busy.get_mut() -= 1;
                 if *busy.get() == 0 {
                     busy.remove();

@@ -1,4 +1,4 @@
-//! `FileLockDesk`: locks of applications on the files of a target, as requests use them.
+//! `FileLockTable`: locks of applications on the files of a target, as requests use them.
 //!
 //! Owns: which request of which session waits under which number, what has to be told to sessions, and requests that
 //! came before all sessions had said what they hold. Does not own: the rules (`amphi_dlm::FileLocks`).
@@ -42,7 +42,7 @@ struct Inner {
 }
 
 /// File locks of one target.
-pub struct FileLockDesk {
+pub struct FileLockTable {
     inner: RefCell<Inner>,
 }
 
@@ -100,12 +100,12 @@ impl Inner {
     }
 }
 
-impl FileLockDesk {
+impl FileLockTable {
     /// Without locks.
-    pub fn new() -> FileLockDesk {
+    pub fn new() -> FileLockTable {
         let locks = FileLocks::new(FileLockLimits::default());
         let (waits, asked, postponed, news, closing) = Default::default();
-        FileLockDesk { inner: RefCell::new(Inner { locks, waits, asked, postponed, news, watched: false, closing }) }
+        FileLockTable { inner: RefCell::new(Inner { locks, waits, asked, postponed, news, watched: false, closing }) }
     }
 
     /// Takes a lock: whether the owner holds it now. If not, the session will be told when to ask again.

@@ -1,10 +1,10 @@
 //! Answers of a target to other targets and to the worker with the connections.
 
-use crate::message::{Cut, Hail, Question, Told};
+use crate::message::{Cut, OpenReport, TargetReply, TargetRequest};
 use crate::objects;
 use crate::ops;
 use crate::records::{self, SessionRecord};
-use crate::target::intents::Promise;
+use crate::target::tx_table::Promise;
 use crate::target::{NameKey, Target};
 use crate::tx::two_phase;
 use crate::worker::Worker;
@@ -18,93 +18,95 @@ use amphi_zone::Order;
 use std::rc::Rc;
 
 /// Answers a question to `target`, which is this worker's.
-pub fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question: Question) -> Replying {
+pub fn answer<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question: TargetRequest) -> Replying {
     let (worker, target) = (worker.clone(), target.clone());
     Box::pin(async move { reply(&worker, &target, question).await })
 }
 
-async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question: Question) -> Result<Told> {
+async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question: TargetRequest) -> Result<TargetReply> {
     match question {
-        Question::View { ino, asker } => {
+        TargetRequest::View { ino, asker } => {
             if asker.is_some() {
                 target.settle(vec![NameKey::Inode(ino)]).await;
             }
-            ops::view(worker, target, ino, asker).await.map(|(view, token)| Told::View(Box::new(view), token))
+            ops::view(worker, target, ino, asker).await.map(|(view, token)| TargetReply::View(Box::new(view), token))
         }
-        Question::Facts(ino) => Ok(Told::Facts(Box::new(target.meta.borrow().facts(ino)?))),
-        Question::Place(dir, name) => ops::names::place(target, dir, &name).await.map(|p| Told::Place(Box::new(p))),
-        Question::Ancestors { from, sought } => {
+        TargetRequest::Facts(ino) => Ok(TargetReply::Facts(Box::new(target.meta.borrow().facts(ino)?))),
+        TargetRequest::Place(dir, name) => {
+            ops::names::place(target, dir, &name).await.map(|p| TargetReply::Place(Box::new(p)))
+        }
+        TargetRequest::Ancestors { from, sought } => {
             two_phase::settle_way(worker, target, from).await;
             let walk = target.meta.borrow().ancestors(from, |at| if at == sought { Err(Errno::Exist) } else { Ok(()) });
             match walk {
-                Ok(next) => Ok(Told::Ancestors { found: false, next }),
-                Err(Errno::Exist) => Ok(Told::Ancestors { found: true, next: None }),
+                Ok(next) => Ok(TargetReply::Ancestors { found: false, next }),
+                Err(Errno::Exist) => Ok(TargetReply::Ancestors { found: true, next: None }),
                 Err(e) => Err(e),
             }
         }
-        Question::NewIno => {
+        TargetRequest::NewIno => {
             let mut txn = Txn::default();
             let ino = target.meta.borrow_mut().alloc_ino(&mut txn)?;
             target.log(txn, Order::Plain).await?;
-            Ok(Told::Ino(ino))
+            Ok(TargetReply::Ino(ino))
         }
-        Question::Open { session, cred, ino, access, by } => {
+        TargetRequest::Open { session, cred, ino, access, by } => {
             let how = ops::Opening { session, cred: &cred, access, exec: false, known: false, by: Some(by) };
             let (view, _, token) = ops::open_here(worker, target, ino, how).await?;
-            Ok(Told::View(Box::new(view), token))
+            Ok(TargetReply::View(Box::new(view), token))
         }
-        Question::Prepare { tx, session, now, parts } => {
+        TargetRequest::Prepare { tx, session, now, parts } => {
             two_phase::prepare(worker, target, session, tx, now, parts, Promise::Logged).await
         }
-        Question::Hold { tx, session, now, parts } => {
+        TargetRequest::Hold { tx, session, now, parts } => {
             two_phase::prepare(worker, target, session, tx, now, parts, Promise::Held).await
         }
-        Question::Redo { tx, now, parts } => two_phase::decided::redo(worker, target, tx, now, parts).await,
-        Question::Unmark(txs) => {
+        TargetRequest::Redo { tx, now, parts } => two_phase::decided::redo(worker, target, tx, now, parts).await,
+        TargetRequest::Unmark(txs) => {
             two_phase::decided::unmark(target, &txs);
-            Ok(Told::Done)
+            Ok(TargetReply::Done)
         }
-        Question::Directories(inos) => {
+        TargetRequest::Directories(inos) => {
             let meta = target.meta.borrow();
-            Ok(Told::Directories(inos.into_iter().map(|ino| ops::names::directory_view(&meta, ino)).collect()))
+            Ok(TargetReply::Directories(inos.into_iter().map(|ino| ops::names::directory_view(&meta, ino)).collect()))
         }
-        Question::Commit(tx) => two_phase::finish(worker, target, tx, true).await,
-        Question::Abort(tx) => two_phase::finish(worker, target, tx, false).await,
-        Question::Outcome(tx) => Ok(Told::Decision(two_phase::outcome(target, tx))),
-        Question::Settle(tx) => {
+        TargetRequest::Commit(tx) => two_phase::finish(worker, target, tx, true).await,
+        TargetRequest::Abort(tx) => two_phase::finish(worker, target, tx, false).await,
+        TargetRequest::Outcome(tx) => Ok(TargetReply::Decision(two_phase::outcome(target, tx))),
+        TargetRequest::Settle(tx) => {
             two_phase::finish(worker, target, tx, true).await?;
             target.zone.became_stable(target.zone.appended_lsn()).await?;
-            Ok(Told::Done)
+            Ok(TargetReply::Done)
         }
-        Question::StableSince(starts) => {
+        TargetRequest::StableSince(starts) => {
             if starts != target.starts {
                 return Err(Errno::Stale);
             }
             target.zone.became_stable(target.zone.appended_lsn()).await?;
-            Ok(Told::Done)
+            Ok(TargetReply::Done)
         }
-        Question::PutMap(map) => {
+        TargetRequest::PutMap(map) => {
             target.put_map(*map).await?;
-            Ok(Told::Done)
+            Ok(TargetReply::Done)
         }
-        Question::MoveCheck(number) => Ok(Told::Outcome(two_phase::has_move_lock(target, number))),
-        Question::Trim(cut) => trim(target, &cut).await,
-        Question::Destroy(ino) => {
+        TargetRequest::MoveCheck(number) => Ok(TargetReply::Outcome(two_phase::has_move_lock(target, number))),
+        TargetRequest::Trim(cut) => trim(target, &cut).await,
+        TargetRequest::Destroy(ino) => {
             target.rights.borrow_mut().forget_file(ino);
             objects::destroy_objects(target, ino).await?;
-            Ok(Told::DoneAt(target.starts))
+            Ok(TargetReply::DoneAt(target.starts))
         }
-        Question::Objects(ino, None) => Ok(Told::Objects(target.gathered(ino))),
-        Question::Objects(ino, Some(asker)) => {
+        TargetRequest::Objects(ino, None) => Ok(TargetReply::Objects(target.gathered(ino))),
+        TargetRequest::Objects(ino, Some(asker)) => {
             target.recovered().await;
-            Ok(Told::Objects(objects::glimpse::gathered_with_writers(worker, target, ino, asker).await))
+            Ok(TargetReply::Objects(objects::glimpse::gathered_with_writers(worker, target, ino, asker).await))
         }
-        Question::Company(on, number) => {
+        TargetRequest::Company(on, number) => {
             target.tokens.switch(on, number);
-            Ok(Told::Done)
+            Ok(TargetReply::Done)
         }
-        Question::Absent => Ok(Told::Sessions(target.absent.borrow().iter().copied().collect())),
-        Question::PushAgain(session) => {
+        TargetRequest::Absent => Ok(TargetReply::Sessions(target.reclaim_pending.borrow().iter().copied().collect())),
+        TargetRequest::PushAgain(session) => {
             target.locks.push_again(session);
             worker.send_callbacks(target);
             target.tokens.push_again(session);
@@ -112,42 +114,42 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
             for push in target.glimpses.unanswered(session) {
                 worker.push(session, push);
             }
-            Ok(Told::Done)
+            Ok(TargetReply::Done)
         }
-        Question::SessionStart(session, record) => start_session(target, session, record).await,
-        Question::SessionStop(session) => {
+        TargetRequest::SessionStart(session, record) => start_session(target, session, record).await,
+        TargetRequest::SessionStop(session) => {
             if let Some(record) = target.sessions.borrow_mut().remove(&session) {
                 target.stopped.borrow_mut().insert(session, record.start);
             }
-            Ok(Told::Done)
+            Ok(TargetReply::Done)
         }
-        Question::SessionLanded(session) => {
-            target.landings.landed(session).await;
-            Ok(Told::Done)
+        TargetRequest::SessionLanded(session) => {
+            target.in_flight.landed(session).await;
+            Ok(TargetReply::Done)
         }
-        Question::SessionAbsent(session) => {
+        TargetRequest::SessionAbsent(session) => {
             if target.sessions.borrow().len() > 1 {
                 // Others may have what it held from now on.
-                target.returning.borrow_mut().remove(&session);
-                target.back.borrow_mut().remove(&session);
+                target.reclaim_eligible.borrow_mut().remove(&session);
+                target.reclaim_done.borrow_mut().remove(&session);
             }
             ops::present(worker, target, session);
-            Ok(Told::Done)
+            Ok(TargetReply::Done)
         }
-        Question::SessionUsesNothing(session) => {
+        TargetRequest::SessionUsesNothing(session) => {
             target.tokens.drop_session(session, SessionEnd::Stopped);
             worker.send_revocations(target);
-            Ok(Told::Done)
+            Ok(TargetReply::Done)
         }
-        Question::SessionForget(session, stopped) => forget_session(worker, target, session, stopped).await,
-        Question::MoveLock => Ok(Told::Moving(two_phase::move_lock(target).await)),
-        Question::MoveUnlock(number) => {
+        TargetRequest::SessionForget(session, stopped) => forget_session(worker, target, session, stopped).await,
+        TargetRequest::MoveLock => Ok(TargetReply::Moving(two_phase::move_lock(target).await)),
+        TargetRequest::MoveUnlock(number) => {
             two_phase::move_unlock(target, number);
-            Ok(Told::Done)
+            Ok(TargetReply::Done)
         }
-        Question::Hail => {
+        TargetRequest::OpenReport => {
             let sessions = target.sessions.borrow().iter().map(|(id, r)| (*id, r.clone())).collect();
-            Ok(Told::Hail(Box::new(Ok(Hail {
+            Ok(TargetReply::OpenReport(Box::new(Ok(OpenReport {
                 cluster: target.zone.cluster(),
                 pool: target.pool,
                 sessions,
@@ -157,66 +159,66 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
                 map: target.map.borrow().clone(),
             }))))
         }
-        Question::LossesTold => {
+        TargetRequest::LossesTold => {
             target.zone.losses_told().await.map_err(|_| Errno::Io)?;
-            Ok(Told::Done)
+            Ok(TargetReply::Done)
         }
-        Question::Begin(home) => {
+        TargetRequest::Begin(home) => {
             target.begin(&worker.env, home).await?;
             target.tune_accepted(&worker.env, &worker.tunables);
             let cut_off = target.cut_off.borrow().iter().copied().collect();
             target.forget_cut_off(&worker.env, cut_off);
-            Ok(Told::Done)
+            Ok(TargetReply::Done)
         }
-        Question::Recover => {
+        TargetRequest::Recover => {
             two_phase::recover(worker, target).await?;
             objects::resume_pending(worker, target).await?;
-            Ok(Told::Done)
+            Ok(TargetReply::Done)
         }
-        Question::Unanswered(session, since_ns) => {
+        TargetRequest::Unanswered(session, since_ns) => {
             let now_ns = worker.now_ns();
             let quiet_ns = now_ns.saturating_sub(since_ns);
-            Ok(Told::Outcome(
+            Ok(TargetReply::Outcome(
                 target.locks.is_unanswered(session, now_ns, quiet_ns)
                     || target.tokens.is_unanswered(session, now_ns, quiet_ns)
                     || target.glimpses.is_unanswered(session, now_ns, quiet_ns),
             ))
         }
-        Question::Right(session, ino) => ops::right_of(target, ino, session).map(Told::Right),
-        Question::Reap => {
+        TargetRequest::Right(session, ino) => ops::right_of(target, ino, session).map(TargetReply::Right),
+        TargetRequest::Reap => {
             objects::reap_orphans(worker, target);
-            Ok(Told::Done)
+            Ok(TargetReply::Done)
         }
-        Question::Status => Ok(status(worker, target)),
-        Question::Counters { reset } => Ok(Told::Counters(counters(worker, target, reset))),
-        Question::Idle => {
+        TargetRequest::Status => Ok(status(worker, target)),
+        TargetRequest::Counters { reset } => Ok(TargetReply::Counters(counters(worker, target, reset))),
+        TargetRequest::Idle => {
             target.zone.sync().await?;
             let idle =
-                target.intents.borrow().is_idle(|t| worker.routes.is_local(t)) && target.destroying.borrow().is_empty();
-            Ok(Told::Outcome(idle))
+                target.txs.borrow().is_idle(|t| worker.routes.is_local(t)) && target.destroying.borrow().is_empty();
+            Ok(TargetReply::Outcome(idle))
         }
-        Question::Tune => {
+        TargetRequest::Tune => {
             target.tune(&worker.env, &worker.tunables);
-            Ok(Told::Done)
+            Ok(TargetReply::Done)
         }
-        Question::Release => {
+        TargetRequest::Release => {
             worker.drop_target(target.id);
             target.zone.close().await.map_err(Errno::from)?;
-            Ok(Told::Done)
+            Ok(TargetReply::Done)
         }
-        Question::Close => {
+        TargetRequest::Close => {
             let closed = target.close(&worker.env).await;
             worker.drop_target(target.id);
             closed.map_err(Errno::from)?;
-            Ok(Told::Done)
+            Ok(TargetReply::Done)
         }
     }
 }
 
-/// `Question::Trim`: a change of its session like any other, though another target asks for it: once the session's
+/// `TargetRequest::Trim`: a change of its session like any other, though another target asks for it: once the session's
 /// locks are gone here, others may have written behind the cut.
-async fn trim<E: Env>(target: &Target<E>, cut: &Cut) -> Result<Told> {
-    let Some(_landing) = target.land_for(cut.by) else { return Ok(Told::Refused(Errno::Io)) };
+async fn trim<E: Env>(target: &Target<E>, cut: &Cut) -> Result<TargetReply> {
+    let Some(_landing) = target.land_for(cut.by) else { return Ok(TargetReply::Refused(Errno::Io)) };
     let done = match objects::trim_objects(target, cut).await {
         Ok(last) => target.zone.stable(last).await,
         Err(e) => Err(e),
@@ -224,12 +226,12 @@ async fn trim<E: Env>(target: &Target<E>, cut: &Cut) -> Result<Told> {
     match done {
         // Nothing is logged any more: the next start is asked again.
         _ if target.is_closed() => Err(Errno::Io),
-        Ok(()) => Ok(Told::DoneAt(target.starts)),
-        Err(e) => Ok(Told::Refused(e)),
+        Ok(()) => Ok(TargetReply::DoneAt(target.starts)),
+        Err(e) => Ok(TargetReply::Refused(e)),
     }
 }
 
-async fn start_session<E: Env>(target: &Target<E>, session: SessionId, record: SessionRecord) -> Result<Told> {
+async fn start_session<E: Env>(target: &Target<E>, session: SessionId, record: SessionRecord) -> Result<TargetReply> {
     // Somebody has to come in to delete what fills it.
     target.zone.reserve(0).await?;
     let mut txn = Txn::default();
@@ -237,12 +239,12 @@ async fn start_session<E: Env>(target: &Target<E>, session: SessionId, record: S
     target.stopped.borrow_mut().remove(&session);
     target.sessions.borrow_mut().insert(session, record);
     if target.left_last.take() == Some(session) {
-        target.returning.borrow_mut().insert(session);
+        target.reclaim_eligible.borrow_mut().insert(session);
     }
     let lsn = target.append(txn, Order::Plain);
     // Stable before it does anything: a target that lost power knows whom it owed what it lost.
     target.zone.stable(lsn).await?;
-    Ok(Told::Done)
+    Ok(TargetReply::Done)
 }
 
 async fn forget_session<E: Env>(
@@ -250,14 +252,14 @@ async fn forget_session<E: Env>(
     target: &Rc<Target<E>>,
     session: SessionId,
     stopped: bool,
-) -> Result<Told> {
+) -> Result<TargetReply> {
     // Also where the disk has failed: what it holds of a client that has gone is in the way of others elsewhere.
     let room = target.zone.reserve(0).await;
     // Nothing new of it sets out from here on.
-    target.landings.landed(session).await;
+    target.in_flight.landed(session).await;
     target.stopped.borrow_mut().remove(&session);
-    target.returning.borrow_mut().remove(&session);
-    target.back.borrow_mut().remove(&session);
+    target.reclaim_eligible.borrow_mut().remove(&session);
+    target.reclaim_done.borrow_mut().remove(&session);
     target.left_last.set(target.sessions.borrow().is_empty().then_some(session));
     target.glimpses.end_session(session);
     target.tokens.drop_session(session, if stopped { SessionEnd::Stopped } else { SessionEnd::CutOff });
@@ -287,10 +289,10 @@ async fn forget_session<E: Env>(
         ops::after_close(worker, target, ino);
     }
     ops::present(worker, target, session);
-    logged.map(|()| Told::Done)
+    logged.map(|()| TargetReply::Done)
 }
 
-fn status<E: Env>(worker: &Worker<E>, target: &Target<E>) -> Told {
+fn status<E: Env>(worker: &Worker<E>, target: &Target<E>) -> TargetReply {
     let stats = target.zone.stats();
     let block = amphi_types::limits::BLOCK;
     let status = TargetStatus {
@@ -307,7 +309,7 @@ fn status<E: Env>(worker: &Worker<E>, target: &Target<E>) -> Told {
     let opens = target.opens.borrow();
     let sessions = target.sessions.borrow();
     let sessions = sessions.keys().map(|s| (*s, (opens.count(*s), target.locks.count(*s)))).collect();
-    Told::Status(Box::new(status), sessions)
+    TargetReply::Status(Box::new(status), sessions)
 }
 
 fn counters<E: Env>(worker: &Worker<E>, target: &Target<E>, reset: bool) -> Vec<(String, u64)> {

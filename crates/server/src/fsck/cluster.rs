@@ -20,8 +20,9 @@ pub(super) fn finish_intents(images: &mut [ZoneImage], report: &mut Report) {
             finish(image, tx, now, &parts, report);
         }
     }
-    let carried: BTreeMap<TxId, Decided> = images.iter_mut().flat_map(|i| std::mem::take(&mut i.decided)).collect();
-    for (tx, (now, all)) in carried {
+    let local_commits: BTreeMap<TxId, Decided> =
+        images.iter_mut().flat_map(|i| std::mem::take(&mut i.decided)).collect();
+    for (tx, (now, all)) in local_commits {
         for (target, parts) in all {
             let Some(image) = images.iter_mut().find(|i| i.target == target) else { continue };
             if !image.applied.contains(&tx) {

@@ -11,7 +11,7 @@
 use super::way::{State, Way, way};
 use crate::counters::add;
 use crate::target::write_back::count_accepted;
-use crate::worker::request::Cx;
+use crate::worker::request::RequestCx;
 use amphi_data::UNIT;
 use amphi_env::{Buf, Env};
 use amphi_types::item::Txn;
@@ -49,7 +49,7 @@ pub(super) struct Accepted {
     rings: bool,
 }
 
-impl<E: Env> Cx<E> {
+impl<E: Env> RequestCx<E> {
     /// Where a write goes.
     fn way_of(&self, write: &Accepting) -> Way {
         let (target, back) = (&self.target, &self.target.write_back);

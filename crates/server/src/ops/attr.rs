@@ -9,7 +9,7 @@ use crate::objects::{gather, give_cut_up, settle_later, trim_everywhere};
 use crate::target::gate::Hold;
 use crate::target::{NameKey, Target};
 use crate::worker::Worker;
-use crate::worker::request::Cx;
+use crate::worker::request::RequestCx;
 use amphi_data::Resize;
 use amphi_dlm::Changed;
 use amphi_env::Env;
@@ -42,7 +42,7 @@ pub async fn view<E: Env>(
     asker: Option<SessionId>,
 ) -> Result<(InodeView, Option<TokenGrant>)> {
     let asker = asker.filter(|asker| *asker == NOBODY || target.tokens.on());
-    if asker.is_some() && !target.absent.borrow().is_empty() && target.check_file(ino).is_ok() {
+    if asker.is_some() && !target.reclaim_pending.borrow().is_empty() && target.check_file(ino).is_ok() {
         // Who writes it may not have come back yet.
         target.recovered().await;
         target.settle(vec![NameKey::Inode(ino)]).await;
@@ -120,7 +120,7 @@ fn plain<E: Env>(
 }
 
 /// The answer to `Request::GetAttr` if it waits for nobody: nothing is being changed, and the inode itself knows.
-/// Errors are left to `Cx::getattr`.
+/// Errors are left to `RequestCx::getattr`.
 pub fn at_once<E: Env>(worker: &Rc<Worker<E>>, target: &Target<E>, session: SessionId, ino: Ino) -> Option<Answer> {
     if !target.has_session(session) || !target.names.is_empty() {
         return None;
@@ -131,7 +131,7 @@ pub fn at_once<E: Env>(worker: &Rc<Worker<E>>, target: &Target<E>, session: Sess
     Some(Answer { tokens, ..Answer::of(Ok(Reply::Inode(view))) })
 }
 
-impl<E: Env> Cx<E> {
+impl<E: Env> RequestCx<E> {
     /// `Request::GetAttr`, and `Request::GetAttrNow` with `NOBODY` as the one who asks.
     pub async fn getattr(&self, ino: Ino, asker: SessionId) -> Result<Reply> {
         self.target.settle(vec![NameKey::Inode(ino)]).await;

@@ -21,7 +21,7 @@ use crate::target::BLOCK_BYTES;
 use crate::target::gate::Hold;
 use crate::target::shared_blocks::Image;
 use crate::target::span_gate::SpanGuard;
-use crate::worker::request::Cx;
+use crate::worker::request::RequestCx;
 use amphi_data::{Freed, Fresh, WritePlan};
 use amphi_env::{Buf, Env};
 use amphi_types::item::Txn;
@@ -87,7 +87,7 @@ fn check_shape(parts: &[BatchPart], payload: usize) -> Result<()> {
     if bounded && whole && ordered { Ok(()) } else { Err(Errno::Inval) }
 }
 
-impl<E: Env> Cx<E> {
+impl<E: Env> RequestCx<E> {
     /// `Request::WriteBatch`.
     pub async fn write_batch(&self, parts: Vec<BatchPart>, payload: Option<Buf>) -> Result<Reply> {
         let payload = payload.unwrap_or_default();

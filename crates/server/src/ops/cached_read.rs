@@ -15,7 +15,7 @@ use crate::counters::add;
 use crate::target::read_cache::OnTheWay;
 use crate::target::read_pattern::Beside;
 use crate::target::verifier::Expected;
-use crate::worker::request::Cx;
+use crate::worker::request::RequestCx;
 use amphi_data::{Checksum, ReadPlan, ReadSegment};
 use amphi_env::{Buf, Env};
 use amphi_types::limits::BLOCK;
@@ -60,7 +60,7 @@ pub(super) struct Fetch {
     way: OnTheWay,
 }
 
-impl<E: Env> Cx<E> {
+impl<E: Env> RequestCx<E> {
     /// The blocks of a plan that was made in this step; holes and what only memory has are arbitrary or zeros.
     pub(super) async fn read_blocks(&self, object: ObjectId, plan: &ReadPlan) -> Result<Buf> {
         let counters = &self.worker.counters;

@@ -14,14 +14,14 @@ use super::payload::{self, Piece};
 use crate::coherence::locks::DirectLock;
 use crate::counters::add;
 use crate::planted::{self, Mistake};
-use crate::session::in_flight::Landing;
+use crate::session::in_flight::InFlight;
 use crate::session::rights::Touch;
 use crate::target::EXTENTS_A_RECORD;
 use crate::target::gate::Hold;
 use crate::target::shared_blocks::{Edge, Image};
 use crate::target::span_gate::SpanGuard;
-use crate::tunables::Knob;
-use crate::worker::request::Cx;
+use crate::tunables::Tunable;
+use crate::worker::request::RequestCx;
 use amphi_data::{Checksum, DataStore, Extent, Fresh, Preallocate, TrimPlan, WritePlan};
 use amphi_dlm::Mode;
 use amphi_env::{Buf, Disk, Env};
@@ -39,7 +39,7 @@ type Images = SmallVec<[Image; 2]>;
 
 /// A plan that has been written.
 struct Written {
-    landing: Landing,
+    landing: InFlight,
     images: Images,
     /// What the blocks at the edges were built on.
     bases: SmallVec<[Option<Image>; 2]>,
@@ -63,7 +63,7 @@ pub(super) fn write_growth(len: u64) -> u64 {
     600 + len / BLOCK * 13
 }
 
-impl<E: Env> Cx<E> {
+impl<E: Env> RequestCx<E> {
     pub(super) async fn lock(
         &self,
         object: ObjectId,
@@ -201,7 +201,7 @@ impl<E: Env> Cx<E> {
             add(&self.worker.counters.write_bytes, range.len());
             return Ok(reply);
         }
-        let edges = self.target.edges.enter(object, range);
+        let edges = self.target.shared_blocks.enter(object, range);
         self.target.below.mind(&self.target, range.len());
         let mut plan = self.plan_behind(object, range, generation, &edges).await?;
         self.lap(&mut since_ns, &self.worker.counters.write_wait_ns);
@@ -254,7 +254,7 @@ impl<E: Env> Cx<E> {
     /// Whether there is room enough that mounts may let writes return before they have landed.
     pub(super) fn is_roomy(&self) -> bool {
         let mounts = self.target.sessions.borrow().len() as u64;
-        let wanted = self.worker.tunables.get(Knob::RoomyBytes).saturating_mul(mounts + 1);
+        let wanted = self.worker.tunables.get(Tunable::RoomyBytes).saturating_mul(mounts + 1);
         self.target.free_blocks(false) * BLOCK >= wanted
     }
 
@@ -345,7 +345,7 @@ impl<E: Env> Cx<E> {
 
     /// Waits until a written plan may be committed. A block at its edges with bytes of a write that has failed since is
     /// written once more without them. Returns what the blocks at the edges have become.
-    async fn in_turn(&self, plan: &mut WritePlan, edges: &[Edge], written: Written) -> Result<(Landing, Images)> {
+    async fn in_turn(&self, plan: &mut WritePlan, edges: &[Edge], written: Written) -> Result<(InFlight, Images)> {
         for edge in edges.iter().filter(|_| !planted::is(Mistake::CommitOutOfTurn)) {
             edge.turn().await;
         }

@@ -7,20 +7,20 @@ use crate::coherence::file_locks::closing::WAIT;
 use crate::counters::add;
 use crate::target::Target;
 use crate::worker::Worker;
-use crate::worker::request::Cx;
+use crate::worker::request::RequestCx;
 use amphi_env::{Env, timeout};
 use amphi_types::{ByteRange, Errno, Ino, Result, SessionId};
 use amphi_wire::{FileLockOwner, FileLockSpec, Push, Reply};
 use std::rc::Rc;
 use std::time::Duration;
 
-impl<E: Env> Cx<E> {
+impl<E: Env> RequestCx<E> {
     fn file_lock_target(&self, ino: Ino) -> Result<()> {
         if ino.target() == self.target.id { Ok(()) } else { Err(Errno::Stale) }
     }
 
     fn is_recovering(&self) -> bool {
-        !self.target.absent.borrow().is_empty()
+        !self.target.reclaim_pending.borrow().is_empty()
     }
 
     /// Asks whoever has a lock in the way whether it is about to go with a close, and waits for the answers. Whether a
@@ -122,7 +122,7 @@ pub fn drop_session<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, sess
 
 /// If all sessions have said what they hold, what was kept back until then may be asked again.
 pub fn recovered<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
-    if target.absent.borrow().is_empty() {
+    if target.reclaim_pending.borrow().is_empty() {
         target.file_locks.recovered();
     }
     tell(worker, target);

@@ -1,22 +1,22 @@
 //! Link: a further name for an inode, perhaps of another target.
 
 use super::PLAN_TRIES;
-use crate::message::{Question, Told};
+use crate::message::{TargetReply, TargetRequest};
 use crate::tx::run::Ran;
-use crate::worker::request::Cx;
+use crate::worker::request::RequestCx;
 use amphi_env::Env;
 use amphi_meta::{Facts, plan};
 use amphi_types::{Errno, Ino, Name, Result};
 use amphi_wire::Reply;
 
-impl<E: Env> Cx<E> {
+impl<E: Env> RequestCx<E> {
     /// Facts of an inode of any target.
     pub async fn facts_anywhere(&self, ino: Ino) -> Result<Facts> {
         if ino.target() == self.target.id {
             return self.target.meta.borrow().facts(ino);
         }
-        match self.worker.ask(ino.target(), Question::Facts(ino)).await? {
-            Told::Facts(facts) => Ok(*facts),
+        match self.worker.ask(ino.target(), TargetRequest::Facts(ino)).await? {
+            TargetReply::Facts(facts) => Ok(*facts),
             _ => Err(Errno::Proto),
         }
     }
@@ -33,7 +33,7 @@ impl<E: Env> Cx<E> {
                 other => other?,
             };
             let parts = plan::link(&self.cred, &place.dir, &name, place.child.is_some(), &file)?;
-            let reply = async |cx: &Cx<E>| {
+            let reply = async |cx: &RequestCx<E>| {
                 // The inode is held, so this is it but for the link to come.
                 let mut view = cx.view_anywhere(ino, false).await?;
                 if let Some(known) = known.filter(|known| known.generation == view.generation) {

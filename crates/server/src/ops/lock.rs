@@ -1,6 +1,6 @@
 //! Locks that clients keep.
 
-use crate::worker::request::Cx;
+use crate::worker::request::RequestCx;
 use amphi_dlm::{GroupId, Growth, LockId, Mode};
 use amphi_env::Env;
 use amphi_types::{ByteRange, ObjectId, Result};
@@ -9,7 +9,7 @@ use amphi_wire::{LockExtent, LockMode, Reply};
 /// How many deadlines a client may keep a lock that it was asked for, if it says that it lives and has to wait.
 const KEPT_DEADLINES: u64 = 10;
 
-impl<E: Env> Cx<E> {
+impl<E: Env> RequestCx<E> {
     /// `Request::LockEnqueue`.
     pub async fn lock_enqueue(
         &self,

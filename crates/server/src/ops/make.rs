@@ -1,10 +1,10 @@
 //! Making inodes: files, directories, links, nodes, files without a name.
 
 use super::PLAN_TRIES;
-use crate::message::{Question, Told};
-use crate::tunables::Knob;
+use crate::message::{TargetReply, TargetRequest};
+use crate::tunables::Tunable;
 use crate::tx::run::Ran;
-use crate::worker::request::Cx;
+use crate::worker::request::RequestCx;
 use amphi_dlm::{Growth, Mode};
 use amphi_env::Env;
 use amphi_meta::{NodeSpec, Part, perm, plan};
@@ -17,7 +17,7 @@ use futures_util::FutureExt;
 /// Size that stat shows for a directory, bytes.
 const DIR_SIZE: u64 = 4096;
 
-impl<E: Env> Cx<E> {
+impl<E: Env> RequestCx<E> {
     /// `Request::Make`.
     pub async fn make(&self, dir: Ino, name: Name, make: Make, mode: u16) -> Result<Reply> {
         let (spec, open, exclusive) = match make {
@@ -56,8 +56,8 @@ impl<E: Env> Cx<E> {
                 plan::make(&self.cred, &place.dir, &name, place.child.is_some(), &spec, Ino::new(home, 2))?;
                 match foreign {
                     Some(ino) => ino,
-                    None => match self.worker.ask(home, Question::NewIno).await? {
-                        Told::Ino(ino) => *foreign.insert(ino),
+                    None => match self.worker.ask(home, TargetRequest::NewIno).await? {
+                        TargetReply::Ino(ino) => *foreign.insert(ino),
                         _ => return Err(Errno::Proto),
                     },
                 }
@@ -82,8 +82,8 @@ impl<E: Env> Cx<E> {
     /// restarted server knows no locks but those that clients present.
     fn lock_new(&self, ino: Ino) -> Option<u64> {
         // A session that has ended meanwhile would keep it for ever.
-        let grows = self.worker.tunables.on(Knob::LockGrowth);
-        if !grows || !self.target.absent.borrow().is_empty() || !self.target.has_session(self.session) {
+        let grows = self.worker.tunables.on(Tunable::LockGrowth);
+        if !grows || !self.target.reclaim_pending.borrow().is_empty() || !self.target.has_session(self.session) {
             return None;
         }
         let object = ObjectId { ino, stripe: 0 };

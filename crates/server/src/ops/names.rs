@@ -1,9 +1,9 @@
 //! Looking up: names, parents, links, listings.
 
-use crate::message::{Place, Question, Told};
+use crate::message::{Place, TargetReply, TargetRequest};
 use crate::target::{NameKey, Target};
 use crate::tx::two_phase;
-use crate::worker::request::Cx;
+use crate::worker::request::RequestCx;
 use amphi_env::Env;
 use amphi_meta::{Inode, MetaStore, perm};
 use amphi_types::{Errno, Ino, Kind, Name, Result, TargetId};
@@ -35,7 +35,7 @@ pub fn directory_view(meta: &MetaStore, ino: Ino) -> Option<InodeView> {
     Some(plain_view(meta, ino, inode))
 }
 
-impl<E: Env> Cx<E> {
+impl<E: Env> RequestCx<E> {
     /// An inode of any target. Without `wait` it is held by this operation: nobody is asked, nothing granted.
     pub async fn view_anywhere(&self, ino: Ino, wait: bool) -> Result<InodeView> {
         let asker = wait.then_some(self.session);
@@ -45,8 +45,8 @@ impl<E: Env> Cx<E> {
             }
             super::view(&self.worker, &self.target, ino, asker).await?
         } else {
-            match self.worker.ask(ino.target(), Question::View { ino, asker }).await? {
-                Told::View(view, token) => (*view, token),
+            match self.worker.ask(ino.target(), TargetRequest::View { ino, asker }).await? {
+                TargetReply::View(view, token) => (*view, token),
                 _ => return Err(Errno::Proto),
             }
         };
@@ -142,11 +142,11 @@ impl<E: Env> Cx<E> {
         }
         let asked = places.iter().map(|(target, places)| {
             let inos = places.iter().map(|at| entries[*at].ino).collect();
-            self.worker.ask(*target, Question::Directories(inos))
+            self.worker.ask(*target, TargetRequest::Directories(inos))
         });
         // What a target does not say, the client asks for.
         for (told, places) in join_all(asked).await.into_iter().zip(places.values()) {
-            let Ok(Told::Directories(views)) = told else { continue };
+            let Ok(TargetReply::Directories(views)) = told else { continue };
             for (at, view) in places.iter().zip(views) {
                 entries[*at].inode = view;
             }

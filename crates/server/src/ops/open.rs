@@ -1,12 +1,12 @@
 //! Open, close, and what a session says it has open after a restart.
 
 use super::attr::view;
-use crate::message::{Question, Told};
+use crate::message::{TargetReply, TargetRequest};
 use crate::objects::{destroy_orphan, reap_orphans, settle_later};
 use crate::target::gate::Hold;
 use crate::target::{NameKey, Target};
 use crate::worker::Worker;
-use crate::worker::request::Cx;
+use crate::worker::request::RequestCx;
 use amphi_dlm::{Changed, GroupId, Mode, Owner};
 use amphi_env::Env;
 use amphi_meta::MetaStore;
@@ -113,7 +113,7 @@ fn register<E: Env>(target: &Target<E>, ino: Ino, how: &Opening<'_>) -> Result<(
     target.opens.borrow_mut().open(how.session, ino, how.access);
     if let Some((slot, seq)) = how.slot() {
         target.opened_for.borrow_mut().insert(slot, (seq, ino));
-        if target.absent.borrow().contains(&how.session) {
+        if target.reclaim_pending.borrow().contains(&how.session) {
             // Its client does not know of it yet, so it cannot say it again.
             target.opened_early.borrow_mut().push((how.session, ino, how.access));
         }
@@ -200,11 +200,11 @@ fn end_kept_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, sessio
 pub fn present<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, session: SessionId) {
     target.tokens.present(session);
     worker.send_revocations(target);
-    if target.absent.borrow_mut().remove(&session) {
+    if target.reclaim_pending.borrow_mut().remove(&session) {
         end_kept_later(worker, target, session);
         reap_orphans(worker, target);
-        if target.absent.borrow().is_empty() {
-            for waiting in target.waiting_absent.take() {
+        if target.reclaim_pending.borrow().is_empty() {
+            for waiting in target.waiting_for_reclaim.take() {
                 let _ = waiting.send(());
             }
         }
@@ -212,16 +212,16 @@ pub fn present<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, session: 
     }
 }
 
-impl<E: Env> Cx<E> {
+impl<E: Env> RequestCx<E> {
     /// Opens an inode of any target.
     pub async fn open_anywhere(&self, ino: Ino, access: Access) -> Result<InodeView> {
         if ino.target() == self.target.id {
             return self.open_mine(ino, access, false, false).await;
         }
         let by = (self.target.id, self.id);
-        let question = Question::Open { session: self.session, cred: self.cred.clone(), ino, access, by };
+        let question = TargetRequest::Open { session: self.session, cred: self.cred.clone(), ino, access, by };
         match self.worker.ask(ino.target(), question).await? {
-            Told::View(view, token) => {
+            TargetReply::View(view, token) => {
                 self.granted_attributes(token);
                 Ok(*view)
             }
@@ -311,7 +311,7 @@ impl<E: Env> Cx<E> {
         // A session that has not come back yet may have it open as well, and an operation that holds it may be about to
         // give it a name.
         let held = self.target.names.is_held_alone(&NameKey::Inode(ino));
-        if nlink > 0 || held || !self.target.absent.borrow().is_empty() {
+        if nlink > 0 || held || !self.target.reclaim_pending.borrow().is_empty() {
             return Err(Errno::Busy);
         }
         if !self.target.opens.borrow_mut().close_last(self.session, ino, u64::from(opens)) {
@@ -329,9 +329,9 @@ impl<E: Env> Cx<E> {
         let known = |sessions: &RefCell<BTreeSet<SessionId>>| sessions.borrow().contains(&self.session);
         // Asked for once more it must not wait for who changes a file: that one may wait for a lock that was taken in,
         // and the mount hears of nothing before it has this answer.
-        let is_late = !known(&self.target.absent) && !known(&self.target.back);
+        let is_late = !known(&self.target.reclaim_pending) && !known(&self.target.reclaim_done);
         if !is_late {
-            self.target.back.borrow_mut().insert(self.session);
+            self.target.reclaim_done.borrow_mut().insert(self.session);
         }
         let written: BTreeSet<Ino> = opens.iter().filter(|(_, access)| access.write).map(|(ino, _)| *ino).collect();
         let written: Vec<Ino> = written.into_iter().collect();
@@ -358,7 +358,7 @@ impl<E: Env> Cx<E> {
         // In the step in which it is a writer: nothing is settled from here on.
         let spread = self.spread_again(&written);
         // What a session held that was evicted meanwhile, others may have had since.
-        let ids = match self.target.returning.borrow().contains(&self.session) {
+        let ids = match self.target.reclaim_eligible.borrow().contains(&self.session) {
             true => {
                 let mode = |m: LockMode| if m == LockMode::Read { Mode::Read } else { Mode::Write };
                 let owner = |group: Option<u64>| match group {
@@ -383,7 +383,7 @@ impl<E: Env> Cx<E> {
             let _ = self.target.zone.stable(lsn).await;
         }
         if self.alive().is_ok() {
-            self.target.back.borrow_mut().insert(self.session);
+            self.target.reclaim_done.borrow_mut().insert(self.session);
         }
         Ok(Reply::Locks(ids))
     }

@@ -5,7 +5,7 @@
 use super::data::{WriteKind, write_growth};
 use crate::session::rights::Touch;
 use crate::target::Target;
-use crate::worker::request::Cx;
+use crate::worker::request::RequestCx;
 use amphi_dlm::Mode;
 use amphi_env::{Buf, Env};
 use amphi_types::limits::FILE_MAX;
@@ -33,7 +33,7 @@ impl<E: Env> Drop for Changed<E> {
     }
 }
 
-impl<E: Env> Cx<E> {
+impl<E: Env> RequestCx<E> {
     /// Bytes of a file are about to change, until what is returned is dropped.
     pub(super) fn overwriting(&self, ino: Ino, range: ByteRange) -> Changed<E> {
         let changed = Changed { target: self.target.clone(), ino, by: self.session, range };

@@ -182,7 +182,7 @@ pub async fn read_pieces_with<D: Disk>(
     for (read, part) in join_all(reads).await {
         result = result.and(read);
         whole = Some(match whole {
-            Some(front) => front.join(part).unwrap_or_else(|_| unreachable!("a disk returns its buffer as it was")),
+            Some(manager) => manager.join(part).unwrap_or_else(|_| unreachable!("a disk returns its buffer as it was")),
             None => part,
         });
     }

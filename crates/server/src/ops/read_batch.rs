@@ -17,8 +17,8 @@ use crate::planted::{self, Mistake};
 use crate::target::NameKey;
 use crate::target::gate::Hold;
 use crate::target::span_gate::SpanGuard;
-use crate::tunables::Knob;
-use crate::worker::request::Cx;
+use crate::tunables::Tunable;
+use crate::worker::request::RequestCx;
 use amphi_data::ReadPlan;
 use amphi_dlm::{Growth, Mode};
 use amphi_env::{Buf, Env};
@@ -86,7 +86,7 @@ struct Found {
     blocked: Vec<usize>,
 }
 
-impl<E: Env> Cx<E> {
+impl<E: Env> RequestCx<E> {
     /// `Request::ReadBatch`.
     pub async fn read_batch(
         &self,
@@ -173,7 +173,7 @@ impl<E: Env> Cx<E> {
 
     /// What is locked of a file: all of the object, or as much as the file has if locks do not grow.
     fn range_ahead(&self, size: u64) -> ByteRange {
-        if self.worker.tunables.on(Knob::LockGrowth) { ByteRange::ALL } else { ByteRange::new(0, size.max(1)) }
+        if self.worker.tunables.on(Tunable::LockGrowth) { ByteRange::ALL } else { ByteRange::new(0, size.max(1)) }
     }
 
     /// Opens one file, and plans to read it if its bytes are wanted. In one step.
@@ -189,7 +189,7 @@ impl<E: Env> Cx<E> {
     ) -> std::result::Result<(FileAhead, Option<(ReadPlan, SpanGuard)>), Refused> {
         let (target, ino) = (&self.target, part.ino);
         let keys = vec![NameKey::Entry(asked.dir, part.name.clone()), NameKey::Inode(ino)];
-        if !target.absent.borrow().is_empty() || target.settle(keys).now_or_never().is_none() {
+        if !target.reclaim_pending.borrow().is_empty() || target.settle(keys).now_or_never().is_none() {
             return Err(Refused::For(Errno::Again));
         }
         self.alive()?;

@@ -2,7 +2,7 @@
 
 use super::PLAN_TRIES;
 use crate::tx::run::Ran;
-use crate::worker::request::Cx;
+use crate::worker::request::RequestCx;
 use amphi_env::Env;
 use amphi_meta::{Facts, Part, perm, plan};
 use amphi_types::{Cred, Errno, Ino, Kind, Name, Result};
@@ -10,7 +10,7 @@ use amphi_wire::Reply;
 
 type Planner = fn(&Cred, &Facts, &Name, &Facts) -> Result<Vec<Part>>;
 
-impl<E: Env> Cx<E> {
+impl<E: Env> RequestCx<E> {
     /// `Request::Unlink`.
     pub async fn unlink(&self, dir: Ino, name: Name) -> Result<Reply> {
         self.remove(dir, name, plan::unlink).await

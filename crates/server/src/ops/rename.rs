@@ -5,9 +5,9 @@
 //! new parent up to the root is certain.
 
 use super::PLAN_TRIES;
-use crate::message::{Place, Question, Told};
+use crate::message::{Place, TargetReply, TargetRequest};
 use crate::tx::run::Ran;
-use crate::worker::request::Cx;
+use crate::worker::request::RequestCx;
 use amphi_env::Env;
 use amphi_meta::{Facts, perm, plan};
 use amphi_types::{Errno, Ino, Kind, Name, Result, TargetId};
@@ -34,14 +34,14 @@ fn plan_mode(mode: RenameMode) -> plan::RenameMode {
     }
 }
 
-impl<E: Env> Cx<E> {
+impl<E: Env> RequestCx<E> {
     /// `Request::Rename`.
     pub async fn rename(&self, from: (Ino, Name), to: (Ino, Name), mode: RenameMode) -> Result<Reply> {
         let mut lock = None;
         let result = self.rename_locked(&from, &to, mode, &mut lock).await;
         if let Some(number) = lock {
             if self.worker.routes.is_local(MOVE_TARGET) {
-                self.worker.tell(MOVE_TARGET, Question::MoveUnlock(number)).await?;
+                self.worker.tell(MOVE_TARGET, TargetRequest::MoveUnlock(number)).await?;
             } else {
                 self.worker.unlock_moves(number);
             }
@@ -74,8 +74,8 @@ impl<E: Env> Cx<E> {
                 || (mode == RenameMode::Exchange && found.target.is_some_and(|t| t.kind == Kind::Dir));
             if from.0 != to.0 {
                 if moves_dir && lock.is_none() {
-                    match self.worker.ask(MOVE_TARGET, Question::MoveLock).await? {
-                        Told::Moving(number) => *lock = Some(number),
+                    match self.worker.ask(MOVE_TARGET, TargetRequest::MoveLock).await? {
+                        TargetReply::Moving(number) => *lock = Some(number),
                         _ => return Err(Errno::Proto),
                     }
                     // What was gathered before the lock may be old.
@@ -102,7 +102,7 @@ impl<E: Env> Cx<E> {
             let reply = Reply::Removed { last_name_of: replaced.map(|t| t.ino) };
             let lost = Cell::new(false);
             let held = *lock;
-            let check = async |cx: &Cx<E>| {
+            let check = async |cx: &RequestCx<E>| {
                 lost.set(!cx.has_move_lock(held).await?);
                 if lost.get() { Err(Errno::Again) } else { Ok(reply.clone()) }
             };
@@ -122,8 +122,8 @@ impl<E: Env> Cx<E> {
     async fn has_move_lock(&self, lock: Option<u64>) -> Result<bool> {
         match lock {
             Some(number) if !self.worker.routes.is_local(MOVE_TARGET) => {
-                match self.worker.ask(MOVE_TARGET, Question::MoveCheck(number)).await? {
-                    Told::Outcome(held) => Ok(held),
+                match self.worker.ask(MOVE_TARGET, TargetRequest::MoveCheck(number)).await? {
+                    TargetReply::Outcome(held) => Ok(held),
                     _ => Err(Errno::Proto),
                 }
             }
@@ -135,8 +135,8 @@ impl<E: Env> Cx<E> {
         if dir.target() == self.target.id {
             return super::names::place(&self.target, dir, name).await;
         }
-        match self.worker.ask(dir.target(), Question::Place(dir, name.clone())).await? {
-            Told::Place(place) => Ok(*place),
+        match self.worker.ask(dir.target(), TargetRequest::Place(dir, name.clone())).await? {
+            TargetReply::Place(place) => Ok(*place),
             _ => Err(Errno::Proto),
         }
     }
@@ -176,10 +176,10 @@ impl<E: Env> Cx<E> {
     async fn is_above(&self, sought: Ino, from: Ino) -> Result<bool> {
         let mut at = from;
         for _ in 0..HOPS_MAX {
-            match self.worker.ask(at.target(), Question::Ancestors { from: at, sought }).await? {
-                Told::Ancestors { found: true, .. } => return Ok(true),
-                Told::Ancestors { next: Some(next), .. } => at = next,
-                Told::Ancestors { next: None, .. } => return Ok(false),
+            match self.worker.ask(at.target(), TargetRequest::Ancestors { from: at, sought }).await? {
+                TargetReply::Ancestors { found: true, .. } => return Ok(true),
+                TargetReply::Ancestors { next: Some(next), .. } => at = next,
+                TargetReply::Ancestors { next: None, .. } => return Ok(false),
                 _ => return Err(Errno::Proto),
             }
         }

@@ -13,10 +13,10 @@
 //! layout puts it, so whoever destroys the inode finds it. Each change looks twice: before it waits for anything, and
 //! in the step in which it has its span, behind which a destruction waits (`destroy_objects`).
 
-use crate::message::{Question, Told};
+use crate::message::{TargetReply, TargetRequest};
 use crate::session::rights::{Right, Touch};
 use crate::target::Target;
-use crate::worker::request::Cx;
+use crate::worker::request::RequestCx;
 use amphi_env::Env;
 use amphi_types::{Errno, Ino, Kind, ObjectId, Result, SessionId};
 use std::time::Duration;
@@ -42,12 +42,12 @@ pub fn right_of<E: Env>(target: &Target<E>, ino: Ino, session: SessionId) -> Res
     let access = target.opens.borrow().access(session, ino);
     match access {
         Some(access) => Ok(Right { access, wide: inode.wide, layout: inode.layout }),
-        None if target.absent.borrow().contains(&session) => Err(Errno::Again),
+        None if target.reclaim_pending.borrow().contains(&session) => Err(Errno::Again),
         None => Err(Errno::BadFd),
     }
 }
 
-impl<E: Env> Cx<E> {
+impl<E: Env> RequestCx<E> {
     /// Whether the session may touch an object, before anything is waited for but the inode's target.
     ///
     /// Errors: `Inval` if the object does not belong here; `NoEnt` if the file would have to be spread first; else as
@@ -66,9 +66,9 @@ impl<E: Env> Cx<E> {
         // It may have been opened anew, for writing, or spread since.
         for _ in 0..TRIES {
             self.target.rights.borrow_mut().asking(object.ino, self.session);
-            let question = Question::Right(self.session, object.ino);
+            let question = TargetRequest::Right(self.session, object.ino);
             let right = match self.worker.ask(object.ino.target(), question).await {
-                Ok(Told::Right(right)) => right,
+                Ok(TargetReply::Right(right)) => right,
                 Ok(_) => return Err(Errno::Proto),
                 Err(Errno::Again) => {
                     self.alive()?;

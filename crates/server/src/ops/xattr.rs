@@ -2,14 +2,14 @@
 
 use crate::target::NameKey;
 use crate::target::gate::Hold;
-use crate::worker::request::Cx;
+use crate::worker::request::RequestCx;
 use amphi_env::Env;
 use amphi_meta as meta;
 use amphi_types::item::Txn;
 use amphi_types::{Ino, Result};
 use amphi_wire::{Reply, XattrMode};
 
-impl<E: Env> Cx<E> {
+impl<E: Env> RequestCx<E> {
     /// `Request::GetXattr`.
     pub fn getxattr(&self, ino: Ino, name: &[u8]) -> Result<Reply> {
         Ok(Reply::Bytes(self.target.meta.borrow().getxattr(&self.cred, ino, name)?.to_vec()))

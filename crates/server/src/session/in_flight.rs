@@ -1,7 +1,7 @@
-//! `Landing`: changes of sessions that are on their way to the disk.
+//! `InFlight`: changes of sessions that are on their way to the disk.
 //!
 //! Owns: how many changes of file data each session has between the last look whether it is alive and the end of the
-//! change. Does not own: the look, which is at the same place (`Cx::land`).
+//! change. Does not own: the look, which is at the same place (`RequestCx::land`).
 //!
 //! A session that ends keeps its locks until its last change has landed: whoever gets a lock afterwards finds the
 //! change done or never made.
@@ -20,22 +20,22 @@ struct Flying {
 
 /// Changes under way on one target, by session.
 #[derive(Clone, Default)]
-pub struct Landings {
+pub struct InFlights {
     flying: Rc<RefCell<BTreeMap<SessionId, Flying>>>,
 }
 
 /// One change under way; dropped when it has been applied or given up.
 #[must_use = "dropping it says that the change has landed"]
-pub struct Landing {
-    landings: Landings,
+pub struct InFlight {
+    in_flight: InFlights,
     session: SessionId,
 }
 
-impl Landings {
+impl InFlights {
     /// A change sets out.
-    pub fn start(&self, session: SessionId) -> Landing {
+    pub fn start(&self, session: SessionId) -> InFlight {
         self.flying.borrow_mut().entry(session).or_default().count += 1;
-        Landing { landings: self.clone(), session }
+        InFlight { in_flight: self.clone(), session }
     }
 
     /// Waits until the session has no change under way.
@@ -54,9 +54,9 @@ impl Landings {
     }
 }
 
-impl Drop for Landing {
+impl Drop for InFlight {
     fn drop(&mut self) {
-        let mut flying = self.landings.flying.borrow_mut();
+        let mut flying = self.in_flight.flying.borrow_mut();
         let last = flying.get_mut(&self.session).is_some_and(|one| {
             debug_assert!(one.count > 0, "what lands has set out");
             one.count -= 1;
@@ -77,16 +77,16 @@ mod tests {
     /// one session and one of another.
     #[test]
     fn the_last_change_wakes() {
-        let landings = Landings::default();
+        let in_flight = InFlights::default();
         let (a, b) = (SessionId(1), SessionId(2));
-        let (first, second, other) = (landings.start(a), landings.start(a), landings.start(b));
-        let mut wait = Box::pin(landings.landed(a));
+        let (first, second, other) = (in_flight.start(a), in_flight.start(a), in_flight.start(b));
+        let mut wait = Box::pin(in_flight.landed(a));
         assert!(wait.as_mut().now_or_never().is_none());
         drop(second);
         assert!(wait.as_mut().now_or_never().is_none());
         drop(first);
         assert!(wait.now_or_never().is_some());
         drop(other);
-        assert!(landings.flying.borrow().is_empty());
+        assert!(in_flight.flying.borrow().is_empty());
     }
 }

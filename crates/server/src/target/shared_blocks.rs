@@ -1,4 +1,5 @@
-//! `Edges`: writes that share a block at their edges, one behind the other without waiting for each other's disk.
+//! `SharedBlocks`: writes that share a block at their edges, one behind the other without waiting for each other's
+//! disk.
 //!
 //! Owns: the order of writes of one block and what each of them makes of it. Does not own: which bytes a write may
 //! touch (spans and locks: they do not overlap), where the block goes (every one of these writes puts it into a new
@@ -11,8 +12,8 @@
 //! store has: a failed write leaves nothing in other blocks.
 //!
 //! Invariants: places in both blocks of a write are taken in one step, so all writes have one order and waits have no
-//! circle; what a place shows was allowed to land (`Cx::land`) before; a writer that fails leaves its place to the ones
-//! before it.
+//! circle; what a place shows was allowed to land (`RequestCx::land`) before; a writer that fails leaves its place to
+//! the ones before it.
 
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, ObjectId};
@@ -69,7 +70,7 @@ type Tails = Rc<RefCell<BTreeMap<(ObjectId, u64), Rc<Place>>>>;
 
 /// Queues of one target, by block.
 #[derive(Clone, Default)]
-pub struct Edges {
+pub struct SharedBlocks {
     tails: Tails,
 }
 
@@ -81,7 +82,7 @@ pub struct Edge {
     before: Option<Rc<Place>>,
 }
 
-impl Edges {
+impl SharedBlocks {
     /// Takes a place for each block that `range` covers in part, ascending.
     pub fn enter(&self, object: ObjectId, range: ByteRange) -> Vec<Edge> {
         debug_assert!(!range.is_empty(), "a write has bytes");
@@ -203,7 +204,7 @@ mod tests {
 
     const OBJECT: ObjectId = ObjectId { ino: Ino(7), stripe: 0 };
 
-    fn one(edges: &Edges) -> Edge {
+    fn one(edges: &SharedBlocks) -> Edge {
         let mut all = edges.enter(OBJECT, ByteRange::new(10, 20));
         assert_eq!(all.len(), 1);
         all.remove(0)
@@ -216,7 +217,7 @@ mod tests {
     /// Goal: blocks that are covered in part, and no others, have queues. Method: ranges of all kinds.
     #[test]
     fn partly_covered_blocks() {
-        let edges = Edges::default();
+        let edges = SharedBlocks::default();
         for (start, end, blocks) in [
             (0, 4096, vec![]),
             (0, 4097, vec![1]),
@@ -236,7 +237,7 @@ mod tests {
     /// by hand.
     #[test]
     fn writers_follow() {
-        let edges = Edges::default();
+        let edges = SharedBlocks::default();
         let (a, b, c) = (one(&edges), one(&edges), one(&edges));
         assert!(!a.follows() && b.follows());
         assert_eq!(a.base().now_or_never(), Some(None));
@@ -260,7 +261,7 @@ mod tests {
     #[test]
     fn failed_writers_are_passed() {
         for shown in [false, true] {
-            let edges = Edges::default();
+            let edges = SharedBlocks::default();
             let (a, b, c) = (one(&edges), one(&edges), one(&edges));
             a.publish(image(1));
             if shown {
@@ -283,7 +284,7 @@ mod tests {
     #[test]
     fn what_failed_writers_showed_is_outdated() {
         for first in [true, false] {
-            let edges = Edges::default();
+            let edges = SharedBlocks::default();
             let (a, b, c, d) = (one(&edges), one(&edges), one(&edges), one(&edges));
             let (mut a, mut b) = (Some(a), Some(b));
             let mut used = Vec::new();

@@ -3,7 +3,7 @@
 
 use super::company::{name_key, with_two};
 use super::*;
-use crate::message::{Question, Told};
+use crate::message::{TargetReply, TargetRequest};
 use crate::ops::KEPT_FOR;
 use crate::records::TxId;
 use amphi_env::sim::CrashKind;
@@ -29,8 +29,8 @@ async fn tmp(c: &Client, dir: Ino, open: Access) -> Ino {
 
 /// How many links an inode of target 1 has; `None` if it is gone.
 async fn links(server: &Server<SimEnv>, ino: Ino) -> Option<u32> {
-    match server.worker.ask(T1, Question::View { ino, asker: None }).await {
-        Ok(Told::View(view, _)) => Some(view.attr.nlink),
+    match server.worker.ask(T1, TargetRequest::View { ino, asker: None }).await {
+        Ok(TargetReply::View(view, _)) => Some(view.attr.nlink),
         Err(Errno::Stale) => None,
         other => panic!("{other:?}"),
     }
@@ -50,19 +50,19 @@ fn a_promised_first_name_counts() {
             let ino = tmp(&c, dir, RW).await;
             let tx = TxId { coordinator: TargetId(0), number: 1 << 60 };
             let (session, now) = (SessionId(1), Timespec { sec: 2_000_000_000, nsec: 0 });
-            let hold = Question::Hold { tx, session, now, parts: vec![Part::Link { ino }] };
-            assert!(matches!(server.worker.ask(T1, hold).await, Ok(Told::Done)));
+            let hold = TargetRequest::Hold { tx, session, now, parts: vec![Part::Link { ino }] };
+            assert!(matches!(server.worker.ask(T1, hold).await, Ok(TargetReply::Done)));
             let discard = Call { target: T1, cred: Cred::root(), op: Request::Discard { ino, opens: 1 } };
             let discarded = c.link.call(Lane::Normal, discard, None, 0).await.unwrap().0.result;
             assert_eq!(discarded, Err(Errno::Busy), "its bytes will be wanted");
             if closes {
                 c.call(Request::Close { ino, access: RW, atime: None }).await.unwrap();
             } else {
-                server.worker.tell(T1, Question::SessionStop(session)).await.unwrap();
-                server.worker.tell(T1, Question::SessionForget(session, true)).await.unwrap();
+                server.worker.tell(T1, TargetRequest::SessionStop(session)).await.unwrap();
+                server.worker.tell(T1, TargetRequest::SessionForget(session, true)).await.unwrap();
             }
             assert_eq!(links(&server, ino).await, Some(0), "closes: {closes}");
-            let outcome = if happens { Question::Commit(tx) } else { Question::Abort(tx) };
+            let outcome = if happens { TargetRequest::Commit(tx) } else { TargetRequest::Abort(tx) };
             server.worker.tell(T1, outcome).await.unwrap();
             place.sim.node("client").sleep(Duration::from_millis(10)).await;
             assert_eq!(links(&server, ino).await, happens.then_some(1), "closes: {closes}");
@@ -211,8 +211,8 @@ fn listings_wait_for_promised_names() {
             let insert = Part::InsertDentry { dir, name: name(text), child, kind: Kind::File };
             let parts = vec![insert, Part::TouchDir { dir, links: 0 }];
             let now = Timespec { sec: 2_000_000_000, nsec: 0 };
-            let hold = Question::Hold { tx, session: SessionId(1), now, parts };
-            assert!(matches!(server.worker.ask(T1, hold).await, Ok(Told::Done)));
+            let hold = TargetRequest::Hold { tx, session: SessionId(1), now, parts };
+            assert!(matches!(server.worker.ask(T1, hold).await, Ok(TargetReply::Done)));
             tx
         };
         let first = promise(1, "moved").await;
@@ -227,14 +227,14 @@ fn listings_wait_for_promised_names() {
             env.sleep(Duration::from_secs(1)).await;
             assert!(!listed.get(), "the name may be gone where it was");
             let second = promise(2, "later").await;
-            server.worker.tell(T1, Question::Commit(first)).await.unwrap();
+            server.worker.tell(T1, TargetRequest::Commit(first)).await.unwrap();
             env.sleep(Duration::from_secs(1)).await;
             assert!(listed.get());
             second
         })
         .await;
         assert_eq!(all, ["moved"]);
-        server.worker.tell(T1, Question::Abort(second)).await.unwrap();
+        server.worker.tell(T1, TargetRequest::Abort(second)).await.unwrap();
         assert_eq!(c.list(dir).await.unwrap(), ["moved"]);
     };
     place.sim.block_on(run).expect("no deadlock");

@@ -5,15 +5,15 @@
 //! how an operation plans its changes (`ops`).
 
 use super::two_phase::{
-    changed_keys, decided, foreseen, forget_later, growth, keys, only_removes_directories, refused,
+    changed_keys, decided, forget_later, growth, keys, only_removes_directories, predicted, refused,
 };
 use crate::coherence::tokens::Changing;
 use crate::counters::add;
-use crate::message::{Question, Told};
+use crate::message::{TargetReply, TargetRequest};
 use crate::records::{self, Intent, TxId};
 use crate::target::NameKey;
 use crate::target::gate::Guard;
-use crate::worker::request::Cx;
+use crate::worker::request::RequestCx;
 use amphi_env::Env;
 use amphi_meta::Part;
 use amphi_types::item::Txn;
@@ -42,10 +42,10 @@ struct Promises {
     /// Other targets that have promised.
     promised: Vec<TargetId>,
     /// What the one said that did not.
-    refusal: Option<Result<Told>>,
+    refusal: Option<Result<TargetReply>>,
 }
 
-impl<E: Env> Cx<E> {
+impl<E: Env> RequestCx<E> {
     /// Carries out planned changes, wherever their targets are, and answers `reply` (made when everybody has promised,
     /// right before the decision). `opens` is opened for the session in the same step. `named`: names of this target
     /// that the request named.
@@ -65,25 +65,25 @@ impl<E: Env> Cx<E> {
             by_target.entry(part.target()).or_default().push(part);
         }
         let several = by_target.keys().any(|t| *t != own);
-        let carried = several && by_target.keys().all(|t| self.worker.routes.is_local(*t));
-        let early = carried && only_removes_directories(&by_target, own);
+        let local_commits = several && by_target.keys().all(|t| self.worker.routes.is_local(*t));
+        let early = local_commits && only_removes_directories(&by_target, own);
         // The decision may have the changes of all.
-        let here = by_target.iter().filter(|(t, _)| carried || **t == own);
+        let here = by_target.iter().filter(|(t, _)| local_commits || **t == own);
         let growth = here.map(|(_, p)| growth(p)).sum::<u64>();
         self.reserve(if growth == 0 { 0 } else { growth + DECISION_BYTES }).await?;
-        let tx = self.target.intents.borrow_mut().new_tx();
+        let tx = self.target.txs.borrow_mut().new_tx();
         if several {
             add(&self.worker.counters.two_phase, 1);
         }
         let _turn = self.worker.turn_for(by_target.keys().copied()).await;
         if several {
-            self.target.intents.borrow_mut().undecided.insert(tx);
+            self.target.txs.borrow_mut().undecided.insert(tx);
         }
         let Promises { guard, promised, refusal, mut changing } =
-            self.ask_for_promises(tx, &by_target, named, carried).await;
+            self.ask_for_promises(tx, &by_target, named, local_commits).await;
         let reply = match refusal {
             None => reply(self).await,
-            Some(Ok(Told::Conflict)) => Err(Errno::Again),
+            Some(Ok(TargetReply::Conflict)) => Err(Errno::Again),
             Some(Ok(_)) => Err(Errno::Proto),
             Some(Err(e)) => Err(e),
         };
@@ -99,9 +99,9 @@ impl<E: Env> Cx<E> {
                 return Err(e);
             }
         };
-        let losing = by_target.get(&own).and_then(|parts| foreseen::losing_directory(parts));
+        let losing = by_target.get(&own).and_then(|parts| predicted::losing_directory(parts));
         let own_parts = by_target.remove(&own);
-        let decision = match (several, carried) {
+        let decision = match (several, local_commits) {
             (false, _) => None,
             (true, false) => Some(Intent::Committed { tx, participants: promised.clone() }),
             (true, true) => Some(Intent::Decided { tx, now: self.now, parts: by_target.into_iter().collect() }),
@@ -124,11 +124,11 @@ impl<E: Env> Cx<E> {
         }
         self.target.zone.stable(lsn).await?;
         // Nobody was told before it was certain.
-        self.target.intents.borrow_mut().undecided.remove(&tx);
-        let commits = promised.iter().map(|t| self.worker.insist(*t, Question::Commit(tx)));
+        self.target.txs.borrow_mut().undecided.remove(&tx);
+        let commits = promised.iter().map(|t| self.worker.insist(*t, TargetRequest::Commit(tx)));
         join_all(commits).await.into_iter().collect::<Result<()>>()?;
         drop(guard);
-        match carried {
+        match local_commits {
             true => decided::forget_soon(&self.worker, &self.target, tx),
             false => forget_later(&self.worker, &self.target, tx, promised),
         }
@@ -141,14 +141,15 @@ impl<E: Env> Cx<E> {
         tx: TxId,
         by_target: &BTreeMap<TargetId, Vec<Part>>,
         named: &[(Ino, &Name)],
-        carried: bool,
+        local_commits: bool,
     ) -> Promises {
         let own = self.target.id;
         let mut all = Promises { changing: None, guard: Guard::none(), promised: Vec::new(), refusal: None };
         for (&target, parts) in by_target {
             let told = if target == own {
                 all.guard = self.target.names.take(keys(parts)).await;
-                let checked = self.target.meta.borrow().check_parts(parts).map_or_else(refused, |()| Ok(Told::Done));
+                let checked =
+                    self.target.meta.borrow().check_parts(parts).map_or_else(refused, |()| Ok(TargetReply::Done));
                 if checked.is_ok() {
                     let keys = || {
                         let named: Vec<_> = named.iter().map(|(dir, name)| (*dir, name.token_hash())).collect();
@@ -159,15 +160,15 @@ impl<E: Env> Cx<E> {
                 checked
             } else {
                 let (session, now, parts) = (self.session, self.now, parts.clone());
-                let question = match carried {
-                    true => Question::Hold { tx, session, now, parts },
-                    false => Question::Prepare { tx, session, now, parts },
+                let question = match local_commits {
+                    true => TargetRequest::Hold { tx, session, now, parts },
+                    false => TargetRequest::Prepare { tx, session, now, parts },
                 };
                 self.worker.ask(target, question).await
             };
             match told {
-                Ok(Told::Done) if target == own => {}
-                Ok(Told::Done) => all.promised.push(target),
+                Ok(TargetReply::Done) if target == own => {}
+                Ok(TargetReply::Done) => all.promised.push(target),
                 other => {
                     all.refusal = Some(other);
                     break;
@@ -181,13 +182,13 @@ impl<E: Env> Cx<E> {
 
     /// Nothing happens: those that have promised are told so.
     async fn abort(&self, tx: TxId, promised: Vec<TargetId>) -> Result<()> {
-        self.target.intents.borrow_mut().undecided.remove(&tx);
+        self.target.txs.borrow_mut().undecided.remove(&tx);
         for target in promised {
             if self.worker.routes.is_local(target) {
-                self.worker.tell(target, Question::Abort(tx)).await?;
+                self.worker.tell(target, TargetRequest::Abort(tx)).await?;
             } else {
                 // It asks, should this not arrive.
-                self.worker.tell_later(target, Question::Abort(tx));
+                self.worker.tell_later(target, TargetRequest::Abort(tx));
             }
         }
         Ok(())
@@ -214,10 +215,10 @@ impl<E: Env> Cx<E> {
         }
         if let Some(intent) = decision {
             txn.put(intent.key(), records::encode(&intent));
-            let mut intents = self.target.intents.borrow_mut();
+            let mut txs = self.target.txs.borrow_mut();
             match intent {
-                Intent::Decided { tx, .. } => intents.carried.decide(tx, promised.to_vec()),
-                Intent::Committed { tx, participants } => drop(intents.committed.insert(tx, participants)),
+                Intent::Decided { tx, .. } => txs.local_commits.decide(tx, promised.to_vec()),
+                Intent::Committed { tx, participants } => drop(txs.committed.insert(tx, participants)),
                 Intent::Prepared { .. } | Intent::Applied { .. } => {}
             }
         }

@@ -21,12 +21,12 @@
 //! decision has is done again, unless it was done.
 
 pub mod decided;
-pub(super) mod foreseen;
+pub(super) mod predicted;
 
-use crate::message::{Decision, Question, Told};
+use crate::message::{Decision, TargetReply, TargetRequest};
 use crate::records::{self, Intent, TxId};
 use crate::target::gate::Hold;
-use crate::target::intents::{Prepared, Promise};
+use crate::target::tx_table::{Prepared, Promise};
 use crate::target::{NameKey, Target};
 use crate::worker::Worker;
 use amphi_dlm::Changed;
@@ -113,9 +113,9 @@ pub(super) fn growth(parts: &[Part]) -> u64 {
         .sum()
 }
 
-pub(super) fn refused(refusal: Refusal) -> Result<Told> {
+pub(super) fn refused(refusal: Refusal) -> Result<TargetReply> {
     match refusal {
-        Refusal::Conflict => Ok(Told::Conflict),
+        Refusal::Conflict => Ok(TargetReply::Conflict),
         Refusal::Errno(e) => Err(e),
     }
 }
@@ -129,10 +129,10 @@ pub async fn prepare<E: Env>(
     now: Timespec,
     parts: Vec<Part>,
     promise: Promise,
-) -> Result<Told> {
-    if target.intents.borrow().prepared.contains_key(&tx) {
+) -> Result<TargetReply> {
+    if target.txs.borrow().prepared.contains_key(&tx) {
         // Promised in an earlier run, and held since it was read.
-        return Ok(Told::Done);
+        return Ok(TargetReply::Done);
     }
     debug_assert!(tx.coordinator != target.id, "who decides promises itself nothing");
     debug_assert!(parts.iter().all(|part| part.target() == target.id), "each participant gets its own part");
@@ -148,14 +148,14 @@ pub async fn prepare<E: Env>(
     if promise == Promise::Held {
         // The decision must not outlive what its changes build on. A new inode builds on nothing.
         if parts.iter().any(|part| !matches!(part, Part::MakeInode(_))) {
-            if parts.iter().any(foreseen::removes_directory) {
-                target.intents.borrow_mut().foreseen.removed();
+            if parts.iter().any(predicted::removes_directory) {
+                target.txs.borrow_mut().predicted.removed();
             }
             target.zone.stable(target.zone.appended_lsn()).await?;
         }
         let prepared = Prepared { now, parts, promise, guard, changing: Some(changing) };
-        target.intents.borrow_mut().prepared.insert(tx, prepared);
-        return Ok(Told::Done);
+        target.txs.borrow_mut().prepared.insert(tx, prepared);
+        return Ok(TargetReply::Done);
     }
     let intent = Intent::Prepared { tx, now, parts };
     let mut txn = Txn::default();
@@ -163,20 +163,20 @@ pub async fn prepare<E: Env>(
     let Intent::Prepared { parts, .. } = intent else { return Err(Errno::Io) };
     let lsn = {
         let prepared = Prepared { now, parts, promise, guard, changing: Some(changing) };
-        target.intents.borrow_mut().prepared.insert(tx, prepared);
+        target.txs.borrow_mut().prepared.insert(tx, prepared);
         target.append(txn, Order::Plain)
     };
     if !worker.routes.is_local(tx.coordinator) {
         watch(worker, target, ASK_AFTER);
     }
     target.zone.stable(lsn).await?;
-    Ok(Told::Done)
+    Ok(TargetReply::Done)
 }
 
 /// Asks about promises to other servers until there are none: a coordinator that gave an operation up, or that was
 /// restarted, does not tell.
 fn watch<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, first_after: Duration) {
-    if std::mem::replace(&mut target.intents.borrow_mut().watched, true) {
+    if std::mem::replace(&mut target.txs.borrow_mut().watched, true) {
         return;
     }
     let (worker, weak) = (worker.clone(), Rc::downgrade(target));
@@ -190,7 +190,7 @@ fn watch<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, first_after: Du
             let Some(target) = weak.upgrade() else { return };
             let all = foreign_promises(&worker, &target);
             if all.is_empty() {
-                target.intents.borrow_mut().watched = false;
+                target.txs.borrow_mut().watched = false;
                 return;
             }
             // Only those that were there a round ago: most promises are kept within milliseconds.
@@ -210,8 +210,8 @@ fn watch<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, first_after: Du
 /// Asks what became of promises to one coordinator, until it cannot be reached.
 async fn ask_about<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, promises: &[TxId]) {
     for tx in promises {
-        let outcome = match worker.ask(tx.coordinator, Question::Outcome(*tx)).await {
-            Ok(Told::Decision(outcome)) => outcome,
+        let outcome = match worker.ask(tx.coordinator, TargetRequest::Outcome(*tx)).await {
+            Ok(TargetReply::Decision(outcome)) => outcome,
             _ => return,
         };
         if outcome != Decision::Undecided
@@ -224,8 +224,8 @@ async fn ask_about<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, promi
 
 /// Promises of operations that another server coordinates.
 fn foreign_promises<E: Env>(worker: &Worker<E>, target: &Target<E>) -> BTreeSet<TxId> {
-    let intents = target.intents.borrow();
-    intents.prepared.keys().filter(|tx| !worker.routes.is_local(tx.coordinator)).copied().collect()
+    let txs = target.txs.borrow();
+    txs.prepared.keys().filter(|tx| !worker.routes.is_local(tx.coordinator)).copied().collect()
 }
 
 /// Makes a promise true, or forgets it. Unknown numbers are passed over: they were finished before. Does not wait until
@@ -233,8 +233,13 @@ fn foreign_promises<E: Env>(worker: &Worker<E>, target: &Target<E>) -> BTreeSet<
 ///
 /// Errors: `Io` if the changes do not fit, which is damage: what they concern was held from the look at it to the
 /// decision. Nothing is changed then.
-pub async fn finish<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: TxId, commit: bool) -> Result<Told> {
-    let Some(prepared) = target.intents.borrow_mut().prepared.remove(&tx) else { return Ok(Told::Done) };
+pub async fn finish<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    tx: TxId,
+    commit: bool,
+) -> Result<TargetReply> {
+    let Some(prepared) = target.txs.borrow_mut().prepared.remove(&tx) else { return Ok(TargetReply::Done) };
     let Prepared { now, parts, promise, guard, changing } = prepared;
     if commit && let Err(refusal) = target.meta.borrow().check_parts(&parts) {
         let id = target.id;
@@ -255,15 +260,15 @@ pub async fn finish<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: 
     }
     drop(changing);
     drop(guard);
-    Ok(Told::Done)
+    Ok(TargetReply::Done)
 }
 
 /// What the coordinator knows of an operation: what it does not remember did not happen.
 pub fn outcome<E: Env>(target: &Target<E>, tx: TxId) -> Decision {
-    let intents = target.intents.borrow();
-    if intents.undecided.contains(&tx) {
+    let txs = target.txs.borrow();
+    if txs.undecided.contains(&tx) {
         Decision::Undecided
-    } else if intents.committed.contains_key(&tx) || intents.carried.knows(tx) {
+    } else if txs.committed.contains_key(&tx) || txs.local_commits.knows(tx) {
         Decision::Committed
     } else {
         Decision::Aborted
@@ -272,7 +277,7 @@ pub fn outcome<E: Env>(target: &Target<E>, tx: TxId) -> Decision {
 
 /// Whether the lock on moving directories is held under this number.
 pub fn has_move_lock<E: Env>(target: &Target<E>, number: u64) -> bool {
-    target.intents.borrow().moving.contains_key(&number)
+    target.txs.borrow().moving.contains_key(&number)
 }
 
 /// Waits until no operation is moving a directory on the way up from `from`. With one server, the lock on moving
@@ -303,7 +308,7 @@ pub async fn settle_way<E: Env>(worker: &Worker<E>, target: &Target<E>, from: In
 /// names in the step that decides it.
 pub async fn settle_names<E: Env>(target: &Target<E>, dir: Ino) {
     let names: Vec<NameKey> = {
-        let intents = target.intents.borrow();
+        let txs = target.txs.borrow();
         let entry_of = |part: &Part| match part {
             Part::InsertDentry { dir: at, name, .. }
             | Part::RemoveDentry { dir: at, name, .. }
@@ -314,7 +319,7 @@ pub async fn settle_names<E: Env>(target: &Target<E>, dir: Ino) {
             }
             _ => None,
         };
-        intents.prepared.values().flat_map(|p| &p.parts).filter_map(entry_of).collect()
+        txs.prepared.values().flat_map(|p| &p.parts).filter_map(entry_of).collect()
     };
     for name in names {
         // One after the other: whoever wants one of them does not wait for all.
@@ -324,38 +329,38 @@ pub async fn settle_names<E: Env>(target: &Target<E>, dir: Ino) {
 
 /// Takes the lock on moving directories.
 pub async fn move_lock<E: Env>(target: &Target<E>) -> u64 {
-    let gate = target.intents.borrow().move_gate.clone();
+    let gate = target.txs.borrow().move_gate.clone();
     let guard = gate.take(vec![((), Hold::Exclusive)]).await;
-    let mut intents = target.intents.borrow_mut();
-    intents.next_move += 1;
-    let number = intents.next_move;
-    intents.moving.insert(number, guard);
+    let mut txs = target.txs.borrow_mut();
+    txs.next_move += 1;
+    let number = txs.next_move;
+    txs.moving.insert(number, guard);
     number
 }
 
 /// Gives the lock on moving directories back.
 pub fn move_unlock<E: Env>(target: &Target<E>, number: u64) {
-    let guard = target.intents.borrow_mut().moving.remove(&number);
+    let guard = target.txs.borrow_mut().moving.remove(&number);
     drop(guard);
 }
 
 /// Finishes what a crash left: asks about promises, tells about decisions. What needs another server goes on in the
 /// background, the names concerned being held.
 pub async fn recover<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) -> Result<()> {
-    let promised: Vec<TxId> = target.intents.borrow().prepared.keys().copied().collect();
+    let promised: Vec<TxId> = target.txs.borrow().prepared.keys().copied().collect();
     for tx in promised.iter().filter(|tx| !worker.routes.is_local(tx.coordinator)) {
-        let wanted = target.intents.borrow().prepared.get(tx).map(|p| keys(&p.parts)).unwrap_or_default();
+        let wanted = target.txs.borrow().prepared.get(tx).map(|p| keys(&p.parts)).unwrap_or_default();
         // They were held together when they were promised, so nobody waits here.
         let guard = target.names.take(wanted).await;
         // No tokens are granted at all before it ends.
         let changing = target.tokens.hold();
-        if let Some(prepared) = target.intents.borrow_mut().prepared.get_mut(tx) {
+        if let Some(prepared) = target.txs.borrow_mut().prepared.get_mut(tx) {
             prepared.guard = guard;
             prepared.changing = Some(changing);
         }
     }
     for tx in promised.into_iter().filter(|tx| worker.routes.is_local(tx.coordinator)) {
-        let Told::Decision(outcome) = worker.ask(tx.coordinator, Question::Outcome(tx)).await? else {
+        let TargetReply::Decision(outcome) = worker.ask(tx.coordinator, TargetRequest::Outcome(tx)).await? else {
             return Err(Errno::Proto);
         };
         finish(worker, target, tx, outcome == Decision::Committed).await?;
@@ -365,15 +370,15 @@ pub async fn recover<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) -> 
     }
     decided::recover(worker, target).await?;
     let decided: Vec<(TxId, Vec<TargetId>)> =
-        target.intents.borrow().committed.iter().map(|(tx, p)| (*tx, p.clone())).collect();
+        target.txs.borrow().committed.iter().map(|(tx, p)| (*tx, p.clone())).collect();
     for (tx, participants) in decided {
         if participants.iter().all(|p| worker.routes.is_local(*p)) {
             for p in &participants {
-                worker.tell(*p, Question::Commit(tx)).await?;
+                worker.tell(*p, TargetRequest::Commit(tx)).await?;
             }
             forget_decision(worker, target, tx, participants).await?;
         } else {
-            target.intents.borrow_mut().untold.insert(tx);
+            target.txs.borrow_mut().untold.insert(tx);
             tell_later(worker, target, tx, participants);
         }
     }
@@ -384,10 +389,10 @@ pub async fn recover<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) -> 
 fn tell_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: TxId, participants: Vec<TargetId>) {
     let (worker, target) = (worker.clone(), target.clone());
     worker.env.clone().spawn(async move {
-        let told = join_all(participants.iter().map(|t| worker.insist(*t, Question::Commit(tx)))).await;
+        let told = join_all(participants.iter().map(|t| worker.insist(*t, TargetRequest::Commit(tx)))).await;
         // On an error the decision stays, and is told again after the next start.
         if told.into_iter().all(|t| t.is_ok()) {
-            target.intents.borrow_mut().untold.remove(&tx);
+            target.txs.borrow_mut().untold.remove(&tx);
             let _ = forget_decision(&worker, &target, tx, participants).await;
         }
     });
@@ -395,7 +400,7 @@ fn tell_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: TxId, 
 
 /// Waits until all have been told what was decided in an earlier run: whoever gets its answer again may look there.
 pub async fn until_told<E: Env>(worker: &Worker<E>, target: &Target<E>) {
-    while !target.intents.borrow().untold.is_empty() {
+    while !target.txs.borrow().untold.is_empty() {
         worker.env.sleep(UNTOLD_LOOK).await;
     }
 }
@@ -422,9 +427,9 @@ async fn forget_decision<E: Env>(
     participants: Vec<TargetId>,
 ) -> Result<()> {
     for p in participants {
-        worker.insist(p, Question::Settle(tx)).await?;
+        worker.insist(p, TargetRequest::Settle(tx)).await?;
     }
-    target.intents.borrow_mut().committed.remove(&tx);
+    target.txs.borrow_mut().committed.remove(&tx);
     let mut txn = Txn::default();
     txn.delete(Intent::Committed { tx, participants: Vec::new() }.key());
     target.append(txn, Order::Plain);

@@ -2,7 +2,7 @@
 //!
 //! Owns: three contracts. Does not own: who keeps them (`dispatch`, `cluster`).
 
-use crate::message::{Question, Told};
+use crate::message::{TargetReply, TargetRequest};
 use crate::target::Target;
 use crate::worker::Worker;
 use amphi_env::Env;
@@ -13,10 +13,10 @@ use std::pin::Pin;
 use std::rc::{Rc, Weak};
 
 /// A reply that is on its way.
-pub type Replying = Pin<Box<dyn Future<Output = Result<Told>>>>;
+pub type Replying = Pin<Box<dyn Future<Output = Result<TargetReply>>>>;
 
 /// Answers what another target asks a target of this worker. Boxed, because some answers ask on.
-pub type AnswerTarget<E> = fn(&Rc<Worker<E>>, &Rc<Target<E>>, Question) -> Replying;
+pub type AnswerTarget<E> = fn(&Rc<Worker<E>>, &Rc<Target<E>>, TargetRequest) -> Replying;
 
 /// Clients that are connected to this server.
 pub trait Clients {
@@ -30,7 +30,7 @@ pub trait Clients {
 /// The other servers of the cluster.
 pub trait Peers {
     /// Asks a target of another server. `Io` if that cannot be reached for long, `Stale` if nobody has the target.
-    fn ask(self: Rc<Self>, target: TargetId, question: Question) -> Replying;
+    fn ask(self: Rc<Self>, target: TargetId, question: TargetRequest) -> Replying;
 }
 
 /// All three as a worker has them.

@@ -1,11 +1,11 @@
-//! `Cx`: one request while it is executed: who asked what of which target.
+//! `RequestCx`: one request while it is executed: who asked what of which target.
 //!
 //! Owns: putting the answer's slot record into the transaction of the operation. Does not own: the operation.
 
 use crate::coherence::tokens::Changing;
 use crate::counters::add;
 use crate::records;
-use crate::session::in_flight::Landing;
+use crate::session::in_flight::InFlight;
 use crate::session::slots::SlotRecord;
 use crate::target::Target;
 use crate::worker::Worker;
@@ -22,7 +22,7 @@ use std::rc::Rc;
 pub const SLOT_BYTES: u64 = 512;
 
 /// A request while it is executed.
-pub struct Cx<E: Env> {
+pub struct RequestCx<E: Env> {
     /// The worker that executes it.
     pub worker: Rc<Worker<E>>,
     /// The target that executes it.
@@ -41,7 +41,7 @@ pub struct Cx<E: Env> {
     pub directory: Cell<Option<DirectoryAfter>>,
 }
 
-impl<E: Env> Cx<E> {
+impl<E: Env> RequestCx<E> {
     /// Adds to `txn` the record that the request was answered with `reply`, having opened `open`. Nothing is added when
     /// the session has ended meanwhile, or has given the request up and uses its slot for a later one: nobody will ask
     /// again.
@@ -149,9 +149,9 @@ impl<E: Env> Cx<E> {
 
     /// The last look before a change of file data: a session that has ended changes nothing. Until the landing is
     /// dropped, the session's locks stay although it ends.
-    pub fn land(&self) -> Result<Landing> {
+    pub fn land(&self) -> Result<InFlight> {
         self.alive()?;
-        Ok(self.target.landings.start(self.session))
+        Ok(self.target.in_flight.start(self.session))
     }
 
     /// Fails once the session has ended: to be asked after the last wait before anything is kept for it.

@@ -11,7 +11,7 @@ use super::{note_whole, pump, spans, wire_mode};
 use crate::inode::OpenFile;
 use crate::mount::{Mount, unexpected};
 use crate::telemetry::stats::Count;
-use crate::telemetry::tunables::Knob;
+use crate::telemetry::tunables::Tunable;
 use amphi_dlm::{Granted, LockId, Mode};
 use amphi_types::{ByteRange, Cred, Errno, Result};
 use amphi_wire::{Lane, LockExtent, Reply, Request};
@@ -39,7 +39,7 @@ pub(crate) fn follow(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange) {
     if records.is_ahead(range) && !is_there(mount, open, range) {
         records.missed();
     }
-    let next = records.note(range, mount.tunables.get(Knob::LocksAhead));
+    let next = records.note(range, mount.tunables.get(Tunable::LocksAhead));
     drop(records);
     // With too many under way each record asks for its own.
     next.iter().all(|record| ahead(mount, open, Mode::Write, *record).is_ok());

@@ -4,7 +4,7 @@
 //! (`locks`).
 
 use super::{note_uses, note_whole, pump, spans, wire_mode};
-use crate::inode::File;
+use crate::inode::Inode;
 use crate::mount::{Mount, unexpected};
 use crate::telemetry::stats::Count;
 use amphi_dlm::{Granted, Hit, LockId, LockRef, Mode};
@@ -58,7 +58,7 @@ fn lane_of(pins: &[Pin]) -> Lane {
 /// objects.
 pub(crate) async fn pin_spans(
     mount: &Arc<Mount>,
-    file: &Arc<File>,
+    file: &Arc<Inode>,
     mode: Mode,
     range: ByteRange,
     extent: LockExtent,
@@ -77,7 +77,7 @@ pub(crate) async fn pin_spans(
 /// Pins a lock of `mode` on `range` of every object that the file can have, in ascending order.
 pub(crate) async fn pin_objects(
     mount: &Arc<Mount>,
-    file: &Arc<File>,
+    file: &Arc<Inode>,
     mode: Mode,
     range: ByteRange,
 ) -> Result<Vec<Pin>> {
@@ -97,7 +97,7 @@ pub(crate) async fn pin_objects(
 /// Errors: `Again` if somebody else has or wants some of it, or a group has the file.
 pub(crate) async fn try_pin_objects(
     mount: &Arc<Mount>,
-    file: &Arc<File>,
+    file: &Arc<Inode>,
     mode: Mode,
     range: ByteRange,
 ) -> Result<Vec<Pin>> {
@@ -129,7 +129,7 @@ pub(crate) async fn try_pin_objects(
 #[expect(clippy::too_many_arguments, reason = "the fields of the request, and how it goes")]
 async fn pin(
     mount: &Arc<Mount>,
-    file: &Arc<File>,
+    file: &Arc<Inode>,
     target: TargetId,
     object: ObjectId,
     mode: Mode,

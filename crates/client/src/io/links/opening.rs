@@ -212,7 +212,7 @@ impl<E: Env> Links<E> {
             return link.close().await;
         }
         self.learn_storage(seat, &welcome);
-        self.mount.coherence.company.leases.surely_heard(&seat.lease, self.mount.clock.boot_ns());
+        self.mount.coherence.sharing.leases.surely_heard(&seat.lease, self.mount.clock.boot_ns());
         // Other servers may have opened it there for the session, which was forgotten there since.
         if welcome.resumed || welcome.begun != self.first_begun.get() {
             for target in self.targets_of(seat, welcome.pool) {

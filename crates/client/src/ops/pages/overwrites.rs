@@ -10,7 +10,7 @@
 //! of the new copy.
 
 use super::FilePages;
-use crate::inode::File;
+use crate::inode::Inode;
 use crate::mount::Mount;
 use amphi_types::{ByteRange, RangeSet};
 use futures_channel::oneshot;
@@ -137,7 +137,7 @@ impl FilePages {
 
 /// A write to bytes that lie in pages. To be begun with the range lock on them, before the first byte.
 pub(crate) struct Overwrite {
-    file: Arc<File>,
+    file: Arc<Inode>,
     range: ByteRange,
     id: u64,
 }
@@ -145,7 +145,7 @@ pub(crate) struct Overwrite {
 impl Overwrite {
     /// None if no page can be met: with the range lock held, whoever reads `range` from now on reads what the write has
     /// written.
-    pub(crate) fn begin(file: &Arc<File>, range: ByteRange) -> Option<Overwrite> {
+    pub(crate) fn begin(file: &Arc<Inode>, range: ByteRange) -> Option<Overwrite> {
         let pages = &file.pages;
         // Pages that are being taken back are read without the range lock.
         if !pages.touches(range) && !pages.is_taking.load(SeqCst) {
@@ -163,7 +163,7 @@ impl Overwrite {
     /// Has the front end drop its pages of the bytes. The caller holds no lock that a read or write of them may need.
     /// Goes on if the future is dropped.
     pub(crate) async fn settle(self, mount: &Mount) {
-        let Some(pages) = mount.coherence.company.pages() else { return };
+        let Some(pages) = mount.coherence.sharing.pages() else { return };
         let (ino, range) = (self.file.ino, self.range);
         let (sender, done) = oneshot::channel();
         pages.drop_overwritten(

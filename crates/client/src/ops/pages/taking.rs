@@ -17,7 +17,7 @@
 
 use super::FilePages;
 use crate::coherence::sharing;
-use crate::inode::File;
+use crate::inode::Inode;
 use crate::mount::{Mount, unexpected};
 use crate::telemetry::stats::Count;
 use amphi_types::{ByteRange, Cred, Result, TargetId};
@@ -63,12 +63,12 @@ impl FilePages {
 }
 
 /// A request that goes without a lock while pages are taken back.
-pub(super) struct Free(Arc<File>);
+pub(super) struct Free(Arc<Inode>);
 
 impl Free {
     /// None if no pages are being taken back. Pages of the request are taken after this: once more, if the taking has
     /// begun before.
-    pub(super) fn begin(file: &Arc<File>, range: ByteRange) -> Option<Free> {
+    pub(super) fn begin(file: &Arc<Inode>, range: ByteRange) -> Option<Free> {
         if !file.pages.is_taking() {
             return None;
         }
@@ -129,7 +129,7 @@ impl Drop for Protected<'_> {
 
 /// Takes all pages of a file back before a lock goes back to `target`. Returns when that is done, or when the target
 /// notes what others change beneath what is left; then it goes on.
-pub(crate) async fn take_back(mount: &Arc<Mount>, file: &Arc<File>, target: TargetId) {
+pub(crate) async fn take_back(mount: &Arc<Mount>, file: &Arc<Inode>, target: TargetId) {
     let turn_ns = begin(mount, file);
     let is_left = || file.pages.taking.lock().left.contains_key(&target);
     let over = pin!(file.signal.until(|| !file.pages.is_taking() || is_left()));
@@ -145,7 +145,7 @@ pub(crate) async fn take_back(mount: &Arc<Mount>, file: &Arc<File>, target: Targ
 }
 
 /// Begins to take pages back unless that is under way. Returns how much of a turn is left before.
-fn begin(mount: &Arc<Mount>, file: &Arc<File>) -> u64 {
+fn begin(mount: &Arc<Mount>, file: &Arc<Inode>) -> u64 {
     let pages = &file.pages;
     let turn_ns = (pages.read_ns.load(SeqCst) + TURN_NS).saturating_sub(mount.clock.now_ns()).min(TURN_NS);
     {
@@ -165,13 +165,13 @@ fn begin(mount: &Arc<Mount>, file: &Arc<File>) -> u64 {
 
 /// Takes all pages back, whoever waits for what.
 #[cfg(test)]
-pub(super) async fn take_all(mount: &Arc<Mount>, file: &Arc<File>) {
+pub(super) async fn take_all(mount: &Arc<Mount>, file: &Arc<Inode>) {
     file.pages.is_taking.store(true, SeqCst);
     rounds(mount, file, 0).await;
 }
 
 /// Drops all pages, and again what was touched meanwhile.
-async fn rounds(mount: &Arc<Mount>, file: &Arc<File>, turn_ns: u64) {
+async fn rounds(mount: &Arc<Mount>, file: &Arc<Inode>, turn_ns: u64) {
     let pages = &file.pages;
     mount.life.pauses.pause(turn_ns).await;
     pages.taking.lock().is_dropping = true;
@@ -211,7 +211,7 @@ async fn rounds(mount: &Arc<Mount>, file: &Arc<File>, turn_ns: u64) {
 }
 
 /// Has a target note what others change from now on, so that its locks can go.
-async fn leave(mount: &Arc<Mount>, file: &Arc<File>, target: TargetId) -> Result<()> {
+async fn leave(mount: &Arc<Mount>, file: &Arc<Inode>, target: TargetId) -> Result<()> {
     let pages = &file.pages;
     loop {
         {

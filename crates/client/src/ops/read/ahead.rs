@@ -10,7 +10,7 @@ use crate::mount::Mount;
 use crate::policy::readahead::{Limits, Plan, ReadAhead};
 use crate::prefetch::joint::StridedRead;
 use crate::telemetry::stats::{Count, Way};
-use crate::telemetry::tunables::Knob;
+use crate::telemetry::tunables::Tunable;
 use amphi_types::ByteRange;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -28,7 +28,7 @@ fn limits_of(mount: &Mount, open: &OpenFile, range: ByteRange) -> Limits {
 }
 
 pub(super) fn plan(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u64) -> Plan {
-    if !mount.tunables.on(Knob::ReadAhead) {
+    if !mount.tunables.on(Tunable::ReadAhead) {
         return Plan::new();
     }
     let limits = limits_of(mount, open, range);
@@ -63,8 +63,8 @@ fn next_ahead(
 
 /// A hit moves its stream on.
 pub(super) fn read_ahead(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u64) {
-    mount.policy.learned.note_cached_read(range.len(), None, || mount.clock.now_ns());
-    if !mount.tunables.on(Knob::ReadAhead) {
+    mount.policy.throughput.note_cached_read(range.len(), None, || mount.clock.now_ns());
+    if !mount.tunables.on(Tunable::ReadAhead) {
         return;
     }
     let limits = limits_of(mount, open, range);
@@ -85,7 +85,7 @@ pub(super) fn fetch_ahead(mount: &Arc<Mount>, open: &OpenFile, plan: Plan) {
         return;
     }
     // Where others use the file, reading ahead would take locks that they need.
-    let wary = !mount.coherence.company.is_alone() && is_wanted_elsewhere(mount, file);
+    let wary = !mount.coherence.sharing.is_alone() && is_wanted_elsewhere(mount, file);
     for range in plan {
         let range = range.align_out(PAGE).intersect(&ByteRange::new(0, file.size()));
         if wary && !locks::permit_reading(mount, file, range) {

@@ -10,7 +10,7 @@
 use super::{PAGE, Under, ask_piece};
 use crate::api::Hints;
 use crate::data::{Segments, scratch_for};
-use crate::inode::File;
+use crate::inode::Inode;
 use crate::mount::Mount;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Errno, ObjectId, Result};
@@ -30,7 +30,7 @@ pub(crate) struct Part {
 /// The bytes of a piece up to the first page that cannot be served, and the error that is there.
 pub(crate) async fn prefix(
     mount: &Arc<Mount>,
-    file: &Arc<File>,
+    file: &Arc<Inode>,
     object: ObjectId,
     range: ByteRange,
     under: Under,
@@ -73,7 +73,7 @@ pub(crate) async fn prefix(
 }
 
 /// What can be served of a piece of which a page cannot. The caller holds a lock on it.
-pub(crate) async fn good_parts(mount: &Arc<Mount>, file: &Arc<File>, object: ObjectId, range: ByteRange) -> Vec<Part> {
+pub(crate) async fn good_parts(mount: &Arc<Mount>, file: &Arc<Inode>, object: ObjectId, range: ByteRange) -> Vec<Part> {
     let (mut good, mut left) = (Vec::new(), Vec::new());
     let cut = |left: &mut Vec<ByteRange>, range| {
         if let Some((first, second)) = halves(range) {
@@ -98,7 +98,7 @@ pub(super) fn whole_for_pages(data: Result<Segments>, range: ByteRange, hints: H
 }
 
 /// What the cache has of `range` from its start on, where the rest cannot be had.
-pub(super) fn cached_prefix(mount: &Mount, file: &Arc<File>, range: ByteRange) -> Option<Segments> {
+pub(super) fn cached_prefix(mount: &Mount, file: &Arc<Inode>, range: ByteRange) -> Option<Segments> {
     let mut buf = scratch_for(range);
     let gaps = mount.copy_valid(file, range, &mut buf);
     let end = gaps.first().map_or(range.end, |gap| gap.start);

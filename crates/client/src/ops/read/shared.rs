@@ -13,7 +13,7 @@ use crate::coherence::lease;
 use crate::coherence::locks;
 use crate::coherence::tokens;
 use crate::data::{Segments, scratch_for};
-use crate::inode::{File, OpenFile};
+use crate::inode::{Inode, OpenFile};
 use crate::mount::Mount;
 use crate::ops::attr::size_now;
 use crate::policy::decision::{Mode, Reason};
@@ -90,10 +90,15 @@ pub(super) async fn read(
         },
     };
     if let Some((course, bytes)) = measured {
-        mount.policy.learned.note_read(course, bytes, (since_ns, mount.clock.now_ns()), super::fills_are_calm(mount));
+        mount.policy.throughput.note_read(
+            course,
+            bytes,
+            (since_ns, mount.clock.now_ns()),
+            super::fills_are_calm(mount),
+        );
     }
     if mode == Mode::Buffered && !data.is_empty() {
-        mount.policy.learned.note_cached_read(data.len() as u64, Some(since_ns), || mount.clock.now_ns());
+        mount.policy.throughput.note_cached_read(data.len() as u64, Some(since_ns), || mount.clock.now_ns());
         let size = file.size();
         let plan = plan(mount, open, asked.intersect(&ByteRange::new(0, size)), size);
         super::fetch_ahead(mount, open, plan);
@@ -102,7 +107,7 @@ pub(super) async fn read(
 }
 
 /// All of the range from the cache, cut at the end of the file only if that is certain.
-fn cached(mount: &Arc<Mount>, file: &Arc<File>, asked: ByteRange) -> Option<Segments> {
+fn cached(mount: &Arc<Mount>, file: &Arc<Inode>, asked: ByteRange) -> Option<Segments> {
     let (token, turned) = (tokens::sure_until(mount, file), file.turned());
     let range = if token > 0 { asked.intersect(&ByteRange::new(0, file.size())) } else { asked };
     if range.is_empty() {
@@ -124,7 +129,7 @@ fn cached(mount: &Arc<Mount>, file: &Arc<File>, asked: ByteRange) -> Option<Segm
 }
 
 /// Cuts what a caller asks for far beyond the end of the file.
-async fn bounded(mount: &Arc<Mount>, file: &Arc<File>, asked: ByteRange) -> Result<ByteRange> {
+async fn bounded(mount: &Arc<Mount>, file: &Arc<Inode>, asked: ByteRange) -> Result<ByteRange> {
     if asked.len() <= BEYOND_MAX {
         return Ok(asked);
     }
@@ -135,7 +140,7 @@ async fn bounded(mount: &Arc<Mount>, file: &Arc<File>, asked: ByteRange) -> Resu
 
 /// One direct request to one object under the target's own lock, if it has all the bytes and none of them is cached
 /// here.
-async fn by_target(mount: &Arc<Mount>, file: &Arc<File>, asked: ByteRange) -> Result<Option<Segments>> {
+async fn by_target(mount: &Arc<Mount>, file: &Arc<Inode>, asked: ByteRange) -> Result<Option<Segments>> {
     let mut pieces = file.layout().pieces(file.ino, asked);
     let (Some((object, piece)), None) = (pieces.next(), pieces.next()) else { return Ok(None) };
     let too_long = asked.len() > limits::PAYLOAD_MAX as u64 || asked.end > file.size();
@@ -178,7 +183,7 @@ async fn under_locks(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange, mode
 }
 
 /// What can be had of a range from its start on, under locks that the caller holds.
-async fn up_to_damage(mount: &Arc<Mount>, file: &Arc<File>, asked: ByteRange) -> Result<Segments> {
+async fn up_to_damage(mount: &Arc<Mount>, file: &Arc<Inode>, asked: ByteRange) -> Result<Segments> {
     let range = asked.intersect(&ByteRange::new(0, size_now(mount, file).await?));
     if range.is_empty() {
         return Ok(Segments::new());
@@ -191,7 +196,7 @@ async fn up_to_damage(mount: &Arc<Mount>, file: &Arc<File>, asked: ByteRange) ->
 /// As `under_locks`, with locks that the caller answers for on all of `pages`. All of it, or an error.
 pub(crate) async fn unlocked(
     mount: &Arc<Mount>,
-    file: &Arc<File>,
+    file: &Arc<Inode>,
     asked: ByteRange,
     pages: ByteRange,
     mode: Mode,
@@ -202,7 +207,7 @@ pub(crate) async fn unlocked(
 /// As `unlocked`; `None` if a target has answered that a page of it cannot be served.
 async fn unless_damaged(
     mount: &Arc<Mount>,
-    file: &Arc<File>,
+    file: &Arc<Inode>,
     asked: ByteRange,
     pages: ByteRange,
     mode: Mode,
@@ -301,7 +306,7 @@ fn copy_part(piece: &Got, part: ByteRange, into: &mut [u8]) {
 }
 
 /// What to ask for: whole pages for the cache, what is missing otherwise.
-fn wanted(file: &File, gaps: &[ByteRange], pages: ByteRange, size: u64, mode: Mode) -> Vec<(ObjectId, ByteRange)> {
+fn wanted(file: &Inode, gaps: &[ByteRange], pages: ByteRange, size: u64, mode: Mode) -> Vec<(ObjectId, ByteRange)> {
     let mut wanted: Vec<ByteRange> = Vec::new();
     for gap in gaps {
         let whole = match mode {

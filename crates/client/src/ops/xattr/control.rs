@@ -235,11 +235,11 @@ impl Mount {
             ("tokens_held", self.coherence.tokens.len()),
             ("attributes_lent", self.coherence.tokens.lent.len()),
             ("memory_short", u64::from(self.policy.group_short.load(Relaxed))),
-            ("callers_short", self.policy.callers.short_callers() as u64),
-            ("rotating_targets", self.policy.rotating.len()),
+            ("callers_short", self.policy.caller_memory.short_callers() as u64),
+            ("rotating_targets", self.policy.rotational.len()),
         ];
         let small = crate::prefetch::small_files::gauges(self);
         let named = fixed.into_iter().chain(small).map(|(name, value)| (name.into(), value));
-        named.chain(self.policy.learned.shown()).collect()
+        named.chain(self.policy.throughput.shown()).collect()
     }
 }

@@ -1,11 +1,11 @@
 //! The messages that fetch files ahead.
 //!
-//! Owns: asking, and what becomes of each part of the answer. Does not own: what may be handed out (`siblings`).
+//! Owns: asking, and what becomes of each part of the answer. Does not own: what may be handed out (`small_files`).
 
 use super::{KEPT_NS, Key, Opened, READ, READY_MAX, Ready, State, UnderWay};
 use crate::coherence::locks::coming::Coming;
 use crate::coherence::tokens::{self, Told};
-use crate::inode::File;
+use crate::inode::Inode;
 use crate::mount::{Mount, unexpected};
 use crate::telemetry::stats::Count;
 use amphi_env::Buf;
@@ -68,13 +68,13 @@ pub(super) fn begin(
 
 impl Drop for Batch {
     fn drop(&mut self) {
-        let siblings = &self.mount.prefetch.siblings;
+        let small_files = &self.mount.prefetch.small_files;
         {
-            let mut state = siblings.state.lock();
+            let mut state = small_files.state.lock();
             state.under_way.remove(&self.id);
-            siblings.note_busy(&state);
+            small_files.note_busy(&state);
         }
-        siblings.answered.notify();
+        small_files.answered.notify();
     }
 }
 
@@ -88,7 +88,7 @@ pub(super) async fn run(mount: Arc<Mount>, cred: Cred, batch: Batch) {
         parts: batch.parts.clone(),
         bytes_max: SMALL_BYTES_MAX,
         ask_back: true,
-        tokens: mount.coherence.company.uses_tokens(),
+        tokens: mount.coherence.sharing.uses_tokens(),
     };
     mount.stats.bytes(Count::SmallAheadAsked, batch.parts.len() as u64);
     let asked_ns = mount.clock.boot_ns();
@@ -146,10 +146,10 @@ fn accept(
     coming: Option<Coming>,
 ) -> (Opened, u64) {
     let size = found.inode.attr.size;
-    let (file, fill) = mount.files.open_ahead(found.inode, READ, told.moment, ByteRange::new(0, size));
+    let (file, fill) = mount.files.open_ahead(found.inode, READ, told.asked_at, ByteRange::new(0, size));
     let opened = Opened { mount: mount.clone(), file: Some(file.clone()) };
     // Alone, this mount cuts a file that it does not know without a lock. From here on it is known.
-    let bytes = bytes.filter(|_| !mount.prefetch.siblings.state.lock().is_spoiled(batch.id, batch.dir, part));
+    let bytes = bytes.filter(|_| !mount.prefetch.small_files.state.lock().is_spoiled(batch.id, batch.dir, part));
     let pin = coming.zip(found.lock).and_then(|(coming, (lock, range))| coming.granted(lock, range));
     told.keep_entry(batch.dir, &part.name, part.ino, Some(found.inode), &found.tokens);
     let mut filled = 0;
@@ -166,7 +166,7 @@ fn accept(
 }
 
 /// Puts the bytes of a file into the cache, under its pinned lock.
-fn put(mount: &Arc<Mount>, file: &Arc<File>, fill: u64, size: u64, bytes: Buf) -> bool {
+fn put(mount: &Arc<Mount>, file: &Arc<Inode>, fill: u64, size: u64, bytes: Buf) -> bool {
     if size == 0 {
         return true;
     }
@@ -194,12 +194,12 @@ fn keep(
     asked_ns: u64,
 ) {
     let Some(file) = opened.file.clone() else { return };
-    let rule = mount.coherence.company.rule();
+    let rule = mount.coherence.sharing.rule();
     let certain = rule & 1 == 1 || tokens::holds_attributes(mount, part.ino);
-    let mut guard = mount.prefetch.siblings.state.lock();
+    let mut guard = mount.prefetch.small_files.state.lock();
     let state = &mut *guard;
     let spoiled = state.is_spoiled(batch.id, batch.dir, part);
-    if spoiled || !certain || told.moment.rule() != rule || state.ready.contains_key(&part.ino) {
+    if spoiled || !certain || told.asked_at.rule() != rule || state.ready.contains_key(&part.ino) {
         drop(guard);
         drop(opened);
         return;
@@ -210,13 +210,13 @@ fn keep(
     state.ready_bytes += bytes;
     let until_ns = asked_ns.saturating_add(KEPT_NS);
     state.ready.insert(part.ino, Ready { opened, dir, name, cred, rule, until_ns, bytes, alone_in_name });
-    mount.prefetch.siblings.note_busy(state);
+    mount.prefetch.small_files.note_busy(state);
 }
 
 /// Notes how large the files are, and which to ask for once more.
 fn note(mount: &Mount, batch: &Batch, got: usize, (with_bytes, bytes): (u64, u64), later: Vec<(Name, Ino)>) {
     let now_ns = mount.clock.now_ns();
-    let mut state = mount.prefetch.siblings.state.lock();
+    let mut state = mount.prefetch.small_files.state.lock();
     let Some(directory) = state.directories.get_mut(&batch.dir) else { return };
     let refused = batch.parts.len() - got - later.len();
     (0..refused).for_each(|_| directory.note_wasted(now_ns));

@@ -11,11 +11,11 @@
 //! told them lately that the mount is alone (`step`): before a second mount is welcomed, each of them has said that it
 //! grants, or has not been told so for longer than that counts.
 
-use super::{Entry, Front, State};
+use super::{Entry, SessionManager, State};
 use crate::cluster::master_lease::ALONE_LEASE;
-use crate::cluster::peers::PeerQuestion;
+use crate::cluster::peers::PeerRequest;
 use crate::coherence::tokens::{TOKEN_LIFE, TOKEN_MARGIN};
-use crate::message::Question;
+use crate::message::TargetRequest;
 use crate::target::gate::{Gate, Hold};
 use amphi_env::Env;
 use amphi_types::{Result, SessionId};
@@ -123,7 +123,7 @@ impl Rule {
     }
 }
 
-impl<E: Env> Front<E> {
+impl<E: Env> SessionManager<E> {
     /// Waits until the table of sessions changes, or until `at_ns`.
     async fn changed_or(&self, at_ns: u64) {
         let (sender, changed) = oneshot::channel::<()>();
@@ -172,7 +172,7 @@ impl<E: Env> Front<E> {
             let over_ns = told_ns.unwrap_or(self.rule.started_ns) + (ALONE_LEASE + LEASE_MARGIN).as_nanos() as u64;
             let cluster = &cluster;
             async move {
-                let asked = pin!(cluster.ask_server(server.id, PeerQuestion::Company(change)));
+                let asked = pin!(cluster.ask_server(server.id, PeerRequest::Company(change)));
                 let left_ns = over_ns.saturating_sub(self.worker.now_ns());
                 match select(asked, pin!(self.worker.env.sleep(Duration::from_nanos(left_ns)))).await {
                     Either::Left((Ok(_), _)) | Either::Right(_) => {}
@@ -217,7 +217,7 @@ impl<E: Env> Front<E> {
         if company {
             self.rule.tokens.set(true);
             for target in self.worker.routes.local() {
-                self.worker.tell(*target, Question::Company(true, change)).await?;
+                self.worker.tell(*target, TargetRequest::Company(true, change)).await?;
             }
         }
         let present: Vec<SessionId> = self.sessions.borrow().keys().copied().collect();
@@ -319,10 +319,10 @@ impl<E: Env> Front<E> {
     /// Looks whether one mount is left, and acts on it.
     pub(super) fn look_alone(self: &Rc<Self>) {
         if self.rule.tokens.get() && self.mount_count() < 2 {
-            let front = self.clone();
+            let manager = self.clone();
             self.worker.env.spawn(async move {
                 // On an error targets go on to grant tokens, which costs speed alone.
-                let _ = front.part_company().await;
+                let _ = manager.part_company().await;
             });
         }
     }
@@ -338,8 +338,8 @@ impl<E: Env> Front<E> {
             let (weak, sleep) = (Rc::downgrade(self), self.worker.env.sleep(Duration::from_nanos(left_ns + 1)));
             self.worker.env.spawn(async move {
                 sleep.await;
-                if let Some(front) = weak.upgrade() {
-                    front.look_alone();
+                if let Some(manager) = weak.upgrade() {
+                    manager.look_alone();
                 }
             });
             return Ok(());
@@ -349,7 +349,7 @@ impl<E: Env> Front<E> {
         let all_know = |e: &Entry| e.role != Role::Mount || (e.state == State::Alive && e.known >= change);
         if self.sessions.borrow().values().all(all_know) {
             for target in self.worker.routes.local() {
-                self.worker.tell(*target, Question::Company(false, change)).await?;
+                self.worker.tell(*target, TargetRequest::Company(false, change)).await?;
             }
             self.rule.tokens.set(false);
         }

@@ -14,8 +14,8 @@
 //! without a free core, a slow network, a server that was stopped itself: all of these show as an answer that comes
 //! late, and the observation starts anew.
 
-use super::{Front, State};
-use crate::message::{Question, Told};
+use super::{SessionManager, State};
+use crate::message::{TargetReply, TargetRequest};
 use amphi_env::Env;
 use amphi_transport::ConnId;
 use amphi_types::SessionId;
@@ -47,7 +47,7 @@ fn is_question(push: &Push) -> bool {
     matches!(push, Push::Callback { .. } | Push::Glimpse { .. } | Push::Revoke { .. } | Push::Company { .. })
 }
 
-impl<E: Env> Front<E> {
+impl<E: Env> SessionManager<E> {
     /// A message goes to a session: if it wants an answer, it is seen to that one comes.
     pub(super) fn listen_for_answer(self: &Rc<Self>, session: SessionId, push: &Push) {
         if !is_question(push) || self.worker.tunables.deaf().is_none() {
@@ -65,12 +65,12 @@ impl<E: Env> Front<E> {
         self.worker.env.spawn(async move {
             loop {
                 env.sleep(SUSPECT).await;
-                let Some(front) = weak.upgrade() else { return };
-                let before_ns = front.worker.now_ns().saturating_sub(ns(SUSPECT));
-                if front.is_unanswered(session, before_ns).await && front.observe(session).await {
-                    return front.evict_deaf(session);
+                let Some(manager) = weak.upgrade() else { return };
+                let before_ns = manager.worker.now_ns().saturating_sub(ns(SUSPECT));
+                if manager.is_unanswered(session, before_ns).await && manager.observe(session).await {
+                    return manager.evict_deaf(session);
                 }
-                if let Some(entry) = front.sessions.borrow_mut().get_mut(&session)
+                if let Some(entry) = manager.sessions.borrow_mut().get_mut(&session)
                     && !std::mem::take(&mut entry.asked_again)
                 {
                     entry.watched = false;
@@ -93,8 +93,8 @@ impl<E: Env> Front<E> {
         }
         for target in self.worker.routes.local() {
             // The question takes the way of the session's answers, so none of those that have arrived is behind it.
-            let told = self.worker.ask(*target, Question::Unanswered(session, since_ns)).await;
-            if matches!(told, Ok(Told::Outcome(true))) {
+            let told = self.worker.ask(*target, TargetRequest::Unanswered(session, since_ns)).await;
+            if matches!(told, Ok(TargetReply::Outcome(true))) {
                 return true;
             }
         }
@@ -188,5 +188,5 @@ pub enum Eviction {
     /// It was alive and did not answer: what it may still use counts no more.
     Deaf,
     /// What it was answered may be gone: not even a mount that is alone may go on.
-    Robbed,
+    AfterPowerLoss,
 }

@@ -7,10 +7,10 @@
 //! Invariant: a session's state is `Ending` before the first target is told, and its entry goes when the last one has
 //! been and nothing of it is being executed.
 
-use super::{Eviction, FINISH, Front, HOLDER_LOOK, LOOK, State};
+use super::{Eviction, FINISH, HOLDER_LOOK, LOOK, SessionManager, State};
 use crate::cluster::peers::Cluster;
 use crate::counters::add;
-use crate::message::Question;
+use crate::message::TargetRequest;
 use crate::worker::Worker;
 use amphi_dlm::SessionEnd;
 use amphi_env::Env;
@@ -26,9 +26,10 @@ pub const TOLD_LOOK: Duration = Duration::from_millis(20);
 /// Why sessions end that a server finds after it has lost power (or a sync has failed): answers that it gave them may
 /// no longer be true, an `fsync` would promise what is gone, and numbers of inodes that they know may be given to
 /// others.
-pub const ROBBED: &str = "the server lost power, and perhaps what it had told this mount before that was made stable";
+pub const AFTER_POWER_LOSS: &str =
+    "the server lost power, and perhaps what it had told this mount before that was made stable";
 
-impl<E: Env> Front<E> {
+impl<E: Env> SessionManager<E> {
     /// Keeps a session without a connection for its grace time, unless its process is known to have ended.
     pub(super) fn keep_for_grace(self: &Rc<Self>, session: SessionId, epoch: u64) {
         let (weak, env) = (Rc::downgrade(self), self.worker.env.clone());
@@ -38,17 +39,17 @@ impl<E: Env> Front<E> {
             let mut pause = LOOK;
             loop {
                 let now_ns = {
-                    let Some(front) = weak.upgrade() else { return };
-                    let name = match front.sessions.borrow().get(&session) {
+                    let Some(manager) = weak.upgrade() else { return };
+                    let name = match manager.sessions.borrow().get(&session) {
                         Some(e) if e.conn.is_none() && e.epoch == epoch => e.name.clone(),
                         _ => return,
                     };
-                    let now_ns = front.worker.now_ns();
-                    if (front.worker.config.holder_gone)(&name) {
-                        return front.end_dead(session);
+                    let now_ns = manager.worker.now_ns();
+                    if (manager.worker.config.holder_gone)(&name) {
+                        return manager.end_dead(session);
                     }
                     if now_ns >= end_ns {
-                        return front.evict(session, "it did not come back in time");
+                        return manager.evict(session, "it did not come back in time");
                     }
                     now_ns
                 };
@@ -79,9 +80,9 @@ impl<E: Env> Front<E> {
 
     /// After a loss of power: all sessions end.
     pub fn end_robbed(self: &Rc<Self>) {
-        let robbed: Vec<SessionId> = self.mounts().into_iter().map(|(session, _)| session).collect();
-        robbed.iter().for_each(|session| self.evict(*session, ROBBED));
-        self.until_told(move |front| robbed.iter().all(|session| !front.is_ending(*session)));
+        let after_power_loss: Vec<SessionId> = self.mounts().into_iter().map(|(session, _)| session).collect();
+        after_power_loss.iter().for_each(|session| self.evict(*session, AFTER_POWER_LOSS));
+        self.until_told(move |manager| after_power_loss.iter().all(|session| !manager.is_ending(*session)));
     }
 
     /// Whether a session is being ended here.
@@ -100,19 +101,19 @@ impl<E: Env> Front<E> {
     /// Mounts wait until everybody has been `told` of a loss of power, and the targets know that: after a kill before
     /// that they say it again, and the session of a mount that had come meanwhile would end as well.
     pub fn until_told(self: &Rc<Self>, told: impl Fn(&Rc<Self>) -> bool + 'static) {
-        self.robbed.set(true);
+        self.after_power_loss.set(true);
         let (weak, env) = (Rc::downgrade(self), self.worker.env.clone());
         self.worker.env.spawn(async move {
-            while weak.upgrade().is_some_and(|front| !told(&front)) {
+            while weak.upgrade().is_some_and(|manager| !told(&manager)) {
                 env.sleep(TOLD_LOOK).await;
             }
-            let Some(front) = weak.upgrade() else { return };
-            for target in front.worker.routes.local() {
-                if let Err(e) = front.worker.tell(*target, Question::LossesTold).await {
+            let Some(manager) = weak.upgrade() else { return };
+            for target in manager.worker.routes.local() {
+                if let Err(e) = manager.worker.tell(*target, TargetRequest::LossesTold).await {
                     tracing::warn!("{target}: {e}; the next start ends sessions once more");
                 }
             }
-            front.robbed.set(false);
+            manager.after_power_loss.set(false);
         });
     }
 
@@ -135,9 +136,9 @@ impl<E: Env> Front<E> {
 
     fn end_now(self: &Rc<Self>, session: SessionId, how: SessionEnd) {
         add(&self.worker.counters.evictions, 1);
-        let front = self.clone();
+        let manager = self.clone();
         let mut end = Box::pin(async move {
-            if let Err(e) = front.end(session, how).await {
+            if let Err(e) = manager.end(session, how).await {
                 tracing::error!("a session could not be removed: {e}");
             }
         });
@@ -221,17 +222,17 @@ pub async fn end_everywhere<E: Env>(
     let stopped = how == SessionEnd::Stopped;
     let mut ended = Ok(());
     for target in worker.routes.local() {
-        ended = ended.and(worker.tell(*target, Question::SessionStop(session)).await);
+        ended = ended.and(worker.tell(*target, TargetRequest::SessionStop(session)).await);
     }
     if let Some(cluster) = cluster {
         cluster.stop_elsewhere(session).await;
     }
     // What one target still does on another one for the session comes before that one forgets it.
     for target in worker.routes.local() {
-        ended = ended.and(worker.tell(*target, Question::SessionLanded(session)).await);
+        ended = ended.and(worker.tell(*target, TargetRequest::SessionLanded(session)).await);
     }
     for target in worker.routes.local() {
-        ended = ended.and(worker.tell(*target, Question::SessionForget(session, stopped)).await);
+        ended = ended.and(worker.tell(*target, TargetRequest::SessionForget(session, stopped)).await);
     }
     gone_here();
     if let Some(cluster) = cluster {

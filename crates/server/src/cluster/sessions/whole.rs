@@ -2,8 +2,8 @@
 //!
 //! Owns: their answers. Does not own: who may ask (`trust`), how sessions end (`ending`).
 
-use super::{Entry, Front, trust};
-use crate::message::{Question, Told};
+use super::{Entry, SessionManager, trust};
+use crate::message::{TargetReply, TargetRequest};
 use amphi_env::Env;
 use amphi_transport::Incoming;
 use amphi_types::{Cred, Errno, Result, SessionId};
@@ -11,7 +11,7 @@ use amphi_wire::{Answer, Reply, Request, Role, SessionStatus};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
-impl<E: Env> Front<E> {
+impl<E: Env> SessionManager<E> {
     /// A request about the whole server.
     pub(super) async fn serve(self: &Rc<Self>, incoming: Incoming) {
         let (route, session) = (incoming.route, incoming.session);
@@ -47,7 +47,7 @@ impl<E: Env> Front<E> {
                 cluster.tuned.note(&rows);
             }
             for target in self.worker.routes.local() {
-                self.worker.tell(*target, Question::Tune).await?;
+                self.worker.tell(*target, TargetRequest::Tune).await?;
             }
             if let Some(cluster) = self.cluster() {
                 cluster.tune_elsewhere().await;
@@ -60,7 +60,7 @@ impl<E: Env> Front<E> {
         let mut targets = Vec::new();
         let mut held: BTreeMap<SessionId, (u64, u64)> = BTreeMap::new();
         for target in self.worker.routes.local() {
-            let Told::Status(mut status, opens) = self.worker.ask(*target, Question::Status).await? else {
+            let TargetReply::Status(mut status, opens) = self.worker.ask(*target, TargetRequest::Status).await? else {
                 return Err(Errno::Proto);
             };
             if bound.is_some() {
@@ -94,8 +94,8 @@ impl<E: Env> Front<E> {
     async fn counters(self: &Rc<Self>, reset: bool) -> Result<Reply> {
         let mut all: Vec<(String, u64)> = Vec::new();
         for target in self.worker.routes.local() {
-            let question = Question::Counters { reset };
-            let Told::Counters(part) = self.worker.ask(*target, question).await? else {
+            let question = TargetRequest::Counters { reset };
+            let TargetReply::Counters(part) = self.worker.ask(*target, question).await? else {
                 return Err(Errno::Proto);
             };
             for (name, n) in part {

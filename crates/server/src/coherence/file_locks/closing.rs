@@ -11,7 +11,7 @@
 //! time is not asked again for `SILENCE`. A mount that is asked answers at once unless a close is under way, so a lock
 //! that stays costs a refused request one message there and back.
 
-use super::{FileLockDesk, lock_of};
+use super::{FileLockTable, lock_of};
 use amphi_types::SessionId;
 use amphi_wire::FileLockSpec;
 use futures_channel::oneshot;
@@ -55,7 +55,7 @@ impl Closing {
 
 /// Questions of one request; dropping it withdraws them.
 pub struct Questions<'a> {
-    desk: &'a FileLockDesk,
+    desk: &'a FileLockTable,
     /// Who is asked, under which number.
     pub asked: Vec<(SessionId, u64)>,
     answers: Vec<oneshot::Receiver<()>>,
@@ -83,7 +83,7 @@ impl Questions<'_> {
     }
 }
 
-impl FileLockDesk {
+impl FileLockTable {
     /// Questions to the mounts with a lock in the way of `lock`, to be sent.
     pub fn ask_holders(&self, now_ns: u64, session: SessionId, lock: &FileLockSpec) -> Questions<'_> {
         let inner = &mut *self.inner.borrow_mut();

@@ -1,7 +1,7 @@
 //! Lost connections, sessions over several servers, moves of directories under a master that crashes.
 
 use super::*;
-use crate::message::{Question, Told};
+use crate::message::{TargetReply, TargetRequest};
 use crate::records::TxId;
 use amphi_meta::Part;
 
@@ -195,8 +195,8 @@ fn a_move_given_up_keeps_no_lock() {
         let (a, b) = (m.dir_at(1).await, m.dir_at(2).await);
         m.mkdir(a, "moves").await.unwrap();
         let master = servers[0].clone().unwrap();
-        let held = master.worker.ask(TargetId(0), Question::MoveLock).await;
-        let Ok(Told::Moving(number)) = held else { panic!("{held:?}") };
+        let held = master.worker.ask(TargetId(0), TargetRequest::MoveLock).await;
+        let Ok(TargetReply::Moving(number)) = held else { panic!("{held:?}") };
         let trouble = async {
             sleep(&world, Duration::from_secs(1)).await;
             world.sim.cut("s0", "s1");
@@ -207,7 +207,7 @@ fn a_move_given_up_keeps_no_lock() {
         let (given_up, ()) = futures_util::join!(gives_up, trouble);
         assert_eq!(given_up, Err(Errno::Io));
         sleep(&world, Duration::from_secs(10)).await;
-        master.worker.tell(TargetId(0), Question::MoveUnlock(number)).await.unwrap();
+        master.worker.tell(TargetId(0), TargetRequest::MoveUnlock(number)).await.unwrap();
         let env = world.sim.node("client");
         for (from, to) in [(a, b), (b, a)] {
             let moved = m.rename((from, "moves"), (to, "moves"), RenameMode::NoReplace);
@@ -239,7 +239,7 @@ fn promises_to_others_do_not_wait() {
             let coordinator = TargetId(if text == "d" { 2 } else { 1 });
             let parts = vec![Part::InsertDentry { dir, name: name(text), child: Ino::ROOT, kind: Kind::File }];
             let tx = TxId { coordinator, number };
-            participant.worker.tell(TargetId(3), Question::Prepare { tx, session, now, parts }).await.unwrap();
+            participant.worker.tell(TargetId(3), TargetRequest::Prepare { tx, session, now, parts }).await.unwrap();
         }
         crash(&world, 1, CrashKind::Process);
         servers[1] = None;

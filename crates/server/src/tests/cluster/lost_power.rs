@@ -24,12 +24,12 @@ fn one_of_several_servers_loses_power() {
             servers[1] = None;
             servers[1] = Some(world.start(1).await.unwrap());
             sleep(&world, Duration::from_secs(30)).await;
-            let robbed = u64::from(kind == CrashKind::Power);
+            let after_power_loss = u64::from(kind == CrashKind::Power);
             let after = (master.welcome().mounts, a.held(0).restarts.get());
-            assert_eq!(after.1, before.1 + robbed as u32, "{kind:?}: the master has ended the session");
-            assert_eq!(after.0, before.0 + 2 * robbed, "{kind:?}: one more than its own");
+            assert_eq!(after.1, before.1 + after_power_loss as u32, "{kind:?}: the master has ended the session");
+            assert_eq!(after.0, before.0 + 2 * after_power_loss, "{kind:?}: one more than its own");
             let again = begun();
-            assert!(again.0 == again.1 && (again == first) == (robbed == 0), "{kind:?}: {first:?} {again:?}");
+            assert!(again.0 == again.1 && (again == first) == (after_power_loss == 0), "{kind:?}: {first:?} {again:?}");
             let b = world.mount_everywhere("b", 2).await;
             b.create(Ino::ROOT, "g").await.unwrap();
             b.mkdir(dir, "h").await.unwrap();

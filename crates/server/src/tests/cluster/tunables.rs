@@ -1,7 +1,7 @@
 //! Tunables over several servers.
 
 use super::*;
-use crate::tunables::Knob;
+use crate::tunables::Tunable;
 
 /// Goal: what was set counts on all servers, also on one that was away, restarts or joins later; the configuration says
 /// what a server begins with, before that. Method: one is killed and another cut off while values are set; a third
@@ -21,7 +21,7 @@ fn what_was_set_reaches_every_server() {
             m.call(Request::Tunables { pattern: format!("server.{name}"), value: Some(value.into()) }).await.unwrap();
         };
         let tries = |servers: &[Option<Rc<Server<SimEnv>>>]| -> Vec<u64> {
-            servers.iter().flatten().map(|s| s.worker.tunables.get(Knob::TokenMs)).collect()
+            servers.iter().flatten().map(|s| s.worker.tunables.get(Tunable::TokenMs)).collect()
         };
         assert_eq!(tries(&servers), [40, 41, 42], "as configured");
         set("token_ms", "7").await;
@@ -38,7 +38,7 @@ fn what_was_set_reaches_every_server() {
         servers.push(Some(world.start(3).await.unwrap()));
         sleep(&world, Duration::from_secs(20)).await;
         assert_eq!(tries(&servers), [9; 4]);
-        assert!(servers.iter().flatten().all(|s| !s.worker.tunables.on(Knob::LockGrowth)));
+        assert!(servers.iter().flatten().all(|s| !s.worker.tunables.on(Tunable::LockGrowth)));
         let mut wrong = world.config(3);
         for (name, words) in [("server.no_such", "no such tunable"), ("server.token_ms", "is no value for it")] {
             wrong.tunables = vec![(name.into(), "many".into())];

@@ -1,7 +1,7 @@
 //! Decisions that have the changes of their participants, all of this server.
 //!
 //! Owns: what a decision leaves behind, when it is forgotten, what a restart does with it. Does not own: how an
-//! operation is decided (`intents`).
+//! operation is decided (`txs`).
 //!
 //! A participant's record of the changes has a mark, so that they are made once. Invariants: a participant logs the
 //! changes when the decision is stable; the decision is removed when they are stable at every participant; a mark is
@@ -11,11 +11,11 @@
 //! Decisions are forgotten in groups, so that two targets write one record for many of them, and nobody waits for it.
 
 use super::finish;
-use crate::message::{Decision, Question, Told};
+use crate::message::{Decision, TargetReply, TargetRequest};
 use crate::records::{Intent, TxId};
 use crate::target::Target;
 use crate::target::gate::Guard;
-use crate::target::intents::{Prepared, Promise};
+use crate::target::tx_table::{Prepared, Promise};
 use crate::worker::Worker;
 use amphi_env::Env;
 use amphi_meta::Part;
@@ -53,12 +53,12 @@ pub(in crate::tx) fn carry_out<E: Env>(
             // The zone has failed. What was promised is held until the next start, which looks at what is on the disk.
             return;
         }
-        target.intents.borrow_mut().undecided.remove(&tx);
-        let told = join_all(participants.iter().map(|t| worker.insist(*t, Question::Commit(tx)))).await;
+        target.txs.borrow_mut().undecided.remove(&tx);
+        let told = join_all(participants.iter().map(|t| worker.insist(*t, TargetRequest::Commit(tx)))).await;
         match told.into_iter().collect::<Result<()>>() {
             Ok(()) => forget_soon(&worker, &target, tx),
             // The decision stays, and is carried out by the next start.
-            Err(e) => tracing::error!("{}: operation {} cannot be carried out: {e}", target.id, tx.number),
+            Err(e) => tracing::error!("{}: operation {} cannot be local_commits out: {e}", target.id, tx.number),
         }
     });
 }
@@ -66,9 +66,9 @@ pub(in crate::tx) fn carry_out<E: Env>(
 /// Forgets a decision whose changes were made, within some time.
 pub(in crate::tx) fn forget_soon<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, tx: TxId) {
     {
-        let carried = &mut target.intents.borrow_mut().carried;
-        carried.over.push(tx);
-        if std::mem::replace(&mut carried.forgetting, true) {
+        let local_commits = &mut target.txs.borrow_mut().local_commits;
+        local_commits.over.push(tx);
+        if std::mem::replace(&mut local_commits.forgetting, true) {
             return;
         }
     }
@@ -77,10 +77,10 @@ pub(in crate::tx) fn forget_soon<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Tar
         loop {
             worker.env.sleep(FORGET_EVERY).await;
             let Some(target) = weak.upgrade() else { return };
-            let over = std::mem::take(&mut target.intents.borrow_mut().carried.over);
+            let over = std::mem::take(&mut target.txs.borrow_mut().local_commits.over);
             // On an error the decisions stay, and their marks: both are looked at after the next start.
             if over.is_empty() || forget(&worker, &target, &over).await.is_err() {
-                target.intents.borrow_mut().carried.forgetting = false;
+                target.txs.borrow_mut().local_commits.forgetting = false;
                 return;
             }
         }
@@ -90,20 +90,20 @@ pub(in crate::tx) fn forget_soon<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Tar
 async fn forget<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, over: &[TxId]) -> Result<()> {
     let mut by_participant: BTreeMap<TargetId, Vec<TxId>> = BTreeMap::new();
     {
-        let known = &target.intents.borrow().carried.known;
+        let known = &target.txs.borrow().local_commits.known;
         for tx in over {
             for participant in known.get(tx).into_iter().flatten() {
                 by_participant.entry(*participant).or_default().push(*tx);
             }
         }
     }
-    let settled = by_participant.iter().map(|(t, all)| worker.tell(*t, Question::Settle(all[0])));
+    let settled = by_participant.iter().map(|(t, all)| worker.tell(*t, TargetRequest::Settle(all[0])));
     join_all(settled).await.into_iter().collect::<Result<()>>()?;
     let keys = over.iter().map(|tx| Intent::Decided { tx: *tx, now: Timespec::default(), parts: Vec::new() }.key());
     let removed = remove(target, keys);
-    over.iter().for_each(|tx| drop(target.intents.borrow_mut().carried.known.remove(tx)));
+    over.iter().for_each(|tx| drop(target.txs.borrow_mut().local_commits.known.remove(tx)));
     target.zone.became_stable(removed).await?;
-    let unmarked = by_participant.into_iter().map(|(t, all)| worker.tell(t, Question::Unmark(all)));
+    let unmarked = by_participant.into_iter().map(|(t, all)| worker.tell(t, TargetRequest::Unmark(all)));
     join_all(unmarked).await.into_iter().collect()
 }
 
@@ -132,29 +132,29 @@ pub async fn redo<E: Env>(
     tx: TxId,
     now: Timespec,
     parts: Vec<Part>,
-) -> Result<Told> {
-    if target.intents.borrow().carried.marks.contains(&tx) {
-        return Ok(Told::Done);
+) -> Result<TargetReply> {
+    if target.txs.borrow().local_commits.marks.contains(&tx) {
+        return Ok(TargetReply::Done);
     }
     // Nobody is served yet, so nothing has to be held.
     let prepared = Prepared { now, parts, promise: Promise::Held, guard: Guard::none(), changing: None };
-    target.intents.borrow_mut().prepared.insert(tx, prepared);
+    target.txs.borrow_mut().prepared.insert(tx, prepared);
     finish(worker, target, tx, true).await
 }
 
 /// Does again what decisions of an earlier run have, and removes marks that are of no use any more.
 pub(in crate::tx) async fn recover<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) -> Result<()> {
-    let found = std::mem::take(&mut target.intents.borrow_mut().carried.found);
+    let found = std::mem::take(&mut target.txs.borrow_mut().local_commits.found);
     for (tx, (now, all)) in found {
         for (participant, parts) in all {
-            worker.tell(participant, Question::Redo { tx, now, parts }).await?;
+            worker.tell(participant, TargetRequest::Redo { tx, now, parts }).await?;
         }
         forget_soon(worker, target, tx);
     }
-    let marks = target.intents.borrow().carried.marks.clone();
+    let marks = target.txs.borrow().local_commits.marks.clone();
     let mut useless = Vec::new();
     for tx in marks {
-        let Told::Decision(outcome) = worker.ask(tx.coordinator, Question::Outcome(tx)).await? else {
+        let TargetReply::Decision(outcome) = worker.ask(tx.coordinator, TargetRequest::Outcome(tx)).await? else {
             return Err(Errno::Proto);
         };
         if outcome == Decision::Aborted {

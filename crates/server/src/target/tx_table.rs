@@ -1,4 +1,4 @@
-//! `Intents`: operations over several targets that are under way on one target.
+//! `TxTable`: operations over several targets that are under way on one target.
 //!
 //! Owns: promises and decisions that are not finished, as tables. Does not own: what is done about them
 //! (`tx::two_phase`), how they lie in the log (`records`).
@@ -6,8 +6,8 @@
 use crate::coherence::tokens::Changing;
 use crate::records::{Intent, TxId};
 use crate::target::NameKey;
-use crate::target::foreseen::Foreseen;
 use crate::target::gate::{Gate, Guard};
+use crate::target::predicted::Predicted;
 use amphi_meta::Part;
 use amphi_types::{TargetId, Timespec};
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,7 +37,7 @@ pub struct Prepared {
 }
 
 /// Operations over several targets that are under way on one target.
-pub struct Intents {
+pub struct TxTable {
     id: TargetId,
     next: u64,
     /// Promises that were given.
@@ -49,9 +49,9 @@ pub struct Intents {
     /// Decisions of an earlier run that other servers have not been told yet.
     pub untold: BTreeSet<TxId>,
     /// Decisions that have their changes.
-    pub carried: Carried,
+    pub local_commits: LocalCommits,
     /// Whether directories that become empty will be removed.
-    pub foreseen: Foreseen,
+    pub predicted: Predicted,
     /// Whether a task asks about old promises.
     pub watched: bool,
     /// On target 0: who may move directories.
@@ -62,18 +62,18 @@ pub struct Intents {
     pub next_move: u64,
 }
 
-impl Intents {
+impl TxTable {
     /// With the intents found at recovery; their names are held by `hold_recovered`.
-    pub fn new(id: TargetId, starts: u64, recovered: Vec<Intent>) -> Intents {
-        let mut intents = Intents {
+    pub fn new(id: TargetId, starts: u64, recovered: Vec<Intent>) -> TxTable {
+        let mut txs = TxTable {
             id,
             next: starts << 40,
             prepared: BTreeMap::new(),
             committed: BTreeMap::new(),
             undecided: BTreeSet::new(),
             untold: BTreeSet::new(),
-            carried: Carried::default(),
-            foreseen: Foreseen::default(),
+            local_commits: LocalCommits::default(),
+            predicted: Predicted::default(),
             watched: false,
             move_gate: Gate::default(),
             moving: BTreeMap::new(),
@@ -83,14 +83,14 @@ impl Intents {
             match intent {
                 Intent::Prepared { tx, now, parts } => {
                     let promise = Promise::Logged;
-                    intents.prepared.insert(tx, Prepared { now, parts, promise, guard: Guard::none(), changing: None });
+                    txs.prepared.insert(tx, Prepared { now, parts, promise, guard: Guard::none(), changing: None });
                 }
-                Intent::Committed { tx, participants } => drop(intents.committed.insert(tx, participants)),
-                Intent::Decided { tx, now, parts } => intents.carried.found(tx, now, parts),
-                Intent::Applied { tx } => intents.carried.found_mark(tx),
+                Intent::Committed { tx, participants } => drop(txs.committed.insert(tx, participants)),
+                Intent::Decided { tx, now, parts } => txs.local_commits.found(tx, now, parts),
+                Intent::Applied { tx } => txs.local_commits.found_mark(tx),
             }
         }
-        intents
+        txs
     }
 
     /// The identity of a new operation that this target coordinates.
@@ -104,7 +104,7 @@ impl Intents {
     /// Whether every promise and every decision is finished, but for those that wait for other servers: they are
     /// finished after the next start.
     pub fn is_idle(&self, is_local: impl Fn(TargetId) -> bool) -> bool {
-        self.carried.is_idle()
+        self.local_commits.is_idle()
             && self.prepared.keys().all(|tx| !is_local(tx.coordinator))
             && self.committed.values().all(|all| all.iter().any(|t| !is_local(*t)))
     }
@@ -115,7 +115,7 @@ pub type Changes = (Timespec, Vec<(TargetId, Vec<Part>)>);
 
 /// Decisions of one target that have their changes, and its marks.
 #[derive(Default)]
-pub struct Carried {
+pub struct LocalCommits {
     /// Decisions whose items are in the log, with their participants.
     pub known: BTreeMap<TxId, Vec<TargetId>>,
     /// Of them: those whose participants have made the changes.
@@ -128,7 +128,7 @@ pub struct Carried {
     pub marks: BTreeSet<TxId>,
 }
 
-impl Carried {
+impl LocalCommits {
     /// A decision of an earlier run.
     pub fn found(&mut self, tx: TxId, now: Timespec, parts: Vec<(TargetId, Vec<Part>)>) {
         self.known.insert(tx, parts.iter().map(|(t, _)| *t).collect());

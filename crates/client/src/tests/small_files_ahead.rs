@@ -275,7 +275,7 @@ fn waste_ends_it() {
     w.check_clean();
 }
 
-/// Goal: nothing stale is ever shown, whatever comes between question and answer (all invariants of `siblings`).
+/// Goal: nothing stale is ever shown, whatever comes between question and answer (all invariants of `small_files`).
 /// Method: random runs of reads in order among writes, cuts, removals, renames and creates of the same files, with
 /// locks called back at any moment and answers in any order; every read, size and look-up is compared with a model.
 #[test]

@@ -1,4 +1,4 @@
-//! `Foreseen`: directories that will be removed next.
+//! `Predicted`: directories that will be removed next.
 //!
 //! Whoever removes a tree removes each directory right after the last name in it. If the directory's own name is on
 //! another target of this server, what emptied it has to be stable first, as the decision that removes it may outlive
@@ -13,11 +13,11 @@ const TRUST_MAX: u32 = 8;
 
 /// What one target's directories did that became empty.
 #[derive(Debug, Default)]
-pub struct Foreseen {
+pub struct Predicted {
     trust: u32,
 }
 
-impl Foreseen {
+impl Predicted {
     /// A directory was removed that needed the sync.
     pub fn removed(&mut self) {
         self.trust = (self.trust + 2).min(TRUST_MAX);
@@ -39,14 +39,14 @@ mod tests {
     /// by hand.
     #[test]
     fn trust_is_earned_and_lost() {
-        let mut foreseen = Foreseen::default();
-        assert!(!foreseen.emptied(), "nothing was seen");
+        let mut predicted = Predicted::default();
+        assert!(!predicted.emptied(), "nothing was seen");
         for _ in 0..100 {
-            foreseen.removed();
-            assert!(foreseen.emptied());
+            predicted.removed();
+            assert!(predicted.emptied());
         }
-        foreseen.removed();
-        let vain = (0..100).filter(|_| foreseen.emptied()).count();
+        predicted.removed();
+        let vain = (0..100).filter(|_| predicted.emptied()).count();
         assert_eq!(vain as u32, TRUST_MAX);
     }
 }

@@ -166,7 +166,7 @@ fn tokens_count_behind_a_long_time_alone() {
         drop(create(&a, "f").await);
         c.env.sleep(Duration::from_secs(60)).await;
         let b = c.mount().await;
-        c.until("company", || !a.is_alone() && a.mount.coherence.company.uses_tokens()).await;
+        c.until("sharing", || !a.is_alone() && a.mount.coherence.sharing.uses_tokens()).await;
         let ino = lookup(&a, "f").await.unwrap().ino;
         let before = calls(&a);
         for _ in 0..3 {
@@ -398,7 +398,7 @@ fn an_evicted_mount_fails_its_calls() {
         let mut buf = [0; 20];
         assert_eq!(b.try_read(&root(), &fb, 0, &mut buf, Hints::default()), None, "nobody has answered it for long");
         c.sim.heal("server", "mount2");
-        c.until("the end of the session", || b.mount.coherence.company.is_lost()).await;
+        c.until("the end of the session", || b.mount.coherence.sharing.is_lost()).await;
         assert_eq!(b.getattr(&root(), Ino::ROOT).await, Err(Errno::Io));
         assert_eq!(lookup(&b, "f").await, Err(Errno::Io));
         assert_eq!(b.mount.cache.dirty_bytes(), 0);

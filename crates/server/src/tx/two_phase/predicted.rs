@@ -1,8 +1,8 @@
 //! Directories that will be removed next, as operations meet them.
 //!
-//! Owns: which changes count, and the sync that begins ahead. Does not own: the rule (`target::foreseen`).
+//! Owns: which changes count, and the sync that begins ahead. Does not own: the rule (`target::predicted`).
 
-use crate::worker::request::Cx;
+use crate::worker::request::RequestCx;
 use amphi_env::Env;
 use amphi_meta::Part;
 use amphi_types::{Ino, Kind};
@@ -21,7 +21,7 @@ pub(in crate::tx) fn losing_directory(parts: &[Part]) -> Option<Ino> {
     })
 }
 
-impl<E: Env> Cx<E> {
+impl<E: Env> RequestCx<E> {
     /// Record `lsn`, which is written, took a name out of `dir`: begins to make it stable if that was the last one and
     /// the removal of the directory is expected. Nobody waits for it.
     pub(in crate::tx) fn foresee_removal(&self, dir: Ino, lsn: Lsn) {
@@ -33,7 +33,7 @@ impl<E: Env> Cx<E> {
             meta.parent(dir)
         };
         let apart = parent.is_ok_and(|p| p.target() != self.target.id && self.worker.routes.is_local(p.target()));
-        if !apart || !self.target.intents.borrow_mut().foreseen.emptied() {
+        if !apart || !self.target.txs.borrow_mut().predicted.emptied() {
             return;
         }
         let target = self.target.clone();
