@@ -14,7 +14,7 @@ typedef struct {
 /* Where the leader of a node listens, and the rank of the caller's proxy there. */
 typedef struct {
     char host[64];
-    uint32_t port, rank;
+    uint32_t port, rank; /* with messages, port is the leader's rank in the communicator */
     uint64_t nonce;
 } amphi_leader;
 
@@ -23,6 +23,15 @@ typedef struct {
     uint32_t ranks, rank, clients, readable, writable, direct, group, relaxed, references;
     uint64_t page_bytes, limit_bytes, bypass_bytes, stream_bytes, run_bytes, idle_ms, prefetch_bytes;
 } amphi_settings;
+
+/* Messages between the ranks of a communicator. They come in order from one rank with one tag. */
+typedef struct {
+    void *context;
+    /* From anybody if `from` is negative. Returns at once; `source` is negative when there is none. */
+    int (*probe)(void *context, int32_t from, int32_t tag, int32_t *source, uint64_t *bytes);
+    int (*receive)(void *context, int32_t from, int32_t tag, void *to, uint64_t bytes); /* one that probe has shown */
+    int (*send)(void *context, int32_t to, int32_t tag, const void *from, uint64_t bytes);
+} amphi_messages;
 
 /* Where rank 0 has the shared memory; plain numbers to be broadcast. */
 typedef struct {
@@ -38,6 +47,12 @@ int amphi_mpiio_open(const char *path, const amphi_settings *settings, amphi_tok
 int amphi_mpiio_serve(const amphi_file *file, int loopback, uint32_t *port, uint64_t *nonce);
 int amphi_mpiio_connect(const amphi_file *file, uint32_t node, uint32_t nodes, const amphi_leader *leaders,
                         uint32_t *failed); /* the leader that could not be reached */
+int amphi_mpiio_serve_messages(const amphi_file *file, const amphi_messages *messages, const int32_t *leaders,
+                               uint32_t nodes, uint64_t *nonce);
+int amphi_mpiio_connect_messages(const amphi_file *file, const amphi_messages *messages, uint32_t node, uint32_t nodes,
+                                 const amphi_leader *leaders, uint32_t *failed);
+void amphi_mpiio_part(const amphi_file *file);
+void amphi_mpiio_see_off(const amphi_file *file);
 int amphi_mpiio_group_join(const amphi_file *file, uint64_t group);
 void amphi_mpiio_group_rejoin(const amphi_file *file);
 void amphi_mpiio_relax(const amphi_file *file, int on);

@@ -79,6 +79,26 @@ static void set_domains(const char *key, const char *value, int *to)
             value);
 }
 
+static const char *const transports[] = {"automatic", "sockets", "mpi", "memory"};
+
+const char *transport_name(enum transport transport)
+{
+    return transports[transport];
+}
+
+static void set_transport(const char *key, const char *value, int *to)
+{
+    /* Memory is what MPI_File_get_info says of a job on one node, whose hints may be handed to the next open. */
+    if (!strcasecmp(value, "automatic") || !strcasecmp(value, "auto") || !strcasecmp(value, "memory"))
+        *to = TRANSPORT_AUTOMATIC;
+    else if (!strcasecmp(value, "sockets"))
+        *to = TRANSPORT_SOCKETS;
+    else if (!strcasecmp(value, "mpi"))
+        *to = TRANSPORT_MPI;
+    else
+        fprintf(stderr, "amphi-mpiio: hint %s: '%s' is not automatic, sockets or mpi; ignored\n", key, value);
+}
+
 static void set_hint(struct hints *hints, const char *key, const char *value)
 {
     if (!strcmp(key, "cache") || !strcmp(key, "romio_caching")) {
@@ -91,6 +111,8 @@ static void set_hint(struct hints *hints, const char *key, const char *value)
         set_choice(key, value, &hints->migration);
     } else if (!strcmp(key, "cache_lock_scope")) {
         set_scope(key, value, &hints->relaxed);
+    } else if (!strcmp(key, "cache_transport")) {
+        set_transport(key, value, &hints->transport);
     } else if (!strcmp(key, "cache_page_size") || !strcmp(key, "romio_cache_page_size")) {
         set_bytes(key, value, 16, 1 << 30, &hints->page_bytes);
     } else if (!strcmp(key, "cache_limit")) {
@@ -120,7 +142,7 @@ static const char *const keys[] = {"romio_caching", "romio_cache_page_size", "ca
                                    "cache_limit",   "cache_bypass_size",     "cache_stream_size", "cache_flush_size",
                                    "cache_direct_io", "cache_ranks_per_node", "cache_domains",     "cache_domain_group",
                                    "cache_idle_time", "cache_group_lock",   "cache_lock_scope",  "cache_migration",
-                                   "cache_prefetch_size"};
+                                   "cache_prefetch_size", "cache_transport"};
 
 void hints_read(MPI_Info info, struct hints *hints)
 {
@@ -173,6 +195,9 @@ int hints_write(MPI_Info info, const struct shadow *shadow)
     error = error ? error : PMPI_Info_set(info, "cache_migration", s->references == 0 ? "disable" : migration);
     error = error ? error : PMPI_Info_set(info, "cache_lock_scope", s->relaxed ? "page" : "call");
     error = error ? error : PMPI_Info_set(info, "cache_domains", domains[shadow->domain]);
+    error = error ? error : PMPI_Info_set(info, "cache_transport", transports[shadow->transport]);
+    if (!error && shadow->transport_reason)
+        error = PMPI_Info_set(info, "cache_transport_reason", shadow->transport_reason);
     /* What one rank writes the others see at once: some libraries ask for that before they write independently. */
     return error ? error : PMPI_Info_set(info, "romio_visibility_immediate", "true");
 }

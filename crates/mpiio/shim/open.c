@@ -12,11 +12,20 @@
 
 /* What rank 0 decides and all take. */
 struct decision {
-    int32_t cached, reason, reports, ranks_per_node, domain, domain_group;
+    int32_t cached, reason, reports, ranks_per_node, domain, domain_group, transport;
     amphi_settings settings;
 };
 
-enum { REASON_NONE, REASON_OFF, REASON_ONE_RANK, REASON_SEQUENTIAL, REASON_NODES, REASON_FILE, REASON_MEMORY };
+enum {
+    REASON_NONE,
+    REASON_OFF,
+    REASON_ONE_RANK,
+    REASON_SEQUENTIAL,
+    REASON_NODES,
+    REASON_FILE,
+    REASON_MEMORY,
+    REASON_NO_THREADS
+};
 
 static const char *const reasons[] = {"",
                                       "switched off by a hint",
@@ -24,7 +33,9 @@ static const char *const reasons[] = {"",
                                       "sequential access",
                                       "the ranks are on several nodes that cannot reach each other",
                                       "not a regular file that every rank can open",
-                                      "no shared memory between the ranks"};
+                                      "no shared memory between the ranks",
+                                      "the ranks are on several nodes that cannot reach each other by sockets, and "
+                                      "the MPI library was started without MPI_THREAD_MULTIPLE for messages"};
 
 /* Where statistics go; nowhere: NULL. */
 static const char *reports_to(void)
@@ -51,109 +62,6 @@ static const char *plain_path(const char *name)
 {
     const char *colon = strchr(name, ':'), *slash = strchr(name, '/');
     return colon && (!slash || colon < slash) && colon - name > 1 ? colon + 1 : name;
-}
-
-/* Zeroed memory for what all ranks need to agree; the others wait, so without it there is no way on. */
-static void *must_alloc(struct shadow *f, size_t bytes)
-{
-    void *memory = calloc(1, bytes ? bytes : 1);
-    if (!memory) {
-        fprintf(stderr, "amphi-mpiio: %s: no memory to open it\n", f->path);
-        PMPI_Abort(f->comm, MPI_ERR_NO_MEM);
-    }
-    return memory;
-}
-
-/* Names the machine and the name space of processes: ranks with equal ones can open each other's memory. */
-static uint64_t host_id(void)
-{
-    char text[512] = "";
-    size_t length = 0;
-    FILE *boot = fopen("/proc/sys/kernel/random/boot_id", "re");
-    if (boot) {
-        length = fread(text, 1, 64, boot);
-        fclose(boot);
-    }
-    ssize_t more = readlink("/proc/self/ns/pid", text + length, 128);
-    length += more > 0 ? (size_t)more : 0;
-    gethostname(text + length, sizeof text - length - 1);
-    length += strlen(text + length);
-    uint64_t id = 14695981039346656037u;
-    for (size_t i = 0; i < length; i++)
-        id = (id ^ (unsigned char)text[i]) * 1099511628211u;
-    return id;
-}
-
-/* Finds which ranks share a node, and numbers the nodes by their first ranks. `first` gets the first rank of the node of
- * each rank. With `ranks_per_node` set, the ranks of one real node count as several nodes. */
-static int find_nodes(struct shadow *f, int ranks_per_node, int *first, bool *one_host)
-{
-    uint64_t mine = host_id(), *hosts = must_alloc(f, (size_t)f->ranks * sizeof *hosts);
-    int error = PMPI_Allgather(&mine, 1, MPI_UINT64_T, hosts, 1, MPI_UINT64_T, f->comm);
-    *one_host = true;
-    for (int r = 0; r < f->ranks; r++)
-        *one_host = *one_host && hosts[r] == hosts[0];
-    for (int r = 0; r < f->ranks; r++) {
-        first[r] = r;
-        if (*one_host)
-            first[r] = ranks_per_node > 0 ? r / ranks_per_node * ranks_per_node : 0;
-        else if (r > 0 && hosts[r] == hosts[r - 1])
-            first[r] = first[r - 1];
-        else
-            for (int q = 0; q < r && first[r] == r; q++)
-                first[r] = hosts[q] == hosts[r] ? q : r;
-    }
-    for (int r = 0; r < f->ranks; r++) {
-        f->node += first[r] == r && r < first[f->rank];
-        f->nodes += first[r] == r;
-        f->local_rank += first[r] == first[f->rank] && r < f->rank;
-        f->local_ranks += first[r] == first[f->rank];
-    }
-    free(hosts);
-    return error ? EIO : 0;
-}
-
-/* Lets the leaders serve and all ranks connect with the leaders of other nodes. */
-static int connect_nodes(struct shadow *f, const int *first, bool one_host)
-{
-    amphi_leader mine = {0};
-    int error = 0;
-    if (f->local_rank == 0) {
-        const char *named = getenv("AMPHI_MPIIO_ADDRESS");
-        error = amphi_mpiio_serve(f->cache, one_host, &mine.port, &mine.nonce);
-        if (named)
-            strncpy(mine.host, named, sizeof mine.host - 1);
-        else if (one_host)
-            strcpy(mine.host, "127.0.0.1");
-        else
-            gethostname(mine.host, sizeof mine.host - 1);
-    }
-    amphi_leader *all = must_alloc(f, (size_t)f->ranks * sizeof *all);
-    amphi_leader *leaders = must_alloc(f, (size_t)f->nodes * sizeof *leaders);
-    error = worst(f->comm, error);
-    if (!error) {
-        PMPI_Allgather(&mine, sizeof mine, MPI_BYTE, all, sizeof mine, MPI_BYTE, f->comm);
-        for (int r = 0, node = 0; r < f->ranks; r++) {
-            if (first[r] != r)
-                continue;
-            /* Behind the node's own ranks come the proxies of the others, in the order of their ranks. */
-            int local = 0, before = 0;
-            for (int other = 0; other < f->ranks; other++) {
-                local += first[other] == r;
-                before += first[other] != r && other < f->rank;
-            }
-            leaders[node] = all[r];
-            leaders[node++].rank = (uint32_t)(local + before);
-        }
-        uint32_t failed = 0;
-        error = amphi_mpiio_connect(f->cache, (uint32_t)f->node, (uint32_t)f->nodes, leaders, &failed);
-        if (error)
-            fprintf(stderr, "amphi-mpiio: %s: rank %d cannot reach %.64s port %u: %s\n", f->path, f->rank,
-                    leaders[failed].host, leaders[failed].port, strerror(error));
-    }
-    free(all);
-    free(leaders);
-    return worst(f->comm, error);
 }
 
 /* A message to another node costs about as much as a copy of so many bytes. */
@@ -205,6 +113,7 @@ static void decide(struct decision *d, MPI_Info info, const char *path, int amod
     d->ranks_per_node = (int32_t)hints.ranks_per_node;
     d->domain = hints.domain;
     d->domain_group = hints.domain_group;
+    d->transport = hints.transport;
     /* A whole number of pages, and of stripes where the file has some. */
     uint64_t stripe = amphi_mpiio_stripe_bytes(path), flush = (uint64_t)hints.flush_bytes;
     s->run_bytes = (flush < s->page_bytes ? 1 : flush / s->page_bytes) * s->page_bytes;
@@ -245,6 +154,70 @@ static void join_group(struct shadow *f, uint64_t group)
     worst(f->comm, 0);
 }
 
+/* What is known of the nodes: the first rank of the node of each rank, whether all are one machine, and whether this
+ * rank could not find out. */
+struct nodes {
+    int *first;
+    bool one_host;
+    int error;
+};
+
+/* Opens the cache with one transport, on all ranks or on none; returns the reason why not. */
+static int open_with(struct shadow *f, const struct nodes *nodes, enum transport transport)
+{
+    const int *first = nodes->first;
+    /* The leaders make the memory and show it to all; each rank opens that of its own leader. */
+    struct shown {
+        amphi_token token;
+        int32_t error;
+    } mine = {.error = nodes->error}, *shown = must_alloc(f, (size_t)f->ranks * sizeof *shown);
+    int reason = REASON_MEMORY;
+    if (!mine.error && f->local_rank == 0)
+        mine.error = amphi_mpiio_open(f->path, &f->settings, &mine.token, &f->cache);
+    PMPI_Allgather(&mine, sizeof mine, MPI_BYTE, shown, sizeof mine, MPI_BYTE, f->comm);
+    uint64_t group = shown[0].token.nonce;
+    int error = mine.error ? mine.error : shown[first[f->rank]].error;
+    if (!error && f->local_rank != 0)
+        error = amphi_mpiio_open(f->path, &f->settings, &shown[first[f->rank]].token, &f->cache);
+    free(shown);
+    error = worst(f->comm, error);
+    if (!error && f->nodes > 1) {
+        reason = REASON_NODES;
+        f->mail = transport == TRANSPORT_MPI ? mail_open(f->comm) : NULL;
+        error = connect_nodes(f, first, nodes->one_host);
+    }
+    if (!error && f->settings.group)
+        join_group(f, group);
+    f->transport = transport;
+    if (!error)
+        return REASON_NONE;
+    if (f->cache)
+        amphi_mpiio_close(f->cache);
+    mail_free(f->mail);
+    f->cache = NULL;
+    f->mail = NULL;
+    return reason;
+}
+
+/* Opens the cache with the transport that the hint asks for, or one that does; returns the reason why not. */
+static int open_with_any(struct shadow *f, const struct nodes *nodes, enum transport wanted)
+{
+    if (f->nodes == 1)
+        return open_with(f, nodes, TRANSPORT_MEMORY);
+    bool threads = wanted != TRANSPORT_SOCKETS && worst(f->comm, !has_threads()) == 0;
+    if (wanted == TRANSPORT_MPI && threads)
+        return open_with(f, nodes, TRANSPORT_MPI);
+    if (wanted == TRANSPORT_MPI)
+        f->transport_reason = "the MPI library was started without MPI_THREAD_MULTIPLE";
+    int reason = open_with(f, nodes, TRANSPORT_SOCKETS);
+    if (reason != REASON_NODES || wanted == TRANSPORT_SOCKETS)
+        return reason;
+    if (!threads)
+        return REASON_NO_THREADS;
+    f->transport_reason = "sockets do not reach every node";
+    return open_with(f, nodes, TRANSPORT_MPI);
+}
+
 /* Opens the cache on all ranks or on none; returns the reason why not. `shadow->comm` is set. */
 static int open_cache(struct shadow *f, MPI_Info info)
 {
@@ -255,40 +228,15 @@ static int open_cache(struct shadow *f, MPI_Info info)
     if (!d.cached)
         return d.reason;
     f->reports = d.reports;
-    int *first = must_alloc(f, (size_t)f->ranks * sizeof *first);
-    bool one_host = false;
-    int error = find_nodes(f, d.ranks_per_node, first, &one_host), reason = REASON_MEMORY;
-    list_nodes(f, first, &d);
+    struct nodes nodes = {.first = must_alloc(f, (size_t)f->ranks * sizeof(int))};
+    nodes.error = find_nodes(f, d.ranks_per_node, nodes.first, &nodes.one_host);
+    list_nodes(f, nodes.first, &d);
     f->settings = d.settings;
     f->settings.ranks = (uint32_t)f->local_ranks;
     f->settings.rank = (uint32_t)f->local_rank;
     f->settings.clients = (uint32_t)(f->ranks - f->local_ranks);
-    /* The leaders make the memory and show it to all; each rank opens that of its own leader. */
-    struct shown {
-        amphi_token token;
-        int32_t error;
-    } mine = {.error = error}, *shown = must_alloc(f, (size_t)f->ranks * sizeof *shown);
-    if (!error && f->local_rank == 0)
-        mine.error = amphi_mpiio_open(f->path, &f->settings, &mine.token, &f->cache);
-    PMPI_Allgather(&mine, sizeof mine, MPI_BYTE, shown, sizeof mine, MPI_BYTE, f->comm);
-    uint64_t group = shown[0].token.nonce;
-    error = shown[first[f->rank]].error;
-    if (!error && f->local_rank != 0)
-        error = amphi_mpiio_open(f->path, &f->settings, &shown[first[f->rank]].token, &f->cache);
-    free(shown);
-    error = worst(f->comm, error);
-    if (!error && f->nodes > 1) {
-        reason = REASON_NODES;
-        error = connect_nodes(f, first, one_host);
-    }
-    free(first);
-    if (!error && f->settings.group)
-        join_group(f, group);
-    if (!error)
-        return REASON_NONE;
-    if (f->cache)
-        amphi_mpiio_close(f->cache);
-    f->cache = NULL;
+    int reason = open_with_any(f, &nodes, (enum transport)d.transport);
+    free(nodes.first);
     return reason;
 }
 
@@ -297,6 +245,7 @@ void shadow_forget(struct shadow *f)
     view_free(&f->view);
     if (f->cache && !f->lender)
         amphi_mpiio_close(f->cache);
+    mail_free(f->mail);
     if (f->comm != MPI_COMM_NULL)
         PMPI_Comm_free(&f->comm);
     pthread_mutex_destroy(&f->mutex);
@@ -328,6 +277,8 @@ static bool borrow_cache(struct shadow *f, MPI_Info info)
     f->settings.writable = writable;
     f->domain = DOMAIN_NONE;
     f->nodes = f->local_ranks = 1;
+    f->transport = lender->transport;
+    f->transport_reason = lender->transport_reason;
     f->cache = lender->cache;
     f->lender = (struct shadow *)lender;
     return true;
@@ -402,19 +353,25 @@ static void report_stats(struct shadow *f)
 {
     uint32_t count = amphi_mpiio_stat_count();
     uint64_t mine[64] = {0}, all[64] = {0};
-    if (count > 64)
+    if (count > 63)
         return;
     amphi_mpiio_stats(f->cache, mine);
-    PMPI_Reduce(mine, all, (int)count, MPI_UINT64_T, MPI_SUM, 0, f->comm);
+    mine[count] = mail_sent(f->mail);
+    PMPI_Reduce(mine, all, (int)count + 1, MPI_UINT64_T, MPI_SUM, 0, f->comm);
     if (f->rank != 0)
         return;
     char text[2048];
-    int at = snprintf(text, sizeof text, "ranks=%d nodes=%d page=%llu", f->ranks, f->nodes, (unsigned long long)f->settings.page_bytes);
+    int at = snprintf(text, sizeof text, "ranks=%d nodes=%d page=%llu transport=%s", f->ranks, f->nodes,
+                      (unsigned long long)f->settings.page_bytes, transport_name(f->transport));
     for (uint32_t i = 0; i < count && at < (int)sizeof text; i++) {
         char name[64] = "";
         amphi_mpiio_stat_name(i, name, sizeof name);
         at += snprintf(text + at, sizeof text - (size_t)at, " %s=%llu", name, (unsigned long long)all[i]);
     }
+    if (f->mail && at < (int)sizeof text)
+        at += snprintf(text + at, sizeof text - (size_t)at, " mpi_messages=%llu", (unsigned long long)all[count]);
+    if (f->transport_reason && at < (int)sizeof text)
+        snprintf(text + at, sizeof text - (size_t)at, " (%s)", f->transport_reason);
     report(f->path, text);
 }
 
@@ -452,29 +409,57 @@ int MPI_File_close(MPI_File *handle)
 }
 BOTH_NAMES(MPI_File_close);
 
-/* Writes all dirty pages that there are, without the other ranks. */
-void shadow_flush_alone(struct shadow *f)
+/* A child process has the table of files, too, but it is no rank. */
+static bool is_ours(const struct shadow *f)
 {
-    /* A child process has this table, too, but it is no rank. */
-    if (f->process != getpid() || f->lender)
-        return;
+    return f->process == getpid() && !f->lender;
+}
+
+/* Writes all dirty pages that there are, without the other ranks. */
+static void flush_alone(struct shadow *f)
+{
     int error = f->amode & MPI_MODE_DELETE_ON_CLOSE ? 0 : amphi_mpiio_flush(f->cache, 0, 1);
     if (error)
         fprintf(stderr, "amphi-mpiio: %s: cached writes may be lost: %s\n", f->path, strerror(error));
-    /* Ranks that still write must not take the end of this one for a failure. */
-    amphi_mpiio_leave(f->cache);
 }
 
-static void warn_and_flush(struct shadow *f)
+void shadow_flush_alone(struct shadow *f)
 {
+    if (!is_ours(f))
+        return;
+    flush_alone(f);
+    /* Ranks that still write must not take the end of this one for a failure. */
+    amphi_mpiio_leave(f->cache);
+    /* The program may be anywhere in the library, which is about to be unloaded. */
+    if (f->mail)
+        mail_close(f->mail);
+}
+
+/* The file was forgotten on all ranks, which come here when they are done with it. So nobody may wait for one file
+ * before he has taken leave of all. */
+static void warn_and_part(struct shadow *f)
+{
+    if (!is_ours(f))
+        return;
     if (f->rank == 0)
         fprintf(stderr, "amphi-mpiio: %s is still open at MPI_Finalize; its cached writes are flushed\n", f->path);
+    amphi_mpiio_part(f->cache);
+}
+
+/* What ranks of other nodes wrote here until they came to the same place is flushed, too. */
+static void see_off_and_flush(struct shadow *f)
+{
+    if (!is_ours(f))
+        return;
+    if (f->local_rank == 0)
+        amphi_mpiio_see_off(f->cache);
     shadow_flush_alone(f);
 }
 
 int MPI_Finalize(void)
 {
-    shadow_each(warn_and_flush);
+    shadow_each(warn_and_part);
+    shadow_each(see_off_and_flush);
     return NATIVE(MPI_Finalize)();
 }
 BOTH_NAMES(MPI_Finalize);

@@ -6,8 +6,9 @@
  * the native library's alone: every rank decides the same way, so cached and native access never mix.
  *
  * Parts: native.c (the library's own functions, the table of handles), flatten.c (derived types), hints.c, open.c
- * (open, close, end of the program), access.c (reads and writes), collective.c (those of all ranks together), state.c (views, pointers, lengths, sync),
- * data.c (the entry points of data functions). */
+ * (open, close, end of the program), nodes.c (which ranks share a node, and how the nodes are connected), messages.c
+ * (messages of the library between nodes), access.c (reads and writes), collective.c (those of all ranks together),
+ * state.c (views, pointers, lengths, sync), data.c (the entry points of data functions). */
 #ifndef AMPHI_SHIM_H
 #define AMPHI_SHIM_H
 #define _GNU_SOURCE
@@ -72,8 +73,11 @@ struct memory {
 /* How the file is cut for collective calls; not at all: each rank goes its own way. */
 enum domain { DOMAIN_NONE, DOMAIN_CYCLIC, DOMAIN_EVEN, DOMAIN_GROUP_CYCLIC, DOMAIN_AUTOMATIC };
 
+/* How ranks reach other nodes. Automatic: by sockets, or by messages where these do not reach. */
+enum transport { TRANSPORT_AUTOMATIC, TRANSPORT_SOCKETS, TRANSPORT_MPI, TRANSPORT_MEMORY };
+
 struct hints {
-    int domain, domain_group;
+    int domain, domain_group, transport;
     int cache, direct; /* 0 disable, 1 enable, 2 automatic */
     int group, relaxed, migration;
     int64_t page_bytes, limit_bytes, bypass_bytes, stream_bytes, flush_bytes, ranks_per_node, idle_ms,
@@ -99,6 +103,9 @@ struct shadow {
     enum domain domain;
     int domain_group;       /* ranks of a group of group-cyclic domains */
     int *of_node, *by_node; /* the ranks by node (collective.c) */
+    enum transport transport; /* in use: memory on one node */
+    const char *transport_reason; /* why it is not what was asked for; NULL: it is */
+    struct mail *mail;        /* with messages */
     char *path;
     amphi_file *cache;
     amphi_settings settings;
@@ -138,6 +145,20 @@ bool type_is_named(MPI_Datatype type);
 /* hints.c */
 void hints_read(MPI_Info info, struct hints *hints);
 int hints_write(MPI_Info info, const struct shadow *shadow);
+const char *transport_name(enum transport transport);
+
+/* messages.c */
+struct mail *mail_open(MPI_Comm comm);
+const amphi_messages *mail_table(const struct mail *mail);
+uint64_t mail_sent(struct mail *mail);
+void mail_close(struct mail *mail);
+void mail_free(struct mail *mail);
+bool has_threads(void);
+
+/* nodes.c */
+void *must_alloc(struct shadow *f, size_t bytes);
+int find_nodes(struct shadow *f, int ranks_per_node, int *first, bool *one_host);
+int connect_nodes(struct shadow *f, const int *first, bool one_host);
 
 /* open.c */
 void shadow_flush_alone(struct shadow *shadow);

@@ -14,6 +14,7 @@ use crate::segment::{Geometry, Segment, Token};
 use crate::spare_memory;
 use crate::stats::NAMES;
 use crate::team::Team;
+use crate::team::passing::{Dispatcher, Passing, SILENCE, Serving};
 use crate::team::server::Server;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::net::Ipv4Addr;
@@ -52,6 +53,7 @@ impl AmphiFile {
 pub struct Leader {
     /// Name or address, ending with a zero byte.
     host: [c_char; 64],
+    /// With messages, the leader's rank in the library.
     port: u32,
     /// The rank that the caller's proxy has there.
     rank: u32,
@@ -315,6 +317,103 @@ pub unsafe extern "C" fn amphi_mpiio_connect(
     code(outcome.map_err(|(_, error)| error))
 }
 
+/// The library that passes messages, as the shim shows it. The functions return 0 or an errno value.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct Messages {
+    /// A pointer that is only handed back.
+    context: usize,
+    probe: extern "C" fn(usize, i32, i32, &mut i32, &mut u64) -> c_int,
+    receive: extern "C" fn(usize, i32, i32, *mut u8, u64) -> c_int,
+    send: extern "C" fn(usize, i32, i32, *const u8, u64) -> c_int,
+}
+
+fn passed(errno: c_int) -> Outcome {
+    if errno == 0 { Ok(()) } else { Err(Error::Os { doing: "pass a message of the library", errno }) }
+}
+
+impl Passing for Messages {
+    fn probe(&self, from: Option<i32>, tag: i32) -> Outcome<Option<(i32, usize)>> {
+        let (mut source, mut bytes) = (-1, 0);
+        passed((self.probe)(self.context, from.unwrap_or(-1), tag, &mut source, &mut bytes))?;
+        Ok((source >= 0).then_some((source, bytes as usize)))
+    }
+
+    fn receive(&self, from: i32, tag: i32, into: &mut [u8]) -> Outcome {
+        passed((self.receive)(self.context, from, tag, into.as_mut_ptr(), into.len() as u64))
+    }
+
+    fn send(&self, to: i32, tag: i32, data: &[u8]) -> Outcome {
+        passed((self.send)(self.context, to, tag, data.as_ptr(), data.len() as u64))
+    }
+}
+
+/// As `amphi_mpiio_serve`, by messages of the library; `leaders` has the rank of the leader of each node.
+///
+/// # Safety
+/// `file` is open; `leaders` has `nodes` elements; `messages` and `nonce` are valid, and what `messages` names works
+/// until the file is closed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amphi_mpiio_serve_messages(
+    file: *const AmphiFile,
+    messages: *const Messages,
+    leaders: *const i32,
+    nodes: u32,
+    nonce: *mut u64,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let (opened, passing, leaders) =
+        unsafe { (&*file, Arc::new(*messages), std::slice::from_raw_parts(leaders, nodes as usize).to_vec()) };
+    let (path, settings, token) = (opened.path.clone(), opened.settings, opened.token);
+    let mut team = opened.locked();
+    let started = team.local().memory().again().and_then(|segment| {
+        let lives = move |rank| u32::try_from(rank).is_ok_and(|rank| !segment.has_ended(rank));
+        Dispatcher::start(
+            passing,
+            Serving {
+                ranks: (settings.ranks, settings.clients),
+                nonce: token.nonce,
+                make: Arc::new(move |rank| open_rank(&path, settings, rank, token)),
+                lives: Box::new(lives),
+                leaders,
+                silence: SILENCE,
+            },
+        )
+    });
+    code(started.map(|dispatcher| {
+        // SAFETY: the caller's promise.
+        unsafe { *nonce = token.nonce };
+        team.serve(dispatcher);
+    }))
+}
+
+/// As `amphi_mpiio_connect`, by messages of the library.
+///
+/// # Safety
+/// As for `amphi_mpiio_connect` and `amphi_mpiio_serve_messages`.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amphi_mpiio_connect_messages(
+    file: *const AmphiFile,
+    messages: *const Messages,
+    node: u32,
+    nodes: u32,
+    leaders: *const Leader,
+    failed: *mut u32,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let (opened, messages, leaders) =
+        unsafe { (&*file, *messages, std::slice::from_raw_parts(leaders, nodes as usize)) };
+    let passing: Arc<dyn Passing> = Arc::new(messages);
+    let found: Vec<_> = leaders.iter().map(|leader| (leader.port as i32, leader.rank, leader.nonce)).collect();
+    let references = opened.settings.references;
+    let outcome = opened.locked().connect_by_messages(node as usize, &found, references, &passing);
+    if let Err((leader, _)) = &outcome {
+        // SAFETY: the caller's promise.
+        unsafe { *failed = *leader as u32 };
+    }
+    code(outcome.map_err(|(_, error)| error))
+}
+
 /// Leaves the file and frees what belongs to it. Dirty pages are not flushed.
 ///
 /// # Safety
@@ -421,6 +520,10 @@ plain! {
     amphi_mpiio_relax(on: c_int) -> () = |f| f.local().relax(on != 0);
     /// Says that this rank ends in order, though it has not closed the file.
     amphi_mpiio_leave() -> () = |f| f.local().leave();
+    /// Takes leave of the other nodes; the file serves no call of this rank any more.
+    amphi_mpiio_part() -> () = |f| f.part();
+    /// Waits until the ranks of other nodes have taken leave of this one.
+    amphi_mpiio_see_off() -> () = |f| f.see_off();
     /// Drops the clean pages of this rank.
     amphi_mpiio_drop_clean() -> c_int = |f| code(f.drop_clean());
     /// Drops all pages of this rank.

@@ -445,19 +445,21 @@ impl Segment {
         if ended != 0 {
             return Some(ended - 1);
         }
-        let found = (0..self.geometry.ranks).find(|&rank| {
-            if rank == self.rank || self.rank_cell(rank).presence.load(Ordering::Acquire) != 1 {
-                return false;
-            }
-            let mut lock = byte_lock(libc::F_WRLCK, rank);
-            // SAFETY: the structure lives through the call.
-            let result = unsafe { libc::fcntl(self.fd.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) };
-            result == 0
-                && i32::from(lock.l_type) == libc::F_UNLCK
-                && self.rank_cell(rank).presence.load(Ordering::Acquire) == 1
-        })?;
+        let found = (0..self.geometry.ranks).find(|&rank| rank != self.rank && self.has_ended(rank))?;
         self.header().ended.store(found + 1, Ordering::Release);
         Some(found)
+    }
+
+    /// Whether this rank, another one, is one of those.
+    pub fn has_ended(&self, rank: u32) -> bool {
+        let is_here = || self.rank_cell(rank).presence.load(Ordering::Acquire) == 1;
+        let mut lock = byte_lock(libc::F_WRLCK, rank);
+        if rank >= self.geometry.ranks || !is_here() {
+            return false;
+        }
+        // SAFETY: the structure lives through the call.
+        let result = unsafe { libc::fcntl(self.fd.as_raw_fd(), libc::F_OFD_GETLK, &mut lock) };
+        result == 0 && i32::from(lock.l_type) == libc::F_UNLCK && is_here()
     }
 
     /// Leaves in order; the value may be dropped then.

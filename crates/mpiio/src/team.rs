@@ -20,15 +20,18 @@ use crate::placement::Place;
 use crate::stats::NAMES;
 use link::Link;
 use message::{Kind, MAX_EXTENTS, Message, WHOLE_CALL, receive, send};
-use server::Server;
+use passing::{Passing, SILENCE, ToLeader};
+use std::any::Any;
 use std::borrow::Cow;
 use std::net::{TcpStream, ToSocketAddrs};
 use std::os::fd::AsRawFd;
+use std::sync::Arc;
 use std::time::Duration;
 
 pub mod handover;
 pub mod link;
 pub mod message;
+pub mod passing;
 pub mod server;
 
 /// So many bytes go into one step at most, unless one page is larger.
@@ -50,7 +53,8 @@ pub struct Team {
     node: usize,
     /// Connection to the leader of each node; none to our own.
     peers: Vec<Option<Box<dyn Link>>>,
-    server: Option<Server>,
+    /// What serves the other nodes here until it is dropped: a `Server` or a `Dispatcher`.
+    server: Option<Box<dyn Any + Send>>,
     looker: Option<Looker>,
     /// A connection broke; every later call fails.
     broken: Option<Error>,
@@ -116,9 +120,9 @@ impl Team {
         Team { local, node: 0, peers: Vec::from([None]), server: None, looker: None, broken: None }
     }
 
-    /// Serves the ranks of other nodes from now on, as leader.
-    pub fn serve(&mut self, server: Server) {
-        self.server = Some(server);
+    /// Serves the ranks of other nodes from now on, as leader, by what waits for them when it is dropped.
+    pub fn serve(&mut self, server: impl Any + Send) {
+        self.server = Some(Box::new(server));
     }
 
     /// Writes out what is idle from now on, as the rank of the node that does so.
@@ -154,6 +158,25 @@ impl Team {
             let numbers = (u64::from(*rank), *nonce);
             let link = (index != node).then(|| greet(host, *port, numbers, node)).transpose();
             links.push(link.map_err(|error| (index, error))?.map(|stream| Box::new(stream) as Box<dyn Link>));
+        }
+        self.join(node, links, references);
+        Ok(())
+    }
+
+    /// As `connect`, over messages of a library: `leaders` has the rank of each leader there, our proxy rank and nonce.
+    pub fn connect_by_messages(
+        &mut self,
+        node: usize,
+        leaders: &[(i32, u32, u64)],
+        references: u32,
+        passing: &Arc<dyn Passing>,
+    ) -> Result<(), (usize, Error)> {
+        let place = (node as u64, u64::from(self.local.memory().rank()));
+        let mut links: Vec<Option<Box<dyn Link>>> = Vec::with_capacity(leaders.len());
+        for (index, (leader, rank, nonce)) in leaders.iter().enumerate() {
+            let greet = || ToLeader::greet(passing.clone(), *leader, (u64::from(*rank), *nonce), place, SILENCE);
+            let link = (index != node).then(greet).transpose().map_err(|error| (index, error))?;
+            links.push(link.map(|link| Box::new(link) as Box<dyn Link>));
         }
         self.join(node, links, references);
         Ok(())
@@ -504,13 +527,23 @@ impl Team {
         all
     }
 
+    /// Takes leave of the other nodes, of which nothing can be asked any more.
+    pub fn part(&mut self) {
+        self.broken = self.broken.or(Some(Error::Refused("the rank has taken leave of the other nodes")));
+        for mut link in self.peers.iter_mut().filter_map(Option::take) {
+            let _ = link.send(Kind::Bye, (0, 0), &[], &[]);
+        }
+    }
+
+    /// Waits until the ranks of other nodes have taken leave, as leader.
+    pub fn see_off(&mut self) {
+        self.server = None;
+    }
+
     /// Leaves the file in order. A leader waits until the ranks of other nodes have left, too.
     pub fn leave(mut self) {
         self.looker = None;
-        for link in self.peers.iter_mut().flatten() {
-            let _ = link.send(Kind::Bye, (0, 0), &[], &[]);
-        }
-        self.peers.clear();
+        self.part();
         if self.local.memory().rank() == 0 {
             self.local.leave_group();
         }

@@ -348,11 +348,17 @@ fn faults_are_clear_and_lose_nothing() {
         let expected: Vec<u8> = (0..40u32).flat_map(|i| vec![b'a' + (i % 4) as u8; 1000]).collect();
         for (fault, hints) in [
             ("finalize", ""),
+            ("finalize", MESSAGES),
+            // Everything that the others wrote through a rank that is in MPI_Finalize is in the file, too.
+            ("late", "cache_ranks_per_node=1;cache_page_size=4K;cache_flush_size=4K;cache_migration=disable"),
+            ("late", MESSAGES),
             ("exit", ""),
+            ("exit", MESSAGES),
             ("full", ""),
             ("full", "cache_ranks_per_node=2;cache_page_size=4K;cache_flush_size=4K"),
             ("killed", ""),
             ("killed", "cache_ranks_per_node=1;cache_page_size=4K;cache_flush_size=4K"),
+            ("killed", MESSAGES),
         ] {
             let directory = fresh(&format!("{fault}-{mpi}"));
             let (path, stats) = (directory.join("file"), directory.join("stats"));
@@ -366,6 +372,14 @@ fn faults_are_clear_and_lose_nothing() {
                     assert!(!output.status.success(), "{mpi}: {printed}");
                     assert!(std::fs::read(&path).unwrap().starts_with(&expected), "{mpi}: {printed}");
                 }
+                "late" => {
+                    assert!(output.status.success(), "{mpi}: {printed}");
+                    let mut expected = expected.clone();
+                    (0..4).for_each(|i| expected[i * 10000..][..4].copy_from_slice(b"late"));
+                    assert!(std::fs::read(&path).unwrap() == expected, "{mpi} with '{hints}': {printed}");
+                }
+                // MPICH's launcher ends the other ranks as soon as one is gone, so another node's bytes may be lost.
+                "exit" if !hints.is_empty() => {}
                 "exit" => assert!(std::fs::read(&path).unwrap() == expected, "{mpi}: {printed}"),
                 "finalize" => {
                     assert!(printed.contains("still open at MPI_Finalize"), "{mpi}: {printed}");
@@ -453,6 +467,89 @@ fn unusual_opens_are_served() {
             assert_eq!(printed.contains("cannot reach 127.0.0.2"), !address.is_empty(), "{mpi}: {what}: {printed}");
             std::fs::remove_dir_all(&directory).unwrap();
         }
+    }
+}
+
+/// Nodes that are connected by messages of the MPI library.
+const MESSAGES: &str =
+    "cache_transport=mpi;cache_ranks_per_node=1;cache_page_size=4K;cache_flush_size=4K;cache_migration=disable";
+
+/// Goal: with messages of the MPI library between the nodes all is as with sockets: files, what is read, atomic calls.
+/// Method: programs that check what they read; the file of `views` is compared with that of the library itself, and the
+/// statistics have to tell of messages.
+#[test]
+fn messages_of_the_library_connect_nodes() {
+    let _alone = alone();
+    for mpi in MPIS {
+        let native = Job { cached: false, ..Job::new(mpi) }.run("views").1;
+        for (program, hints) in [
+            ("views", "cache_transport=mpi;cache_ranks_per_node=2;cache_page_size=4K;cache_flush_size=8K"),
+            ("views", "cache_transport=mpi;cache_ranks_per_node=1;cache_page_size=333;cache_limit=100K"),
+            ("views", "cache_transport=mpi;cache_ranks_per_node=1;cache_page_size=64K;cache_domains=disable"),
+            ("pointers", MESSAGES),
+            ("borrowed", "cache_transport=mpi;cache_ranks_per_node=1;cache_page_size=100;cache_flush_size=300"),
+            ("atomic", "cache_transport=mpi;cache_page_size=4K;cache_limit=12K;cache_ranks_per_node=2"),
+            ("collective", MESSAGES),
+            ("threads", MESSAGES),
+        ] {
+            let (printed, file, stats) = Job { hints, ..Job::new(mpi) }.run(program);
+            match program {
+                "views" => assert!(file == native, "{mpi} with '{hints}': another file"),
+                "atomic" => assert!(printed.contains("0 mixed"), "{mpi}: {printed}"),
+                "collective" => assert!(file == file_of_collective(), "{mpi}: another file"),
+                // It gives its file back to the library, so there are no statistics.
+                "threads" => continue,
+                _ => {}
+            }
+            assert!(stats.contains(" transport=mpi "), "{mpi}: {program}: {stats}");
+            assert!(counter(&stats, "mpi_messages") > 2 * counter(&stats, "asked"), "{mpi}: {program}: {stats}");
+        }
+    }
+}
+
+/// Goal: the hint chooses the transport; where it cannot be had, another one serves and the reason is told.
+/// Method: `opens`, which asks for the hints in use; with and without thread support, with leaders that cannot be
+/// reached by sockets, and a leader's thread that waits, which costs next to nothing.
+#[test]
+fn transports_are_chosen_and_told() {
+    let _alone = alone();
+    const NODES: &str = "cache_ranks_per_node=2;cache_page_size=32M;cache_flush_size=32M;cache_limit=256M";
+    const ALWAYS: &str = "cache_transport=mpi;cache_ranks_per_node=2;cache_page_size=32M;cache_flush_size=32M";
+    // What is in use, the hint of the open and a reason; hints of the environment, threads, whether sockets reach.
+    let cases: [([&str; 3], &str, bool, bool, &str); 7] = [
+        (["memory", "mpi", ""], "", true, true, " transport=memory "),
+        (["sockets", "none", ""], NODES, true, true, " transport=sockets "),
+        (["mpi", "mpi", ""], NODES, true, true, " transport=mpi "),
+        (["sockets", "mpi", "reason"], NODES, false, true, "(the MPI library was started without MPI_THREAD_MULTIPLE)"),
+        (["mpi", "none", ""], ALWAYS, false, true, " transport=mpi "),
+        (["mpi", "none", "reason"], NODES, true, false, "(sockets do not reach every node)"),
+        (["none", "sockets", ""], NODES, true, false, "not cached: the ranks are on several nodes"),
+    ];
+    for mpi in MPIS {
+        for ([used, asked, reason], hints, threads, reachable, served) in cases {
+            let directory = fresh(&format!("transport-{mpi}"));
+            let (path, stats) = (directory.join("file"), directory.join("stats"));
+            let arguments = [path.to_str().unwrap(), "transport", used, asked, reason];
+            let mut command = Job { hints, ..Job::new(mpi) }.command("opens", &arguments, &stats);
+            if threads {
+                command.env("CHECK_THREADS", "1");
+            }
+            if !reachable {
+                command.env("AMPHI_MPIIO_ADDRESS", "127.0.0.2");
+            }
+            let printed = text(&command.output().unwrap());
+            let found = std::fs::read_to_string(&stats).unwrap_or_default();
+            // Without the cache there are no hints of it.
+            assert_eq!(printed.lines().any(|l| l == "ok"), used != "none", "{mpi}: {arguments:?}: {printed}");
+            assert!(found.contains(served), "{mpi}: {arguments:?}: {found}{printed}");
+            std::fs::remove_dir_all(&directory).unwrap();
+        }
+        let directory = fresh(&format!("transport-idle-{mpi}"));
+        let (path, stats) = (directory.join("file"), directory.join("stats"));
+        let hints = "cache_flush_size=1M;cache_ranks_per_node=2;cache_transport=mpi";
+        let mut command = Job { hints, ..Job::new(mpi) }.command("opens", &[path.to_str().unwrap(), "idle"], &stats);
+        let printed = text(&run(&mut command));
+        assert!(printed.lines().any(|l| l == "ok"), "{mpi}: {printed}");
     }
 }
 

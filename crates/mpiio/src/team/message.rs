@@ -69,9 +69,11 @@ pub enum Kind {
     Taken,
     /// 1: no page moves from this node any more; 0: that ends.
     Still,
+    /// Whether this rank of the node lives; the second number is the tag of the answer (`passing`).
+    Alive,
 }
 
-const KINDS: [Kind; 18] = [
+const KINDS: [Kind; 19] = [
     Kind::Hello,
     Kind::Write,
     Kind::Read,
@@ -90,6 +92,7 @@ const KINDS: [Kind; 18] = [
     Kind::AgreeSize,
     Kind::Taken,
     Kind::Still,
+    Kind::Alive,
 ];
 
 /// A message as it came.
@@ -111,8 +114,8 @@ fn lost(error: std::io::Error) -> Error {
     Error::Os { doing: "talk to another node", errno: error.raw_os_error().unwrap_or(libc::ECONNRESET) }
 }
 
-/// Sends a message.
-pub fn send(to: &mut impl Write, kind: Kind, numbers: (u64, u64), extents: &[Extent], data: &[u8]) -> Outcome {
+/// What comes before the data of a message.
+pub fn head(kind: Kind, numbers: (u64, u64), extents: &[Extent], data: &[u8]) -> Vec<u8> {
     let mut head = Vec::with_capacity(HEAD_BYTES + extents.len() * 16);
     head.extend_from_slice(&MAGIC.to_le_bytes());
     head.extend_from_slice(&(kind as u32).to_le_bytes());
@@ -123,22 +126,51 @@ pub fn send(to: &mut impl Write, kind: Kind, numbers: (u64, u64), extents: &[Ext
         head.extend_from_slice(&e.offset.to_le_bytes());
         head.extend_from_slice(&e.length.to_le_bytes());
     }
+    head
+}
+
+/// Sends a message.
+pub fn send(to: &mut impl Write, kind: Kind, numbers: (u64, u64), extents: &[Extent], data: &[u8]) -> Outcome {
+    let head = head(kind, numbers, extents, data);
     to.write_all(&head).map_err(lost)?;
     to.write_all(data).map_err(lost)
+}
+
+/// What a head says.
+struct Head {
+    kind: Kind,
+    numbers: (u64, u64),
+    extents: usize,
+    bytes: usize,
+}
+
+/// Reads a head; what is none, or announces too much, is an error.
+fn read_head(head: &[u8; HEAD_BYTES]) -> Outcome<Head> {
+    let word = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().unwrap_or_default());
+    let long = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().unwrap_or_default());
+    let kind = KINDS.iter().find(|k| **k as u32 == word(4)).copied();
+    let (count, bytes) = (long(24), long(32));
+    match kind {
+        Some(kind) if word(0) == MAGIC && count <= MAX_EXTENTS as u64 && bytes <= MAX_DATA as u64 => {
+            Ok(Head { kind, numbers: (long(8), long(16)), extents: count as usize, bytes: bytes as usize })
+        }
+        _ => Err(Error::Os { doing: "understand another node", errno: libc::EPROTO }),
+    }
+}
+
+/// How long the message is that begins with these bytes, which have all of its head.
+pub fn length(bytes: &[u8]) -> Outcome<usize> {
+    let whole = bytes.first_chunk().ok_or(Error::Os { doing: "understand another node", errno: libc::EPROTO })?;
+    let head = read_head(whole)?;
+    Ok(HEAD_BYTES + head.extents * 16 + head.bytes)
 }
 
 /// Receives a message; what is none, or too large, is an error.
 pub fn receive(from: &mut impl Read) -> Outcome<Message> {
     let mut head = [0u8; HEAD_BYTES];
     from.read_exact(&mut head).map_err(lost)?;
-    let word = |at: usize| u32::from_le_bytes(head[at..at + 4].try_into().unwrap_or_default());
-    let long = |at: usize| u64::from_le_bytes(head[at..at + 8].try_into().unwrap_or_default());
-    let kind = KINDS.iter().find(|k| **k as u32 == word(4)).copied();
-    let (count, bytes) = (long(24), long(32));
-    let (Some(kind), true) = (kind, word(0) == MAGIC && count <= MAX_EXTENTS as u64 && bytes <= MAX_DATA as u64) else {
-        return Err(Error::Os { doing: "understand another node", errno: libc::EPROTO });
-    };
-    let mut extents = vec![0u8; count as usize * 16];
+    let Head { kind, numbers, extents: count, bytes } = read_head(&head)?;
+    let mut extents = vec![0u8; count * 16];
     from.read_exact(&mut extents).map_err(lost)?;
     let extents = extents
         .chunks_exact(16)
@@ -148,11 +180,11 @@ pub fn receive(from: &mut impl Read) -> Outcome<Message> {
         })
         .collect();
     let mut data = Vec::new();
-    from.take(bytes).read_to_end(&mut data).map_err(lost)?;
-    if data.len() as u64 != bytes {
+    from.take(bytes as u64).read_to_end(&mut data).map_err(lost)?;
+    if data.len() != bytes {
         return Err(Error::Os { doing: "talk to another node", errno: libc::ECONNRESET });
     }
-    Ok(Message { kind, number: long(8), second: long(16), extents, data })
+    Ok(Message { kind, number: numbers.0, second: numbers.1, extents, data })
 }
 
 #[cfg(test)]

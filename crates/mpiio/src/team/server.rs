@@ -214,7 +214,9 @@ fn answer(proxy: &mut CachedFile, message: Message) -> Outcome<Answer> {
             proxy.agree_size(message.number);
             number(0)
         }
-        Kind::Hello | Kind::Reply => Err(Error::Os { doing: "understand another node", errno: libc::EPROTO }),
+        Kind::Hello | Kind::Reply | Kind::Alive => {
+            Err(Error::Os { doing: "understand another node", errno: libc::EPROTO })
+        }
     }
 }
 

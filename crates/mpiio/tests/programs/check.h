@@ -29,7 +29,11 @@ static inline int chance(int bound)
 
 static inline void start(int *argc, char ***argv)
 {
-    MPI_Init(argc, argv);
+    int provided;
+    if (getenv("CHECK_THREADS"))
+        MPI_Init_thread(argc, argv, MPI_THREAD_MULTIPLE, &provided);
+    else
+        MPI_Init(argc, argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
 }

@@ -1,5 +1,6 @@
 /* What goes wrong. argv[1]: path; argv[2]: which fault.
- * finalize: the file is still open at MPI_Finalize. exit: no MPI_Finalize at all, on any rank.
+ * finalize: the file is still open at MPI_Finalize. late: so it is, and the last rank writes when the others have been
+ * there for a while. exit: no MPI_Finalize at all, on any rank.
  * full: the file may not grow as far as it was written (RLIMIT_FSIZE); every rank hears of it at close.
  * nospace: the file system is full; every rank hears of it at sync, and what was written is in the file as soon as there
  * is space again. argv[3]: a file whose removal makes space.
@@ -25,6 +26,18 @@ int main(int argc, char **argv)
     }
     for (int i = 0; i < 10; i++)
         OK(MPI_File_write_at(file, (MPI_Offset)(i * ranks + rank) * 1000, line, 1000, MPI_BYTE, &status));
+    if (!strcmp(fault, "late") && rank == ranks - 1) {
+        usleep(700000);
+        for (int i = 0; i < 4; i++)
+            OK(MPI_File_write_at(file, (MPI_Offset)i * 10000, "late", 4, MPI_BYTE, &status));
+    }
+    if (!strcmp(fault, "late")) {
+        if (rank == 0)
+            printf("ok\n");
+        fflush(stdout);
+        MPI_Finalize();
+        return 0;
+    }
     if (!strcmp(fault, "nospace")) {
         int class = MPI_SUCCESS;
         MPI_Error_class(MPI_File_sync(file), &class);

@@ -3,7 +3,8 @@
  * same time, each a part of the ranks. nofiles: rank 1 may open no further file, so nobody's open may hang or be cached.
  * nomemory: rank 1 has no room for the shared memory, so the file stays with the library. large: one call moves more
  * than 2 GiB. forked: a child process of a rank ends while the rank goes on writing. idle: what was written leaves while
- * the ranks do something else, and the thread that sees to it costs next to nothing. */
+ * the ranks do something else, and the thread that sees to it costs next to nothing. transport: argv[3] is what the
+ * hints say is in use when the hint of the open is argv[4]; argv[5]: with a reason. */
 #include "check.h"
 #include <signal.h>
 #include <sys/mman.h>
@@ -192,6 +193,40 @@ static void idle(const char *path)
     free(memory);
 }
 
+/* Nodes that are connected in a certain way, whose pages take several messages of the library. */
+static void transport(char **argv)
+{
+    const int bytes = 40 << 20;
+    char text[MPI_MAX_INFO_VAL + 1] = "", *memory = malloc((size_t)bytes);
+    int found = 0, with_reason = argv[5] && !strcmp(argv[5], "reason");
+    MPI_Info info;
+    MPI_Info_create(&info);
+    if (strcmp(argv[4], "none"))
+        MPI_Info_set(info, "cache_transport", argv[4]);
+    open_all(argv[1], MPI_COMM_WORLD, info);
+    MPI_Info_free(&info);
+    OK(MPI_File_get_info(file, &info));
+    MPI_Info_get(info, "cache_transport", MPI_MAX_INFO_VAL, text, &found);
+    CHECK(found && !strcmp(text, argv[3]));
+    MPI_Info_get(info, "cache_transport_reason", MPI_MAX_INFO_VAL, text, &found);
+    CHECK(found == with_reason);
+    MPI_Info_free(&info);
+    for (int i = 0; i < bytes; i++)
+        memory[i] = (char)(i / 5 + i / 70000);
+    if (rank == 0)
+        OK(MPI_File_write_at(file, 0, memory, bytes, MPI_BYTE, &status));
+    MPI_Barrier(MPI_COMM_WORLD);
+    memset(memory, 0, (size_t)bytes);
+    if (rank == ranks - 1)
+        OK(MPI_File_read_at(file, 0, memory, bytes, MPI_BYTE, &status));
+    for (int i = 0; i < bytes && rank == ranks - 1 && !failures; i++)
+        CHECK(memory[i] == (char)(i / 5 + i / 70000));
+    MPI_Barrier(MPI_COMM_WORLD);
+    write_and_look(MPI_COMM_WORLD);
+    OK(MPI_File_close(&file));
+    free(memory);
+}
+
 int main(int argc, char **argv)
 {
     start(&argc, &argv);
@@ -210,6 +245,8 @@ int main(int argc, char **argv)
         forked(path);
     else if (!strcmp(what, "idle"))
         idle(path);
+    else if (!strcmp(what, "transport"))
+        transport(argv);
     else
         CHECK(!"a name");
     return finish();
