@@ -8,6 +8,7 @@ use std::process::{Command, ExitCode};
 
 const USAGE: &str = "usage: cargo xtask tidy
        cargo xtask code-map
+       cargo xtask performance              writes the tables of docs/PERFORMANCE.md from docs/results
        cargo xtask sim [--seed N | --seeds FROM..TO] [further options of the simulator]
        cargo xtask soak [ROUNDS [SEED]]     200 rounds unless told
        cargo xtask hostile [INPUTS [SEED]]  of each guise; 100,000 unless told
@@ -30,6 +31,7 @@ fn main() -> ExitCode {
     match args.first().map(String::as_str) {
         Some("tidy") => tidy::run(),
         Some("code-map") => tidy::code_map(),
+        Some("performance") => tidy::performance(),
         Some("sim") => {
             let run = ["run", "--quiet", "--release", "--package", "amphi-sim", "--"];
             cargo(Command::new(env!("CARGO")).args(run).args(&args[1..]))

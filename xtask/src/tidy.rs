@@ -4,6 +4,7 @@
 
 mod documents;
 mod floors;
+mod results;
 mod sizes;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -101,6 +102,14 @@ pub fn run() -> ExitCode {
     if document(documents::CODE_MAP) != documents::code_map(&sources) {
         findings.push(format!("{}: is not what the module heads say; run cargo xtask code-map", documents::CODE_MAP));
     }
+    match results::filled(&root, &document(results::PERFORMANCE)) {
+        Ok(page) if page == document(results::PERFORMANCE) => {}
+        Ok(_) => findings.push(format!(
+            "{}: its tables are not those of the results; run cargo xtask performance",
+            results::PERFORMANCE
+        )),
+        Err(line) => findings.push(line),
+    }
     promises(&root, &tests, &mut findings);
     for f in &findings {
         println!("tidy: {f}");
@@ -134,6 +143,22 @@ pub fn code_map() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
             eprintln!("{}: {e}", documents::CODE_MAP);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Writes the tables of the page of performance as the results have them.
+pub fn performance() -> ExitCode {
+    let path = root().join(results::PERFORMANCE);
+    let page = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", results::PERFORMANCE));
+    let written = page
+        .and_then(|page| results::filled(&root(), &page))
+        .and_then(|page| fs::write(&path, page).map_err(|e| format!("{}: {e}", results::PERFORMANCE)));
+    match written {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(line) => {
+            eprintln!("xtask: {line}");
             ExitCode::FAILURE
         }
     }

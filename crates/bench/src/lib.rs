@@ -42,6 +42,7 @@ use amphi_host::failure::{During, Failure, Outcome};
 use clap::{Args, Subcommand, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use report::{Report, Table};
+use std::cell::RefCell;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -192,10 +193,11 @@ impl Run {
         self.plots.as_ref().map(|dir| dir.join(format!("{name}.svg")))
     }
 
-    /// Prints a table, if it has rows.
+    /// Prints a table, if it has rows, and keeps it for the JSON.
     pub fn show(&self, table: &Table) {
         if !table.is_empty() {
             println!("{}", table.render());
+            self.report.tables.borrow_mut().push(table.shown());
         }
     }
 }
@@ -228,7 +230,7 @@ impl Bench {
         let pairs = usize::from(self.pairs);
         let machine = machine::Machine::look(&dir, pairs, self.quick);
         println!("{}", machine.line());
-        let report = Report { machine, findings: Vec::new() };
+        let report = Report { machine, findings: Vec::new(), tables: RefCell::default() };
         let mut run = Run {
             dir: dir.clone(),
             pairs,

@@ -6,6 +6,7 @@ use super::machine::Machine;
 use super::series::Series;
 use amphi_host::failure::{During, Outcome};
 use serde::Serialize;
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -105,6 +106,17 @@ pub struct Report {
     pub machine: Machine,
     /// In the order of measuring.
     pub findings: Vec<Finding>,
+    /// The tables that were shown.
+    pub tables: RefCell<Vec<Shown>>,
+}
+
+/// A table as it was shown: `docs/PERFORMANCE.md` takes its tables from here (`cargo xtask performance`).
+#[derive(Debug, Serialize)]
+pub struct Shown {
+    /// What it is about.
+    pub title: String,
+    /// Its lines in Markdown, without the title.
+    pub lines: Vec<String>,
 }
 
 impl Report {
@@ -143,6 +155,13 @@ impl Table {
     /// Adds a line below.
     pub fn note(&mut self, text: impl Into<String>) {
         self.notes.push(text.into());
+    }
+
+    /// For the JSON of the run.
+    pub fn shown(&self) -> Shown {
+        let text = self.render();
+        let lines = text.lines().skip_while(|line| !line.starts_with('|')).map(str::to_string).collect();
+        Shown { title: self.title.clone(), lines }
     }
 
     /// As text: a Markdown table whose columns line up, so that it can be read on a terminal and pasted into a page.
@@ -203,6 +222,8 @@ mod tests {
         let text = t.render();
         assert!(text.contains("| a     | >= 0.80 MISSED |"), "{text}");
         assert!(text.contains("| bcdef |    <= 3.00 met |"), "{text}");
+        let shown = t.shown();
+        assert_eq!((shown.title.as_str(), shown.lines.len()), ("t", 4), "{shown:?}");
         assert_eq!(
             (digits(1234.5), digits(12.34), digits(0.5), digits(f64::NAN)),
             ("1234".into(), "12.3".into(), "0.50".into(), "-".into())

@@ -2,8 +2,9 @@
 //! (ior-hard), for small synchronous writes, for random overwrites, and what it costs large ones; on beside off. And
 //! what the servers' read cache does for who reads such a file behind the others.
 //!
-//! Owns: the workloads, and what is counted of the server meanwhile (disk writes, bytes, syncs, processor time,
-//! extents). Invariant: each workload ends with an `fsync` within the measured time, so no side leaves work for later.
+//! Owns: the workloads, those that tell what checksums of data cost among them, and what is counted of the server
+//! meanwhile (disk writes, bytes, syncs, processor time, extents). Invariant: each workload ends with an `fsync` within
+//! the measured time, so no side leaves work for later.
 
 use super::variant::Variant;
 use super::{Found, Sample, cells, clear, in_turn};
@@ -36,6 +37,13 @@ const CACHES: [Variant; 2] = [
     Variant { name: "read cache off", set: &["server.read_cache_bytes=0"] },
     Variant { name: "read cache on", set: &["server.read_cache_bytes=64M"] },
 ];
+/// Data without and with checksums.
+const CHECKSUMS: [Variant; 2] = [
+    Variant { name: "checksums off", set: &["server.checksums=off"] },
+    Variant { name: "checksums on", set: &["server.checksums=on"] },
+];
+/// What checksums may cost.
+const CHECKSUM_GOALS: &[(usize, bool, Goal)] = &[(0, true, Goal::AtLeast(0.97)), (1, true, Goal::AtLeast(0.97))];
 /// What is told of each side, in the order of a sample's values.
 const HEADS: [&str; 8] = [
     "write MiB/s",
@@ -95,7 +103,7 @@ fn workloads(quick: bool) -> Vec<Workload> {
         ..hard.clone()
     };
     let fsync = Calls { fsync: true, ..Calls::default() };
-    vec![
+    let mut all = vec![
         Workload {
             what: "ior-hard",
             shape: hard.clone(),
@@ -158,7 +166,22 @@ fn workloads(quick: bool) -> Vec<Workload> {
             sides: &SIDES[..2],
             goals: &[(0, true, Goal::AtLeast(0.97)), (1, true, Goal::AtLeast(0.97))],
         },
-    ]
+    ];
+    let checked = [
+        ("1 MiB, O_DIRECT, checksums", 1 << 20, 256, true),
+        ("1 MiB, buffered, checksums", 1 << 20, 256, false),
+        ("64 KiB, O_DIRECT, checksums", 64 << 10, 1024, true),
+        ("4 KiB, O_DIRECT, checksums", 4096, 2000, true),
+    ];
+    all.extend(checked.map(|(what, bytes, segments, o_direct)| Workload {
+        what,
+        shape: of(1, bytes, segments / fewer),
+        calls: Calls { o_direct, ..fsync },
+        over: false,
+        sides: &CHECKSUMS,
+        goals: CHECKSUM_GOALS,
+    }));
+    all
 }
 
 fn measure(run: &mut Run, cluster: &Mounts, workload: &Workload) -> Outcome {
@@ -267,8 +290,8 @@ fn sample(cluster: &Mounts, tasks: &mut Tasks, file: &str) -> Outcome<Sample> {
 }
 
 fn show(run: &mut Run, workload: &Workload, sides: &[Variant], found: &[Found]) {
-    let title = format!("Write-back on the server, {} (median and range)", workload.what);
-    let heads: Vec<&str> = std::iter::once("write-back").chain(HEADS).collect();
+    let title = format!("On the server, {} (median and range)", workload.what);
+    let heads: Vec<&str> = std::iter::once("side").chain(HEADS).collect();
     let mut table = Table::new(title, &heads);
     for (side, found) in sides.iter().zip(found) {
         let mut row = vec![side.name.to_string()];

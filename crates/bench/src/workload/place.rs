@@ -195,7 +195,8 @@ impl Place {
             println!("{}", self.counted.render());
         }
         if let Some(path) = &self.options.json {
-            let report = Report { machine: Machine::look(&self.mounts[0], 1, false), findings: self.findings };
+            let machine = Machine::look(&self.mounts[0], 1, false);
+            let report = Report { machine, findings: self.findings, tables: Default::default() };
             report.write_json(path)?;
         }
         if let Some(path) = &self.options.plot {
