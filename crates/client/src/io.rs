@@ -46,8 +46,6 @@ const TICK_MAX_MS: u64 = 1000;
 const TICK_SHORT_MS: u64 = 100;
 /// Part of the cache's size that may wait as used memory for the next stream.
 const KEPT_PART: usize = 4;
-/// Where the target is in the id of a glimpse.
-const GLIMPSE_TARGET_SHIFT: u32 = 48;
 /// How long the end waits for the server's goodbye.
 const GOODBYE: Duration = Duration::from_secs(5);
 /// How long the end waits for a server that cannot be reached when everything is written back.
@@ -107,16 +105,7 @@ impl<E: Env> LinkEvents<E> for Events<E> {
     fn push(&self, push: Push) {
         match push {
             Push::Callback { object, lock } => locks::callback(&self.mount, object, lock),
-            Push::Glimpse { id, object } => {
-                // The target that asks.
-                let target = TargetId((id >> GLIMPSE_TARGET_SHIFT) as u16);
-                let (size, mtime) = match self.mount.files.get(object.ino) {
-                    Some(file) => (file.own_end(), file.own_mtime()),
-                    None => Default::default(),
-                };
-                let op = Request::GlimpseReply { id, size, mtime };
-                drop(self.mount.send(Lane::Answer, target, &Cred::root(), op, None, 0));
-            }
+            Push::Glimpse { id, object } => locks::glimpse(&self.mount, id, object),
             Push::Revoke { target, id, upto, keys } => tokens::revoke(&self.mount, target, id, upto, keys),
             Push::Company { change, alone } => {
                 if let Some(links) = self.links.upgrade().filter(|links| !alone && links.is_master(&self.seat)) {

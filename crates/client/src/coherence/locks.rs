@@ -50,6 +50,9 @@ const KEPT_NS: u64 = 2_000_000_000;
 /// on its way, or the kernel is giving its pages back. Whoever takes longer hangs.
 const ASKED_BACK_NS: u64 = 25_000_000_000;
 
+/// Where the target is in the id of a glimpse.
+const GLIMPSE_TARGET_SHIFT: u32 = 48;
+
 /// All lock caches.
 pub(crate) struct Locks {
     caches: Mutex<BTreeMap<TargetId, LockCache>>,
@@ -68,6 +71,9 @@ pub(crate) struct Locks {
     pages_due: Mutex<Vec<(TargetId, Arc<Inode>)>>,
     /// Order: before `caches`.
     making: Mutex<Making>,
+    /// Glimpses whose replies are on their way. A server asks again with each new connection and from time to time:
+    /// were each question answered, replies would pile up before whatever else it waits for.
+    glimpsed: Mutex<BTreeSet<u64>>,
 }
 
 /// Files that are being made. Their locks come with the answer, and may be asked back before it: another mount has
@@ -146,6 +152,7 @@ impl Locks {
             asked_back: Mutex::default(),
             pages_due: Mutex::default(),
             making: Mutex::default(),
+            glimpsed: Mutex::default(),
         }
     }
 
@@ -257,6 +264,27 @@ fn note_whole(cache: &LockCache, file: &Inode, object: ObjectId) {
         file.end_kept.store(false, SeqCst);
         file.whole_locks.fetch_or(bit, SeqCst);
     }
+}
+
+/// `Push::Glimpse`: says how long an object is as far as this mount has written it, unless that is being said.
+pub(crate) fn glimpse(mount: &Arc<Mount>, id: u64, object: ObjectId) {
+    if !mount.coherence.locks.glimpsed.lock().insert(id) {
+        return;
+    }
+    // The target that asks.
+    let target = TargetId((id >> GLIMPSE_TARGET_SHIFT) as u16);
+    let (size, mtime) = match mount.files.get(object.ino) {
+        Some(file) => (file.own_end(), file.own_mtime()),
+        None => Default::default(),
+    };
+    let op = Request::GlimpseReply { id, size, mtime };
+    let sent = mount.send(Lane::Answer, target, &Cred::root(), op, None, 0);
+    let mount2 = mount.clone();
+    mount.spawn(async move {
+        // Where it failed, the server asks again.
+        let _ = sent.await;
+        mount2.coherence.locks.glimpsed.lock().remove(&id);
+    });
 }
 
 /// The server asks for a lock back.

@@ -18,6 +18,7 @@ use amphi_env::Buf;
 use amphi_types::{Attr, Caps, Cred, Errno, Ino, Kind, Name, Result, SessionId, TargetId};
 use amphi_wire::{InodeView, Lane, Reply, Request, TokenGrant, Tokens as Grants};
 use parking_lot::{Mutex, RwLock};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
@@ -40,6 +41,9 @@ pub(crate) struct Tokens {
     cache: RwLock<TokenCache<Value>>,
     /// Changes of which nobody knows whether they will happen, and when they count as ended.
     open_ended: Mutex<Vec<(u64, OwnChange)>>,
+    /// Revocations whose answers are on their way. A server sends them again with each new connection: were each one
+    /// answered, answers would pile up before whatever else it waits for.
+    answering: Mutex<BTreeSet<(TargetId, u64)>>,
     /// What a front end keeps of it.
     pub(crate) lent: Lent,
 }
@@ -47,7 +51,12 @@ pub(crate) struct Tokens {
 impl Tokens {
     pub(crate) fn new() -> Tokens {
         let limits = TokenCacheLimits { max_values: VALUES_MAX, ..TokenCacheLimits::default() };
-        Tokens { cache: RwLock::new(TokenCache::new(limits)), open_ended: Mutex::default(), lent: Lent::default() }
+        Tokens {
+            cache: RwLock::new(TokenCache::new(limits)),
+            open_ended: Mutex::default(),
+            answering: Mutex::default(),
+            lent: Lent::default(),
+        }
     }
 
     /// Values cached, for people.
@@ -360,6 +369,9 @@ pub(crate) fn outdated(mount: &Arc<Mount>, ino: Ino) {
 /// `Push::Revoke`: takes it and answers, in one step.
 pub(crate) fn revoke(mount: &Arc<Mount>, target: TargetId, id: u64, upto: u64, keys: Vec<TokenKey>) {
     mount.stats.count(Count::TokenRevoke);
+    if !mount.coherence.tokens.answering.lock().insert((target, id)) {
+        return;
+    }
     let inodes = {
         let mut cache = mount.coherence.tokens.cache.write();
         keys.iter().for_each(|key| unsure(mount, *key));
@@ -372,7 +384,13 @@ pub(crate) fn revoke(mount: &Arc<Mount>, target: TargetId, id: u64, upto: u64, k
     let unknown = take_back(mount, inodes);
     let answer = move |mount: &Arc<Mount>| {
         let op = Request::Revoked { ids: vec![id] };
-        drop(mount.send(Lane::Answer, target, &Cred::root(), op, None, 0));
+        let sent = mount.send(Lane::Answer, target, &Cred::root(), op, None, 0);
+        let mount2 = mount.clone();
+        mount.spawn(async move {
+            // Where it failed, the server asks again.
+            let _ = sent.await;
+            mount2.coherence.tokens.answering.lock().remove(&(target, id));
+        });
     };
     if unknown.is_empty() {
         return answer(mount);

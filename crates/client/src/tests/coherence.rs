@@ -2,9 +2,11 @@
 
 use super::world::World;
 use crate::api::{Ctx, Fallocate, Hints, OpenFlags};
+use crate::coherence::{locks, tokens};
 use crate::{OpenFile, Pending, Segments};
 use amphi_env::Buf;
-use amphi_types::{IoMode, SetAttr};
+use amphi_types::{IoMode, ObjectId, SetAttr};
+use amphi_wire::Request;
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -415,4 +417,30 @@ fn a_repeated_callback_takes_nothing_newer() {
         drop((file, mount));
         w.check_clean();
     }
+}
+
+/// Goal: a question that a server asks again is answered once as long as the answer is on its way, and again when it
+/// has come: a server that sends everything unanswered again with each new connection must not drown in answers.
+/// Method: a glimpse and a revocation, 100 times each, without an answer in between.
+#[test]
+fn questions_that_are_repeated_are_answered_once() {
+    let mut w = World::new(1, &[]);
+    let file = w.create("f", OpenFlags::READ_WRITE);
+    w.settle();
+    let (mount, target) = (w.client.mount.clone(), file.ino().target());
+    let glimpse = (u64::from(target.0) << 48) | 7;
+    for _ in 0..2 {
+        for _ in 0..100 {
+            locks::glimpse(&mount, glimpse, ObjectId { ino: file.ino(), stripe: 0 });
+            tokens::revoke(&mount, target, 3, 0, Vec::new());
+        }
+        let sent = w.hold_back();
+        let sent_as = |what: fn(&Request) -> bool| sent.iter().filter(|out| what(&out.call.op)).count();
+        assert_eq!(sent_as(|op| matches!(op, Request::GlimpseReply { id, .. } if id & 7 == 7)), 1);
+        assert_eq!(sent_as(|op| matches!(op, Request::Revoked { ids } if ids == &[3])), 1);
+        w.give_back(sent);
+        w.settle();
+    }
+    drop(file);
+    w.check_clean();
 }
