@@ -37,8 +37,8 @@ static uint64_t host_id(void)
     return id;
 }
 
-/* Finds which ranks share a node, and numbers the nodes by their first ranks. `first` gets the first rank of the node of
- * each rank. With `ranks_per_node` set, the ranks of one real node count as several nodes. */
+/* Finds which ranks share a node, and numbers the nodes by their first ranks. `first` gets the first rank of the node
+ * of each rank. With `ranks_per_node` set, the ranks of one real node count as several nodes. */
 int find_nodes(struct shadow *f, int ranks_per_node, int *first, bool *one_host)
 {
     uint64_t mine = host_id(), *hosts = must_alloc(f, (size_t)f->ranks * sizeof *hosts);

@@ -1,9 +1,9 @@
 //! The server: workers with their targets, sessions, operations, recovery.
 //!
-//! Owns: what a request does (`ops`), operations over several targets (`txs`), who may come in (`manager`), routing
-//! between workers (`worker`), start and stop (`server`). Does not own: the rules of names and inodes (`amphi_meta`),
-//! of blocks (`amphi_data`), of locks (`amphi_dlm`); the log (`amphi_zone`); connections (`amphi_transport`); threads
-//! (`amphi_sched`). It is the one place where they meet.
+//! Owns: what a request does (`ops`), operations over several targets (`tx`), who may come in (`cluster`), routing
+//! between workers (`worker`, `dispatch`), start and stop (`server`). Does not own: the rules of names and inodes
+//! (`amphi_meta`), of blocks (`amphi_data`), of locks (`amphi_dlm`); the log (`amphi_zone`); connections
+//! (`amphi_transport`); threads (`amphi_sched`). It is the one place where they meet.
 //!
 //! Invariants:
 //! * A target's state is touched by its worker alone; workers exchange messages and nothing else.

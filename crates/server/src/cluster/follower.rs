@@ -1,7 +1,7 @@
 //! A server that is not the master: how it comes into the cluster, and how it stays in step with the master.
 //!
 //! Owns: asking for numbers of new targets, joining, beats, comparing sessions. Does not own: what the master answers,
-//! what follows from its silence (`step`).
+//! what follows from its silence (`master_lease`).
 //!
 //! While the master cannot be reached a server that has the map from before serves with that; one that has none keeps
 //! trying. A session that the master does not know has ended; one that it knows and this server does not has begun

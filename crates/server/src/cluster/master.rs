@@ -1,11 +1,11 @@
 //! The master: the server with target 0 keeps the map and says who comes in and which sessions there are.
 //!
 //! Owns: joins, what is heard of the other servers, sessions and tunables on all of them. Does not own: the rules of
-//! the map (`map`), the sessions themselves (`manager`), what was set of the tunables (`tuned`).
+//! the map (`map`), the sessions themselves (`sessions`), what was set of the tunables (`tuned`).
 //!
 //! The map is stable on target 0 before anybody hears of it. A server that cannot be told that a session began or ended
 //! hears of it by its next beat: each beat is answered with a number that changes with the sessions, and a server that
-//! sees a new one compares (`member`).
+//! sees a new one compares (`follower`).
 
 use crate::cluster::peers::{Cluster, Heard, PATIENCE, PeerReply, PeerRequest};
 use crate::cluster::sessions::{Eviction, TOLD_LOOK};

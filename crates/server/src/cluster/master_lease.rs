@@ -1,7 +1,7 @@
 //! `MasterLease`: what a server that is not the master makes of how lately it heard the master.
 //!
 //! Owns: whether its targets grant tokens, whether it goes on without the master. Does not own: beats and sessions
-//! (`member`), who is alone (`manager::company`, at the master).
+//! (`follower`), who is alone (`sessions::company`, at the master).
 //!
 //! Targets here grant tokens unless the master has said within `ALONE_LEASE` that the only mount knows that it is
 //! alone, this server knows of no other, and nobody who was cut off may still use what was granted here. So a start

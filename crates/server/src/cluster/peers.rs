@@ -1,9 +1,9 @@
 //! `Cluster`: the other servers, as the worker with the connections sees them.
 //!
 //! Owns: the cluster map in force, the way to other servers' targets, what other servers are answered. Does not own:
-//! who may come in (`map`), what the master does (`master`), what the others do (`member`), the questions
-//! (`questions`). `links` has the connections to others, `callers` those of others to here, `step` what depends on how
-//! lately the master was heard.
+//! who may come in (`map`), what the master does (`master`), what the others do (`follower`), what targets answer
+//! (`dispatch`). `links` has the connections to others, `callers` those of others to here, `master_lease` what depends
+//! on how lately the master was heard.
 //!
 //! A question to another server waits in a slot of a link, so what waits for names must leave slots to what ends that
 //! wait: the normal lane is for questions that wait for names, bounded here, the urgent lane for all others, which end

@@ -1,12 +1,12 @@
 //! `SessionManager`: clients and their sessions, as the worker with the connections sees them.
 //!
 //! Owns: who may come in, which session has which connection, how long a session that has gone is kept, eviction,
-//! and the requests that concern the whole server. Does not own: what a target knows of a session (`questions`).
+//! and the requests that concern the whole server. Does not own: what a target knows of a session (`session`).
 //!
 //! A session is logged on every target before its client is welcomed. It starts at target 0 last and ends there first:
 //! after a crash in between, what target 0 does not know is ended everywhere. A mount that is not the only one is
 //! welcomed when all others know of company (`company`). All this is the master's; other servers let in whom it knows
-//! (`member`).
+//! (`follower`).
 //!
 //! Bound: one entry for each mount session that has not ended, at most `MOUNTS_MAX`, and one for each administrator
 //! connected.
