@@ -5,7 +5,6 @@
 use amphi_types::{Attr, ByteRange, Cred, Ino, IoMode, Kind, Timespec};
 use std::sync::Arc;
 
-use crate::OpenFile;
 use crate::telemetry::jobs::{JOB_VARIABLES, JobName};
 
 /// Time for the half that has no environment. The same clock as the environment of the I/O half, so that the simulator
@@ -218,17 +217,6 @@ pub enum WriteTo {
     KnownEnd,
     /// To its offset if that is the end of the file; `try_write` writes nothing if it is not, or if that is not known.
     OffsetAtEnd,
-}
-
-/// A file that was created or found by create.
-#[derive(Debug)]
-pub struct Created {
-    /// Its attributes.
-    pub attr: Attr,
-    /// It, open.
-    pub file: Arc<OpenFile>,
-    /// Whether it is new.
-    pub created: bool,
 }
 
 /// An entry of a directory.

@@ -6,21 +6,21 @@ mod file_locks;
 
 use crate::api::*;
 use crate::cache::Source;
-use crate::coherence::group_lock;
-use crate::coherence::locks::ahead::{self, Ahead};
 use crate::coherence::sharing::{self, Lending, Rule};
 use crate::coherence::tokens::{self, Found};
-use crate::coherence::walks;
 use crate::conn::pending::{Interrupt, Pending};
 use crate::data::{Loans, Segments};
 use crate::inode::OpenFile;
+use crate::inode::open_file::Created;
 use crate::io::IoHalf;
+use crate::locks::ahead::{self, Ahead};
+use crate::locks::group_lock;
 use crate::mount::Mount;
 use crate::ops;
+use crate::ops::walks;
+use crate::ops::write_behind;
 use crate::prefetch::small_files;
 use crate::telemetry::tunables::{TABLE, Tunable, Tunables};
-use crate::writeback::write_behind;
-use crate::writeback::writeback_errors;
 use amphi_dlm::Mode;
 use amphi_env::Buf;
 use amphi_types::tunable::Row;
@@ -397,7 +397,7 @@ impl Client {
                 return Ok(());
             }
             write_behind::drained(&file.file).await;
-            writeback_errors::tell(&file).await
+            file.tell_failures().await
         })
     }
 

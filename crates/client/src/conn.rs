@@ -8,3 +8,4 @@ pub(crate) mod messages;
 pub(crate) mod pauses;
 pub(crate) mod pending;
 pub(crate) mod queue;
+pub(crate) mod replies;

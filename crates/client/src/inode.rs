@@ -14,13 +14,17 @@ pub(crate) mod direct_stream;
 pub(crate) mod failures;
 pub(crate) mod file_group;
 pub(crate) mod flights;
+pub(crate) mod front_pages;
 pub(crate) mod open_file;
+pub(crate) mod range_lock;
 pub(crate) mod seek_maps;
+mod settling;
 mod signal;
 pub(crate) mod table;
 #[cfg(test)]
 mod tests;
 mod untold;
+pub(crate) mod whole_locks;
 
 pub(crate) use failures::Failures;
 pub(crate) use flights::{FlightId, Flights};
@@ -28,14 +32,15 @@ pub(crate) use open_file::OpenFile;
 pub(crate) use signal::Signal;
 pub(crate) use table::InodeTable;
 
-use crate::coherence::range_lock::RangeLock;
 use crate::policy::locality::Locality;
 use crate::telemetry::stats::FileStats;
-use crate::writeback::writeback_errors::Settling;
 use amphi_types::{Advice, Attr, ByteRange, Errno, Ino, IoMode, Layout, Pattern, RangeSet, Timespec};
 use amphi_wire::{Access, InodeView};
 use file_group::FileGroup;
+use front_pages::FilePages;
 use parking_lot::Mutex;
+use range_lock::RangeLock;
+use settling::Settling;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -204,7 +209,7 @@ pub(crate) struct Inode {
     /// A lock was called back: others use the file. Nanoseconds.
     pub(crate) called_back_ns: AtomicU64,
     /// What a front end caches of it.
-    pub(crate) pages: crate::ops::pages::FilePages,
+    pub(crate) pages: FilePages,
     /// Uses that are no opens: the file is not forgotten.
     pub(crate) uses: AtomicU32,
     pub(crate) range: RangeLock,
@@ -235,7 +240,7 @@ pub(crate) struct Inode {
     /// Failures of write-back.
     pub(crate) failures: Failures,
     /// What follows from lost bytes.
-    pub(crate) settling: Mutex<Settling>,
+    pub(crate) settling: Settling,
     /// `size` was asked for under write locks on all of every object; goes before one of them is given to this mount
     /// anew.
     pub(crate) end_kept: AtomicBool,
@@ -293,7 +298,7 @@ impl Inode {
             sure_rule: AtomicU64::new(asked_at.rule),
             token_end_ns: AtomicU64::new(0),
             called_back_ns: AtomicU64::new(0),
-            pages: Default::default(),
+            pages: FilePages::default(),
             uses: AtomicU32::new(0),
             range: RangeLock::default(),
             dirty: Mutex::default(),
@@ -311,7 +316,7 @@ impl Inode {
             group: FileGroup::default(),
             whole_locks: AtomicU64::new(0),
             failures: Failures::default(),
-            settling: Mutex::default(),
+            settling: Settling::default(),
             end_kept: AtomicBool::new(false),
             end_asked_ns: AtomicU64::new(0),
             map: seek_maps::MapStamp::new(born),

@@ -8,17 +8,16 @@ pub(crate) mod late_replies;
 pub(crate) mod links;
 
 use crate::coherence::file_locks;
-use crate::coherence::locks;
-use crate::coherence::sharing;
 use crate::coherence::tokens;
+use crate::coherence::{closes, opened_ahead, sharing};
 use crate::conn::queue::Item;
 use crate::io::links::{Links, Seat};
+use crate::locks;
 use crate::mount::Mount;
 use crate::prefetch::large_reads;
 use crate::prefetch::small_files;
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::Tunable;
-use crate::writeback::deferred_close;
 use crate::writeback::flush;
 use crate::writeback::writeback_errors;
 use amphi_env::Env;
@@ -160,7 +159,10 @@ impl<E: Env> LinkEvents<E> for Events<E> {
             // greets it as one that it knows.
             let over = !recovery.welcome().resumed && !sharing::may_go_on(&self.mount);
             if over || self.mount.coherence.sharing.is_lost() {
-                sharing::lose(&self.mount, "it was away for too long, did not answer, or a server lost power");
+                locks::session_end::lose(
+                    &self.mount,
+                    "it was away for too long, did not answer, or a server lost power",
+                );
                 let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Goodbye };
                 let _ = recovery.call(call).await;
                 links.leave_others();
@@ -313,8 +315,8 @@ async fn serve<E: Env>(env: &E, mount: &Arc<Mount>, links: &Rc<Links<E>>) {
 /// told; nobody else is left to hear of it.
 async fn drain<E: Env>(env: &E, mount: &Arc<Mount>, links: &Rc<Links<E>>) -> amphi_types::Result<()> {
     mount.coherence.walks.clear();
-    small_files::lose(mount, None);
-    deferred_close::hurry_all(mount);
+    opened_ahead::lose(mount, None);
+    closes::hurry_all(mount);
     let away = links.unreachable();
     if mount.cache.dirty_bytes() > 0 && !away.is_empty() {
         tracing::warn!(

@@ -5,7 +5,6 @@
 
 use crate::api::{ClientConfig, Clock, Ctx, OpenFlags, ReadText};
 use crate::cache::PageCache;
-use crate::coherence::Coherence;
 use crate::conn::cluster::Cluster;
 use crate::conn::messages;
 use crate::conn::pauses::Pauses;
@@ -13,12 +12,12 @@ use crate::conn::pending::Keeper;
 use crate::conn::queue::{Item, Outgoing, Queue};
 use crate::inode::{AskedAt, Inode, InodeTable, OpenFile};
 use crate::policy::Policy;
-use crate::prefetch::Prefetch;
+use crate::tables::coherence::Coherence;
+use crate::tables::prefetch::Prefetch;
+use crate::tables::writeback::{FLIGHT_PARTS_MAX, WriteBack};
 use crate::telemetry::jobs::{Job, JobName, Jobs};
 use crate::telemetry::stats::{Count, FileEvent, Stats};
 use crate::telemetry::tunables::{Tunable, Tunables};
-use crate::writeback::WriteBack;
-use crate::writeback::flush;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Cred, Errno, Layout, ObjectId, Result, TargetId, Timespec};
 use amphi_wire::{Answer, Call, Lane, Reply, Request, ServerInfo};
@@ -177,12 +176,12 @@ impl Mount {
     /// Whether no more write-back may set out: enough of it is under way, in bytes or in runs.
     pub(crate) fn flight_is_full(&self) -> bool {
         self.writeback.flight_bytes.load(Ordering::SeqCst) >= self.flight_max()
-            || self.writeback.flight_parts.load(Ordering::SeqCst) >= flush::FLIGHT_PARTS_MAX
+            || self.writeback.flight_parts.load(Ordering::SeqCst) >= FLIGHT_PARTS_MAX
     }
 
     /// Whether so much may set out that it is worth looking for what is dirty everywhere.
     pub(crate) fn flight_has_room(&self) -> bool {
-        self.writeback.flight_parts.load(Ordering::SeqCst) <= flush::FLIGHT_PARTS_MAX / 2
+        self.writeback.flight_parts.load(Ordering::SeqCst) <= FLIGHT_PARTS_MAX / 2
     }
 
     /// Bytes that one stream may be read ahead: the less, the more is under way for all, since that is beside the cache
@@ -298,7 +297,7 @@ impl Mount {
         messages::note(&self.files, &call.op);
         let (answer, answered) = oneshot::channel();
         let out = Outgoing { lane, call, payload, pad, answer, deadline: None, insist };
-        let queued = crate::coherence::sharing::check(self).and_then(|()| self.queue.push_call(out));
+        let queued = self.coherence.sharing.check().and_then(|()| self.queue.push_call(out));
         async move {
             queued?;
             match answered.await {
@@ -371,10 +370,4 @@ impl Mount {
         let sent = self.send(Lane::Normal, target, cred, op, None, 0);
         async move { sent.await?.0.result }
     }
-}
-
-/// A reply of another kind than the request promises.
-pub(crate) fn unexpected(reply: &Reply) -> Errno {
-    tracing::error!(?reply, "a reply does not fit its request");
-    Errno::Proto
 }

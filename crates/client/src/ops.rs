@@ -15,24 +15,7 @@ pub(crate) mod readdir;
 pub(crate) mod seek;
 pub(crate) mod statfs;
 pub(crate) mod sync;
+pub(crate) mod walks;
 pub(crate) mod write;
+pub(crate) mod write_behind;
 pub(crate) mod xattr;
-
-use amphi_types::Result;
-use amphi_wire::{InodeView, Reply};
-
-/// The inode in a reply.
-pub(crate) fn inode_reply(reply: Reply) -> Result<InodeView> {
-    match reply {
-        Reply::Inode(view) => Ok(view),
-        other => Err(crate::mount::unexpected(&other)),
-    }
-}
-
-/// A reply that says just that it is done.
-pub(crate) fn done_reply(reply: Reply) -> Result<()> {
-    match reply {
-        Reply::Done => Ok(()),
-        other => Err(crate::mount::unexpected(&other)),
-    }
-}

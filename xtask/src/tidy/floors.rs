@@ -28,26 +28,20 @@ const HOUSES: &[House] = &[
             "inode",
             "cache",
             "conn",
-            "coherence",
-            "writeback",
-            "prefetch",
+            "tables",
             "mount",
+            "coherence",
+            "objects",
+            "writeback",
+            "locks",
+            "prefetch",
             "ops",
             "io",
             "client",
             "lib",
         ],
-        upward: &[
-            ("coherence", "mount", 12),
-            ("coherence", "ops", 2),
-            ("coherence", "prefetch", 1),
-            ("coherence", "writeback", 2),
-            ("prefetch", "mount", 3),
-            ("prefetch", "ops", 2),
-            ("writeback", "mount", 6),
-            ("writeback", "ops", 3),
-        ],
-        circle: 22,
+        upward: &[],
+        circle: 3,
     },
     House {
         name: "server",
@@ -153,8 +147,7 @@ fn imports<'a>(files: &BTreeMap<&'a str, &'a str>) -> BTreeMap<&'a str, BTreeSet
     let mut all = BTreeMap::new();
     for (file, text) in files {
         let targets: &mut BTreeSet<&str> = all.entry(*file).or_default();
-        let body = text.split("\n#[cfg(test)]\nmod ").next().unwrap_or(text);
-        for line in body.lines().filter(|l| !l.trim_start().starts_with("//")) {
+        for line in without_tests(text).lines().filter(|l| !l.trim_start().starts_with("//")) {
             for path in line.split("crate::").skip(1) {
                 let end = path.find(|c: char| !c.is_alphanumeric() && c != '_' && c != ':').unwrap_or(path.len());
                 let mut path = path[..end].trim_end_matches(':');
@@ -172,6 +165,13 @@ fn imports<'a>(files: &BTreeMap<&'a str, &'a str>) -> BTreeMap<&'a str, BTreeSet
         }
     }
     all
+}
+
+/// The text up to its unit tests; a module of tests in a file of its own ends nothing.
+fn without_tests(text: &str) -> &str {
+    let is_inline = |at: &usize| text[at + 1..].lines().nth(1).is_some_and(|line| line.ends_with('{'));
+    let tests = text.match_indices("\n#[cfg(test)]\nmod ").map(|(at, _)| at).find(is_inline);
+    &text[..tests.unwrap_or(text.len())]
 }
 
 /// How many files the largest set has whose members all reach each other; 0 if there is no circle.
@@ -194,13 +194,13 @@ fn largest_circle(imports: &BTreeMap<&str, BTreeSet<&str>>) -> usize {
 mod tests {
     use super::*;
 
-    /// Goal: arrows are found through paths of any depth, comments and tests are none, and the largest circle is
-    /// counted. Method: four files by hand.
+    /// Goal: arrows are found through paths of any depth, also behind a module of tests in a file of its own; comments
+    /// and tests are none, and the largest circle is counted. Method: four files by hand.
     #[test]
     fn arrows_and_circles() {
         let files: BTreeMap<&str, &str> = [
             ("low.rs", "use crate::high::part::X;\n// crate::other\n#[cfg(test)]\nmod tests {\nuse crate::other;\n}\n"),
-            ("high.rs", "use crate::low::Y;\n"),
+            ("high.rs", "\n#[cfg(test)]\nmod tests;\nuse crate::low::Y;\n"),
             ("high/part.rs", "fn f() { crate::high::g(crate::other::h()) }\n"),
             ("other.rs", ""),
         ]

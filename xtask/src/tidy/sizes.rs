@@ -37,7 +37,6 @@ const WIDE_STRUCTS: &[(&str, &str, usize)] = &[
     ("crates/client/src/cache/unit.rs", "Unit", 17),
     ("crates/client/src/inode.rs", "Inode", 43),
     ("crates/client/src/inode/open_file.rs", "OpenFile", 19),
-    ("crates/client/src/prefetch/small_files/order.rs", "Directory", 16),
     ("crates/dlm/src/tokens/server.rs", "TokenSpace", 17),
     ("crates/env/src/sim.rs", "SimConfig", 16),
     ("crates/meta/src/inode.rs", "Inode", 23),

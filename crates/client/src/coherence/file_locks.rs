@@ -1,8 +1,8 @@
 //! Locks of applications on files (`flock`, `fcntl`), which the server of the file's inode keeps.
 //!
-//! Owns: what this mount's owners hold, to say it again to a restarted server and to give it up at close; requests that
-//! wait, and their interruption. Does not own: the rules (`dlm::FileLocks`, on the server), what an owner is (front
-//! ends).
+//! Owns: asking, giving up, saying it again to a restarted server; requests that wait, and their interruption. Does not
+//! own: the table of what is held (`tables::coherence::file_locks`), the rules (`dlm::FileLocks`, on the server), what
+//! an owner is (front ends).
 //!
 //! Invariants:
 //! * One request at a time is under way for an owner and a file (`Turn`), so the table changes in the order of the
@@ -17,26 +17,20 @@
 //!
 //! The number that drove the design: 65,536 requests may wait, each for hours, and a session has a few dozen slots.
 
-mod pieces;
-
-use crate::api::Closes;
 use crate::conn::pending::Interrupt;
-use crate::inode::Signal;
-use crate::mount::{Mount, unexpected};
+use crate::conn::replies::unexpected;
+use crate::mount::Mount;
+use crate::tables::coherence::file_locks::{Key, Number, Pieces, Turn};
 use amphi_env::Env;
 use amphi_transport::Recovery;
 use amphi_types::{ByteRange, Cred, Errno, Ino, Result, TargetId};
 use amphi_wire::{Call, FileLockFamily, FileLockOwner, FileLockSpec, Lane, LockMode, Reply, Request};
 use futures_channel::oneshot;
 use futures_util::future::{Either, select};
-use futures_util::task::AtomicWaker;
-use parking_lot::Mutex;
-use pieces::Pieces;
-use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::task::Poll;
 
 /// Locks in one message to a restarted server: 50 bytes each at most, so that it stays below the bound of a body.
@@ -46,252 +40,50 @@ const CLOSE_WAIT_NS: u64 = 50_000_000;
 /// Questions of servers that wait at a time; beyond, they are answered at once.
 const QUESTIONS_MAX: usize = 1024;
 
-/// An owner on a file.
-type Key = (Ino, FileLockOwner);
-
-/// What is known of an owner on a file.
-#[derive(Default)]
-struct OwnerState {
-    held: Pieces,
-    /// A request is under way.
-    busy: bool,
-    /// Who comes next.
-    queue: VecDeque<oneshot::Sender<Turn>>,
-    /// A request failed without an answer, so the server may hold more for the owner than the table says.
-    unsure: bool,
-    /// Locks were lost with a restart or with the session, and the owner was not told.
-    lost: bool,
+async fn call(mount: &Arc<Mount>, turn: &Turn, op: Request) -> Result<Reply> {
+    mount.call(turn.key.0.target(), &Cred::root(), op).await
 }
 
-impl OwnerState {
-    fn is_idle(&self) -> bool {
-        self.held.is_empty() && !self.busy && !self.unsure && !self.lost
-    }
-}
-
-/// A request that may be told to ask again.
-#[derive(Default)]
-struct Asking {
-    news: AtomicBool,
-    waiter: AtomicWaker,
-}
-
-#[derive(Default)]
-struct State {
-    last_number: u64,
-    owners: BTreeMap<Key, OwnerState>,
-    asking: BTreeMap<u64, Arc<Asking>>,
-}
-
-/// Locks of applications of this mount.
-#[derive(Default)]
-pub(crate) struct FileLockTable {
-    state: Mutex<State>,
-    /// Entries of `owners`, to answer without the lock that there are none.
-    known: AtomicUsize,
-    /// Tells of closes under way.
-    closes: Mutex<Option<Arc<dyn Closes>>>,
-    /// Questions of servers that wait for such.
-    questions: AtomicUsize,
-    /// Servers to which the connection is down.
-    down: AtomicUsize,
-    went_down: Signal,
-}
-
-impl FileLockTable {
-    /// The server has news of a request.
-    pub(crate) fn news(&self, number: u64) {
-        let asking = self.state.lock().asking.get(&number).cloned();
-        if let Some(asking) = asking {
-            asking.ring();
-        }
-    }
-
-    /// The connection to a server went up or down. News may have been lost with the last one, so everybody asks again.
-    pub(crate) fn state_changed(&self, was_down: bool, is_down: bool) {
-        match (was_down, is_down) {
-            (false, true) => drop(self.down.fetch_add(1, SeqCst)),
-            (true, false) => drop(self.down.fetch_sub(1, SeqCst)),
-            _ => {}
-        }
-        if !is_down {
-            let asking: Vec<_> = self.state.lock().asking.values().cloned().collect();
-            asking.iter().for_each(|a| a.ring());
-        } else {
-            self.went_down.notify();
-        }
-    }
-
-    pub(crate) fn set_closes(&self, closes: Option<Arc<dyn Closes>>) {
-        *self.closes.lock() = closes;
-    }
-
-    /// Number of locks held, and of requests that wait or are under way.
-    pub(crate) fn count(&self) -> (usize, usize) {
-        let state = self.state.lock();
-        (state.owners.values().map(|o| o.held.len()).sum(), state.asking.len())
-    }
-
-    /// What would be presented to a restarted server.
-    #[cfg(test)]
-    pub(crate) fn specs(&self) -> Vec<FileLockSpec> {
-        let state = self.state.lock();
-        state.owners.iter().flat_map(|((ino, owner), state)| state.held.specs(*ino, *owner)).collect()
-    }
-
-    fn with<T>(&self, key: Key, f: impl FnOnce(&mut OwnerState) -> T) -> T {
-        let mut state = self.state.lock();
-        let owner = state.owners.entry(key).or_default();
-        let result = f(owner);
-        if owner.is_idle() {
-            state.owners.remove(&key);
-        }
-        self.known.store(state.owners.len(), SeqCst);
-        result
-    }
-
-    /// Whether the server may hold something for the owner, now or when what is under way is done.
-    pub(crate) fn is_known(&self, key: &Key) -> bool {
-        self.known.load(SeqCst) > 0 && self.state.lock().owners.contains_key(key)
+/// Asks for a lock; whether it is held now.
+async fn set(mount: &Arc<Mount>, turn: &Turn, lock: FileLockSpec, number: u64, wait: bool) -> Result<bool> {
+    turn.check_lost()?;
+    let before = turn.with(|owner| owner.held.give_up_for(&lock));
+    let answer = call(mount, turn, Request::FileLockSet { lock, number, wait }).await;
+    let flock = lock.owner.family == FileLockFamily::Flock;
+    turn.with(|owner| match &answer {
+        Ok(Reply::FileLock(true)) => owner.held.set(lock.range, Some((lock.mode, lock.pid))),
+        // A flock that is to be converted is lost when it cannot be at once.
+        Ok(Reply::FileLock(false)) | Err(Errno::Again) if flock => {}
+        Ok(_) | Err(Errno::Again | Errno::Deadlk | Errno::NoLck | Errno::Inval) => owner.held = before,
+        Err(_) => owner.unsure = true,
+    });
+    match answer? {
+        Reply::FileLock(held) => Ok(held),
+        other => Err(unexpected(&other)),
     }
 }
 
-impl Asking {
-    fn ring(&self) {
-        self.news.store(true, SeqCst);
-        self.waiter.wake();
+async fn unlock_at(mount: &Arc<Mount>, turn: &Turn, range: ByteRange) -> Result<()> {
+    let (ino, owner) = turn.key;
+    let all = range == ByteRange::ALL;
+    let (before, unsure) = turn.with(|owner| {
+        let before = owner.held.clone();
+        owner.held.set(range, None);
+        // Who gives up everything begins anew.
+        (before, if all { std::mem::take(&mut owner.unsure) } else { owner.unsure })
+    });
+    if !unsure && !before.overlap(range) {
+        return Ok(());
     }
-
-    /// Waits for news. `false`: the caller was interrupted.
-    async fn news(&self, interrupt: Option<&Interrupt>) -> bool {
-        poll_fn(|cx| {
-            self.waiter.register(cx.waker());
-            if let Some(interrupt) = interrupt {
-                interrupt.watch(cx.waker());
-                if interrupt.has_fired() {
-                    return Poll::Ready(false);
-                }
-            }
-            if self.news.swap(false, SeqCst) { Poll::Ready(true) } else { Poll::Pending }
-        })
-        .await
-    }
-}
-
-/// A number under which the server tells of a request.
-struct Number {
-    mount: Arc<Mount>,
-    number: u64,
-    asking: Arc<Asking>,
-}
-
-impl Number {
-    fn new(mount: &Arc<Mount>) -> Number {
-        let mut state = mount.coherence.file_locks.state.lock();
-        state.last_number += 1;
-        let (number, asking) = (state.last_number, Arc::<Asking>::default());
-        state.asking.insert(number, asking.clone());
-        drop(state);
-        Number { mount: mount.clone(), number, asking }
-    }
-}
-
-impl Drop for Number {
-    fn drop(&mut self) {
-        self.mount.coherence.file_locks.state.lock().asking.remove(&self.number);
-    }
-}
-
-/// The right to have a request under way for an owner and a file. Dropping it passes it on, first come, first served.
-struct Turn {
-    mount: Arc<Mount>,
-    key: Key,
-}
-
-impl Turn {
-    async fn new(mount: &Arc<Mount>, key: Key) -> Result<Turn> {
-        let wait = mount.coherence.file_locks.with(key, |owner| {
-            if !std::mem::replace(&mut owner.busy, true) {
-                return None;
-            }
-            let (sender, receiver) = oneshot::channel();
-            owner.queue.push_back(sender);
-            Some(receiver)
-        });
-        match wait {
-            None => Ok(Turn { mount: mount.clone(), key }),
-            Some(turn) => turn.await.map_err(|_| Errno::NotConnected),
-        }
-    }
-
-    fn with<T>(&self, f: impl FnOnce(&mut OwnerState) -> T) -> T {
-        self.mount.coherence.file_locks.with(self.key, f)
-    }
-
-    /// Fails once if locks of the owner were lost.
-    fn check_lost(&self) -> Result<()> {
-        if self.with(|owner| std::mem::take(&mut owner.lost)) { Err(Errno::Io) } else { Ok(()) }
-    }
-
-    async fn call(&self, op: Request) -> Result<Reply> {
-        self.mount.call(self.key.0.target(), &Cred::root(), op).await
-    }
-
-    /// Asks for a lock; whether it is held now.
-    async fn set(&self, lock: FileLockSpec, number: u64, wait: bool) -> Result<bool> {
-        self.check_lost()?;
-        let before = self.with(|owner| owner.held.give_up_for(&lock));
-        let answer = self.call(Request::FileLockSet { lock, number, wait }).await;
-        let flock = lock.owner.family == FileLockFamily::Flock;
-        self.with(|owner| match &answer {
-            Ok(Reply::FileLock(true)) => owner.held.set(lock.range, Some((lock.mode, lock.pid))),
-            // A flock that is to be converted is lost when it cannot be at once.
-            Ok(Reply::FileLock(false)) | Err(Errno::Again) if flock => {}
-            Ok(_) | Err(Errno::Again | Errno::Deadlk | Errno::NoLck | Errno::Inval) => owner.held = before,
-            Err(_) => owner.unsure = true,
-        });
-        match answer? {
-            Reply::FileLock(held) => Ok(held),
-            other => Err(unexpected(&other)),
-        }
-    }
-
-    async fn unlock(&self, range: ByteRange) -> Result<()> {
-        let (ino, owner) = self.key;
-        let all = range == ByteRange::ALL;
-        let (before, unsure) = self.with(|owner| {
-            let before = owner.held.clone();
-            owner.held.set(range, None);
-            // Who gives up everything begins anew.
-            (before, if all { std::mem::take(&mut owner.unsure) } else { owner.unsure })
-        });
-        if !unsure && !before.overlap(range) {
-            return Ok(());
-        }
-        let answer = self.call(Request::FileLockUnlock { ino, owner, range }).await;
-        self.with(|owner| match &answer {
-            Ok(_) => {}
-            Err(Errno::NoLck | Errno::Inval) => owner.held = before,
-            Err(_) => owner.unsure = true,
-        });
-        match answer? {
-            Reply::Done => Ok(()),
-            other => Err(unexpected(&other)),
-        }
-    }
-}
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        let next = self.mount.coherence.file_locks.with(self.key, |owner| {
-            let next = owner.queue.pop_front();
-            owner.busy = next.is_some();
-            next
-        });
-        if let Some(next) = next {
-            // One that has gone passes it on by dropping it.
-            let _ = next.send(Turn { mount: self.mount.clone(), key: self.key });
-        }
+    let answer = call(mount, turn, Request::FileLockUnlock { ino, owner, range }).await;
+    turn.with(|owner| match &answer {
+        Ok(_) => {}
+        Err(Errno::NoLck | Errno::Inval) => owner.held = before,
+        Err(_) => owner.unsure = true,
+    });
+    match answer? {
+        Reply::Done => Ok(()),
+        other => Err(unexpected(&other)),
     }
 }
 
@@ -301,7 +93,7 @@ pub struct TakenLock {
     lock: FileLockSpec,
     before: Pieces,
     /// Until it is kept or given back nothing else is asked for the owner.
-    turn: Option<Turn>,
+    turn: Option<(Arc<Mount>, Turn)>,
 }
 
 impl TakenLock {
@@ -319,23 +111,24 @@ impl std::fmt::Debug for TakenLock {
 
 impl Drop for TakenLock {
     fn drop(&mut self) {
-        if let Some(turn) = self.turn.take() {
-            let (mount, lock, before) = (turn.mount.clone(), self.lock, std::mem::take(&mut self.before));
-            mount.spawn(async move { undo(turn, lock, &before).await });
+        if let Some((mount, turn)) = self.turn.take() {
+            let (lock, before) = (self.lock, std::mem::take(&mut self.before));
+            let mount2 = mount.clone();
+            mount.spawn(async move { undo(&mount2, turn, lock, &before).await });
         }
     }
 }
 
 /// Gives up what was not held before, and makes shared again what was shared.
-async fn undo(turn: Turn, lock: FileLockSpec, before: &Pieces) {
+async fn undo(mount: &Arc<Mount>, turn: Turn, lock: FileLockSpec, before: &Pieces) {
     for range in before.gaps(lock.range) {
-        let _ = turn.unlock(range).await;
+        let _ = unlock_at(mount, &turn, range).await;
     }
     if lock.mode == LockMode::Write {
-        let number = Number::new(&turn.mount);
+        let number = Number::new(&mount.coherence.file_locks);
         for (range, pid) in before.shared(lock.range) {
             let shared = FileLockSpec { mode: LockMode::Read, range, pid, ..lock };
-            let _ = turn.set(shared, number.number, false).await;
+            let _ = set(mount, &turn, shared, number.number, false).await;
         }
     }
 }
@@ -347,13 +140,13 @@ pub(crate) async fn take(
     interrupt: Option<Arc<Interrupt>>,
 ) -> Result<TakenLock> {
     let key = (lock.ino, lock.owner);
-    let number = Number::new(&mount);
+    let number = Number::new(&mount.coherence.file_locks);
     let mut asked = false;
     loop {
-        let turn = Turn::new(&mount, key).await?;
+        let turn = Turn::new(&mount.coherence.file_locks, key).await?;
         if interrupt.as_ref().is_some_and(|i| i.has_fired()) {
             if asked {
-                match withdraw(turn, lock, number.number).await {
+                match withdraw(&mount, turn, lock, number.number).await {
                     Ok(Some(taken)) => return Ok(taken),
                     Ok(None) => {}
                     Err(_) => mount.spawn(withdraw_later(mount.clone(), lock, number)),
@@ -363,8 +156,8 @@ pub(crate) async fn take(
         }
         asked = true;
         let before = turn.with(|owner| owner.held.clone());
-        match turn.set(lock, number.number, wait).await {
-            Ok(true) => return Ok(TakenLock { lock, before, turn: Some(turn) }),
+        match set(&mount, &turn, lock, number.number, wait).await {
+            Ok(true) => return Ok(TakenLock { lock, before, turn: Some((mount.clone(), turn)) }),
             Ok(false) => drop(turn),
             Err(e) => {
                 if wait && turn.with(|owner| owner.unsure) {
@@ -379,12 +172,12 @@ pub(crate) async fn take(
 }
 
 /// The caller was interrupted. If the lock was granted before that, it stands.
-async fn withdraw(turn: Turn, lock: FileLockSpec, number: u64) -> Result<Option<TakenLock>> {
+async fn withdraw(mount: &Arc<Mount>, turn: Turn, lock: FileLockSpec, number: u64) -> Result<Option<TakenLock>> {
     let before = turn.with(|owner| owner.held.clone());
-    match turn.call(Request::FileLockCancel { lock, number }).await {
+    match call(mount, &turn, Request::FileLockCancel { lock, number }).await {
         Ok(Reply::FileLock(true)) => {
             turn.with(|owner| owner.held.set(lock.range, Some((lock.mode, lock.pid))));
-            Ok(Some(TakenLock { lock, before, turn: Some(turn) }))
+            Ok(Some(TakenLock { lock, before, turn: Some((mount.clone(), turn)) }))
         }
         Ok(Reply::FileLock(false)) => Ok(None),
         Ok(other) => Err(unexpected(&other)),
@@ -406,8 +199,8 @@ async fn reached(mount: &Mount, ino: Ino) -> bool {
 /// nobody.
 async fn withdraw_later(mount: Arc<Mount>, lock: FileLockSpec, number: Number) {
     while reached(&mount, lock.ino).await {
-        let Ok(turn) = Turn::new(&mount, (lock.ino, lock.owner)).await else { return };
-        match withdraw(turn, lock, number.number).await {
+        let Ok(turn) = Turn::new(&mount.coherence.file_locks, (lock.ino, lock.owner)).await else { return };
+        match withdraw(&mount, turn, lock, number.number).await {
             Err(Errno::Io) => {}
             // What was granted is given back.
             withdrawn => return drop(withdrawn),
@@ -418,10 +211,10 @@ async fn withdraw_later(mount: Arc<Mount>, lock: FileLockSpec, number: Number) {
 /// What an owner gave up at its last close has not been answered: it is given up when the server can be reached.
 async fn release_later(mount: Arc<Mount>, key: Key) {
     while reached(&mount, key.0).await {
-        let Ok(turn) = Turn::new(&mount, key).await else { return };
+        let Ok(turn) = Turn::new(&mount.coherence.file_locks, key).await else { return };
         // It may have begun anew, or another one may have seen to it.
         let due = turn.with(|owner| owner.unsure && owner.held.is_empty());
-        if !due || turn.unlock(ByteRange::ALL).await != Err(Errno::Io) {
+        if !due || unlock_at(&mount, &turn, ByteRange::ALL).await != Err(Errno::Io) {
             return;
         }
     }
@@ -462,15 +255,15 @@ pub(crate) async fn take_interruptible(
 }
 
 pub(crate) async fn unlock(mount: Arc<Mount>, ino: Ino, owner: FileLockOwner, range: ByteRange) -> Result<()> {
-    let turn = Turn::new(&mount, (ino, owner)).await?;
+    let turn = Turn::new(&mount.coherence.file_locks, (ino, owner)).await?;
     turn.check_lost()?;
-    turn.unlock(range).await
+    unlock_at(&mount, &turn, range).await
 }
 
 pub(crate) async fn release(mount: Arc<Mount>, ino: Ino, owner: FileLockOwner) -> Result<()> {
-    let turn = Turn::new(&mount, (ino, owner)).await?;
+    let turn = Turn::new(&mount.coherence.file_locks, (ino, owner)).await?;
     turn.with(|owner| owner.lost = false);
-    let released = turn.unlock(ByteRange::ALL).await;
+    let released = unlock_at(&mount, &turn, ByteRange::ALL).await;
     if released.is_err() && turn.with(|owner| owner.unsure) {
         mount.spawn(release_later(mount.clone(), (ino, owner)));
     }
@@ -478,7 +271,7 @@ pub(crate) async fn release(mount: Arc<Mount>, ino: Ino, owner: FileLockOwner) -
 }
 
 pub(crate) async fn test(mount: Arc<Mount>, lock: FileLockSpec) -> Result<Option<FileLockSpec>> {
-    let number = Number::new(&mount);
+    let number = Number::new(&mount.coherence.file_locks);
     loop {
         let op = Request::FileLockTest { lock, number: number.number };
         match mount.call(lock.ino.target(), &Cred::root(), op).await? {

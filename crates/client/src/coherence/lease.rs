@@ -1,116 +1,14 @@
-//! `Leases`: how lately each server was heard, and so whether what it let this mount cache may be used.
+//! Asking servers that have been silent for too long, before what they let this mount cache is used.
 //!
-//! Owns: the time of the last message of each server. Does not own: what is cached, connections.
-//!
-//! A server evicts a mount that is silent for 30 s; a mount that has heard nothing of a server for `LEASE_NS` uses
-//! nothing that lies under that server's locks and tokens until an answer to a question of its own has come. So it has
-//! stopped before others are let on. What other servers granted goes on. As long as all are in touch, one number says
-//! so.
+//! Owns: that question. Does not own: how lately each server was heard (`tables::coherence::leases`).
 
 use crate::inode::Inode;
 use crate::mount::Mount;
+use crate::tables::coherence::leases::targets;
 use amphi_types::{ByteRange, Cred, Result, TargetId};
 use amphi_wire::Request;
-use parking_lot::RwLock;
-use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-
-/// Silence of a server after which nothing cached is used: four of its pings.
-pub(crate) const LEASE_NS: u64 = 20_000_000_000;
-/// Messages that come sooner after another one are not noted.
-const COARSE_NS: u64 = 500_000_000;
-/// Pieces of a range that are looked at one by one; beyond, all stripes of the file count.
-const PIECES_MAX: usize = 4096;
-
-/// When a server was last heard, by the clock that goes on in sleep; 0: never, so it has granted nothing.
-#[derive(Default)]
-pub(crate) struct Lease {
-    heard_ns: AtomicU64,
-}
-
-impl Lease {
-    fn end_ns(&self) -> u64 {
-        match self.heard_ns.load(Relaxed) {
-            0 => u64::MAX,
-            heard => heard.saturating_add(LEASE_NS),
-        }
-    }
-
-    fn in_touch(&self, boot_ns: u64) -> bool {
-        boot_ns < self.end_ns()
-    }
-}
-
-/// The leases of all servers.
-#[derive(Default)]
-pub(crate) struct Leases {
-    by_target: RwLock<Vec<Arc<Lease>>>,
-    /// Until then all of them last.
-    all_until_ns: AtomicU64,
-}
-
-impl Leases {
-    /// The server of each target, as a new map says.
-    pub(crate) fn set(&self, by_target: Vec<Arc<Lease>>) {
-        *self.by_target.write() = by_target;
-        self.look();
-    }
-
-    fn look(&self) {
-        let end = self.by_target.read().iter().map(|lease| lease.end_ns()).min().unwrap_or(0);
-        self.all_until_ns.store(end, Relaxed);
-    }
-
-    /// A message came. After a long silence it may be an old one that waited in a buffer: then only an answer counts.
-    pub(crate) fn hear(&self, lease: &Lease, boot_ns: u64) {
-        let heard = lease.heard_ns.load(Relaxed);
-        if lease.in_touch(boot_ns) && boot_ns >= heard.saturating_add(COARSE_NS) {
-            self.surely_heard(lease, boot_ns);
-        }
-    }
-
-    /// What the server has said since `boot_ns` has been taken.
-    pub(crate) fn surely_heard(&self, lease: &Lease, boot_ns: u64) {
-        lease.heard_ns.fetch_max(boot_ns.max(1), Relaxed);
-        self.look();
-    }
-
-    fn of(&self, target: TargetId) -> Option<Arc<Lease>> {
-        self.by_target.read().get(usize::from(target.0)).cloned()
-    }
-
-    /// Whether the server of a target was heard lately enough to use what it granted.
-    #[inline]
-    pub(crate) fn in_touch(&self, boot_ns: u64, target: TargetId) -> bool {
-        let here = || self.by_target.read().get(usize::from(target.0)).is_none_or(|lease| lease.in_touch(boot_ns));
-        boot_ns < self.all_until_ns.load(Relaxed) || here()
-    }
-
-    /// As `in_touch`, for the servers of a file's inode and of these bytes.
-    #[inline]
-    pub(crate) fn in_touch_for(&self, boot_ns: u64, file: &Inode, range: ByteRange) -> bool {
-        let all = boot_ns < self.all_until_ns.load(Relaxed);
-        all || targets(file, range).into_iter().all(|target| self.in_touch(boot_ns, target))
-    }
-}
-
-/// Targets of a file's inode and of these bytes.
-fn targets(file: &Inode, range: ByteRange) -> BTreeSet<TargetId> {
-    let layout = file.layout();
-    let mut targets = BTreeSet::from([file.ino.target()]);
-    for (looked, (object, _)) in layout.pieces(file.ino, range).enumerate() {
-        targets.insert(layout.target(file.ino, object.stripe));
-        if targets.len() >= layout.stripes() as usize {
-            break;
-        }
-        if looked >= PIECES_MAX {
-            targets.extend((0..layout.stripes()).map(|stripe| layout.target(file.ino, stripe)));
-            break;
-        }
-    }
-    targets
-}
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Makes sure that what is cached of a file's inode and of these bytes may be used: asks servers that have been silent
 /// for too long.
@@ -139,34 +37,4 @@ pub(crate) async fn touch_target(mount: &Arc<Mount>, target: TargetId) -> Result
     // Whatever was pushed before the answer has been taken.
     leases.surely_heard(&lease, now);
     Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Goal: a silent server stops what it granted, and nothing else; a message after a long silence does not count, an
-    /// answer does. Method: two servers, one of which is heard.
-    #[test]
-    fn each_server_has_its_own() {
-        let leases = Leases::default();
-        let (a, b) = (Arc::<Lease>::default(), Arc::<Lease>::default());
-        leases.set(vec![a.clone(), b.clone(), a.clone()]);
-        let (one, two) = (TargetId(0), TargetId(1));
-        let at = |s: u64| s * 1_000_000_000;
-        assert!(leases.in_touch(at(100), two), "it has granted nothing yet");
-        leases.surely_heard(&a, at(100));
-        leases.surely_heard(&b, at(100));
-        for s in 101..130 {
-            leases.hear(&a, at(s));
-        }
-        assert!(leases.in_touch(at(119), two) && !leases.in_touch(at(120), two));
-        assert!(
-            leases.in_touch(at(148), one) && leases.in_touch(at(148), TargetId(2)) && !leases.in_touch(at(149), one)
-        );
-        leases.hear(&b, at(130));
-        assert!(!leases.in_touch(at(130), two), "it may be an old one");
-        leases.surely_heard(&b, at(130));
-        assert!(leases.in_touch(at(140), two));
-    }
 }

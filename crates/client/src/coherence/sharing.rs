@@ -1,7 +1,7 @@
 //! Alone, or in company of other mounts: which of the two rules for caching is in force.
 //!
-//! Owns: the rule, what was begun or lent to a front end while alone, the end of the session.
-//! Does not own: what is cached under either rule (`tokens`, `cache`, the front end).
+//! Owns: the switch from one rule to the other, what is begun or lent to a front end while alone. Does not own: the
+//! table of that (`tables::coherence::sharing`), what is cached under either rule (`tokens`, `cache`, the front end).
 //!
 //! A mount that is alone caches without asking, and its front end may keep names and attributes for a while. With
 //! company it caches what tokens and locks back, and lends nothing on. Invariants: the server is told that the switch
@@ -9,21 +9,16 @@
 //! under one rule is not lent under another. In company, what a server granted counts as long as that server is heard
 //! (`lease`). The master alone says which rule is in force and whether the session goes on.
 
-use crate::coherence::lease::Leases;
-use crate::coherence::locks;
+use crate::coherence::front_pages;
 use crate::mount::Mount;
 use amphi_env::Env;
-use amphi_types::{ByteRange, Cred, Errno, Ino, Result, TargetId};
+use amphi_types::{Cred, TargetId};
 use amphi_wire::{Lane, Request, Welcome};
-use futures_channel::oneshot;
 use futures_util::future::{Either, select};
-use parking_lot::Mutex;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
 use std::time::Duration;
-
-use crate::api::KernelPages;
 
 /// Silence of the master after which a lone mount of several servers takes it that others have come: two of its pings.
 /// Servers count on it (`crates/server`, `front::sharing`).
@@ -34,33 +29,6 @@ const LEND_MARGIN: Duration = Duration::from_millis(20);
 const KEPT: Duration = Duration::from_secs(1);
 /// How often the switch looks whether what was begun alone has ended.
 const LOOK: Duration = Duration::from_millis(1);
-
-/// The rule in force and what was begun under it.
-pub(crate) struct Sharing {
-    /// Grows with each change of rule; odd while alone.
-    rule: AtomicU64,
-    /// The last change the server has told of.
-    change: AtomicU64,
-    /// Nothing begun alone is under way any more: tokens may be used.
-    settled: AtomicBool,
-    /// Operations and loans begun alone.
-    under_way: AtomicU64,
-    /// Until when a front end may use what it was lent.
-    lent_until_ns: AtomicU64,
-    /// The mount was alone and has not heard the master since, so it acts as if others had come.
-    cautious: AtomicBool,
-    /// When each server was last heard.
-    pub(crate) leases: Leases,
-    /// The session is over.
-    lost: AtomicBool,
-    /// Start of the server that the session spoke to last.
-    boot: AtomicU64,
-    /// Mount sessions that server had seen when this one was started.
-    mounts: AtomicU64,
-    /// The session was started anew without anybody else in between.
-    undisturbed: AtomicBool,
-    pages: Mutex<Option<Arc<dyn KernelPages>>>,
-}
 
 /// An operation or loan that was begun alone.
 pub(crate) struct Begun(Arc<Mount>);
@@ -97,72 +65,6 @@ impl Drop for Lending {
 pub struct Rule {
     rule: u64,
     directories: u64,
-}
-
-/// The rule before any other: odd, alone.
-const ALONE_FROM_THE_START: u64 = 1;
-
-impl Sharing {
-    pub(crate) fn new() -> Sharing {
-        Sharing {
-            rule: AtomicU64::new(ALONE_FROM_THE_START),
-            change: AtomicU64::new(0),
-            settled: AtomicBool::new(false),
-            under_way: AtomicU64::new(0),
-            lent_until_ns: AtomicU64::new(0),
-            cautious: AtomicBool::new(false),
-            leases: Leases::default(),
-            lost: AtomicBool::new(false),
-            boot: AtomicU64::new(0),
-            mounts: AtomicU64::new(0),
-            undisturbed: AtomicBool::new(false),
-            pages: Mutex::new(None),
-        }
-    }
-
-    /// The rule in force; odd while alone.
-    #[inline]
-    pub(crate) fn rule(&self) -> u64 {
-        self.rule.load(Relaxed)
-    }
-
-    #[inline]
-    pub(crate) fn is_alone(&self) -> bool {
-        self.rule() & 1 == 1
-    }
-
-    /// Whether there has been no other mount.
-    pub(crate) fn has_always_been_alone(&self) -> bool {
-        self.rule() == ALONE_FROM_THE_START
-    }
-
-    /// Whether tokens are asked for.
-    pub(crate) fn uses_tokens(&self) -> bool {
-        !self.is_alone() && self.settled.load(SeqCst)
-    }
-
-    pub(crate) fn is_lost(&self) -> bool {
-        self.lost.load(Relaxed)
-    }
-
-    pub(crate) fn set_pages(&self, pages: Option<Arc<dyn KernelPages>>) {
-        *self.pages.lock() = pages;
-    }
-
-    pub(crate) fn pages(&self) -> Option<Arc<dyn KernelPages>> {
-        self.pages.lock().clone()
-    }
-
-    /// Operations that keep the mount alone.
-    #[cfg(test)]
-    pub(crate) fn begun(&self) -> u64 {
-        self.under_way.load(SeqCst)
-    }
-
-    fn set(&self, alone: bool) {
-        let rule = self.rule.fetch_add(1, SeqCst) + 1;
-        debug_assert_eq!(rule & 1 == 1, alone);
-    }
 }
 
 /// Enters an operation, if the mount is alone: the switch to company waits for its end.
@@ -322,73 +224,10 @@ async fn until_settled<E: Env>(mount: &Arc<Mount>, change: u64, env: &E) -> bool
             break;
         }
     }
-    drop_open_pages(mount).await;
+    front_pages::drop_open_pages(mount).await;
     if sharing.change.load(SeqCst) != change {
         return false;
     }
     sharing.settled.store(true, SeqCst);
     true
-}
-
-/// Has the front end drop what it caches of the bytes of a file.
-pub(crate) async fn drop_pages(mount: &Mount, ino: Ino, range: ByteRange) {
-    let Some(pages) = mount.coherence.sharing.pages() else { return };
-    let (sender, done) = oneshot::channel();
-    pages.drop_pages(
-        ino,
-        range,
-        Box::new(move || {
-            let _ = sender.send(());
-        }),
-    );
-    let _ = done.await;
-}
-
-/// As `drop_pages`, for bytes that a write replaces, that show where they are not, or that were lost. Beside drops that
-/// a lock waits for: dirty pages among them may wait for a lock.
-pub(crate) async fn drop_overwritten(mount: &Mount, ino: Ino, range: ByteRange) {
-    let Some(pages) = mount.coherence.sharing.pages() else { return };
-    let (sender, done) = oneshot::channel();
-    pages.drop_overwritten(
-        ino,
-        range,
-        Box::new(move || {
-            let _ = sender.send(());
-        }),
-    );
-    let _ = done.await;
-}
-
-/// Has the front end write back and drop what it caches of the bytes of open files. What is mapped is open.
-pub(crate) async fn drop_open_pages(mount: &Mount) {
-    if mount.coherence.sharing.pages().is_none() {
-        return;
-    }
-    for file in mount.files.all().into_iter().filter(|f| f.open_count() > 0) {
-        drop_pages(mount, file.ino, ByteRange::ALL).await;
-    }
-}
-
-/// The server has ended the session: nothing cached counts any more, and every call fails.
-pub(crate) fn lose(mount: &Arc<Mount>, why: &str) {
-    if mount.coherence.sharing.lost.swap(true, SeqCst) {
-        return;
-    }
-    let dirty = mount.cache.dirty_bytes();
-    tracing::error!(
-        dirty_bytes = dirty,
-        "the server has ended the session of this mount ({why}): what was not written back is lost and every call fails; \
-         unmount it and mount again"
-    );
-    crate::coherence::tokens::lose_all(mount);
-    locks::lose_all(mount);
-    let mount2 = mount.clone();
-    mount.spawn(async move {
-        drop_open_pages(&mount2).await;
-    });
-}
-
-/// What a call answers once the session is over.
-pub(crate) fn check(mount: &Mount) -> Result<()> {
-    if mount.coherence.sharing.is_lost() { Err(Errno::Io) } else { Ok(()) }
 }

@@ -9,61 +9,19 @@
 //! shared and allocates nothing but the copy.
 
 use crate::coherence::lease;
-use crate::coherence::lent::{LOOK_NS, Lent, Unknown};
+use crate::coherence::opened_ahead;
 use crate::inode::{AskedAt, Inode};
 use crate::mount::Mount;
+use crate::tables::coherence::lent::{LOOK_NS, Unknown};
+use crate::tables::coherence::tokens::{OPEN_END_NS, Value};
 use crate::telemetry::stats::Count;
-use amphi_dlm::{Ask, Grant, OwnChange, Revoke, RevokeId, TokenCache, TokenCacheLimits, TokenKey, TokenNumber};
+use amphi_dlm::{Ask, Grant, OwnChange, Revoke, RevokeId, TokenCache, TokenKey, TokenNumber};
 use amphi_env::Buf;
 use amphi_types::{Attr, Caps, Cred, Errno, Ino, Kind, Name, Result, SessionId, TargetId};
 use amphi_wire::{InodeView, Lane, Reply, Request, TokenGrant, Tokens as Grants};
-use parking_lot::{Mutex, RwLock};
-use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
-
-/// Values cached, about 350 bytes each.
-const VALUES_MAX: usize = 131_072;
-/// How long a change whose answer was lost with its connection may still happen.
-pub(crate) const OPEN_END_NS: u64 = 180_000_000_000;
-
-/// What a token shows.
-enum Value {
-    /// The name, since names may share a key, and its inode.
-    Present(Name, Ino),
-    Absent(Name),
-    View(Box<InodeView>),
-}
-
-/// The cache of a mount.
-pub(crate) struct Tokens {
-    cache: RwLock<TokenCache<Value>>,
-    /// Changes of which nobody knows whether they will happen, and when they count as ended.
-    open_ended: Mutex<Vec<(u64, OwnChange)>>,
-    /// Revocations whose answers are on their way. A server sends them again with each new connection: were each one
-    /// answered, answers would pile up before whatever else it waits for.
-    answering: Mutex<BTreeSet<(TargetId, u64)>>,
-    /// What a front end keeps of it.
-    pub(crate) lent: Lent,
-}
-
-impl Tokens {
-    pub(crate) fn new() -> Tokens {
-        let limits = TokenCacheLimits { max_values: VALUES_MAX, ..TokenCacheLimits::default() };
-        Tokens {
-            cache: RwLock::new(TokenCache::new(limits)),
-            open_ended: Mutex::default(),
-            answering: Mutex::default(),
-            lent: Lent::default(),
-        }
-    }
-
-    /// Values cached, for people.
-    pub(crate) fn len(&self) -> u64 {
-        self.cache.read().len() as u64
-    }
-}
 
 /// Keys that a change of a name in `dir` names to the directory's target.
 pub(crate) fn name_keys(dir: Ino, name: &Name) -> [TokenKey; 3] {
@@ -101,7 +59,7 @@ async fn call_on(
     keys: &[TokenKey],
 ) -> Result<Told> {
     let begun = crate::coherence::sharing::begin(mount);
-    let mut changing = crate::prefetch::small_files::changing(mount, &op);
+    let mut changing = opened_ahead::changing(mount, &op);
     let mut directory = crate::coherence::directories::changing(mount, &op, keys);
     let mut setting = crate::coherence::bare::setting(mount, &op);
     let mut question = match &begun {
@@ -116,7 +74,7 @@ async fn call_on(
     };
     let asked_at = mount.asked_at();
     let (answer, payload) = mount.send(lane, target, cred, op, None, 0).await?;
-    changing.iter_mut().for_each(crate::prefetch::small_files::Changing::ends);
+    changing.iter_mut().for_each(opened_ahead::Changing::ends);
     setting.iter_mut().for_each(crate::coherence::bare::Setting::ends);
     drop(setting);
     let contended_places = answer.contended_places().collect();
@@ -380,7 +338,7 @@ pub(crate) fn revoke(mount: &Arc<Mount>, target: TargetId, id: u64, upto: u64, k
         cache.revoke(&Revoke { session, id, upto, keys });
         inodes
     };
-    crate::prefetch::small_files::revoked(mount, target, inodes.iter().copied());
+    opened_ahead::revoked(mount, target, inodes.iter().copied());
     let unknown = take_back(mount, inodes);
     let answer = move |mount: &Arc<Mount>| {
         let op = Request::Revoked { ids: vec![id] };
@@ -411,7 +369,7 @@ pub(crate) fn lose_all(mount: &Arc<Mount>) {
     take_back_soon(mount, mount.coherence.tokens.lent.inodes());
     crate::coherence::directories::lose(mount);
     crate::coherence::bare::lose(mount);
-    crate::prefetch::small_files::lose(mount, None);
+    opened_ahead::lose(mount, None);
 }
 
 /// Nothing cached of these targets counts any more: their server has forgotten what it granted.
@@ -423,7 +381,7 @@ pub(crate) fn lose(mount: &Arc<Mount>, targets: &[TargetId]) {
     take_back_soon(mount, lent);
     crate::coherence::directories::lose(mount);
     crate::coherence::bare::lose(mount);
-    crate::prefetch::small_files::lose(mount, Some(targets));
+    opened_ahead::lose(mount, Some(targets));
 }
 
 /// Ends changes whose answers were lost long ago.

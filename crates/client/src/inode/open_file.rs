@@ -9,7 +9,7 @@ use crate::policy::readahead::ReadAhead;
 use crate::policy::records::Records;
 use crate::telemetry::jobs::Job;
 use crate::telemetry::stats::{Ledger, Way};
-use amphi_types::{ByteRange, Ino, IoMode, Result};
+use amphi_types::{Attr, ByteRange, Ino, IoMode, Result};
 use amphi_wire::{Access, LockExtent};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
@@ -30,13 +30,16 @@ struct Piece {
     bytes: u64,
 }
 
-/// What an open file needs of the mount when it goes.
+/// What an open file, or an open that nobody has taken over, needs of the mount when it goes.
 pub(crate) trait Closer: Send + Sync {
     /// Requests below so many bytes are small.
     fn small_bytes(&self) -> u64;
 
     /// The last reference to an open file is gone: `ahead` as in `OpenFile`.
     fn closed(self: Arc<Self>, open: &OpenFile, ahead: bool);
+
+    /// An open of a file that the server counts is given up; `linger`: its close may wait for others.
+    fn released(self: Arc<Self>, file: &Arc<Inode>, access: Access, linger: bool);
 }
 
 /// An open file. Dropping the last reference closes it, without waiting.
@@ -72,6 +75,17 @@ pub struct OpenFile {
     pub(crate) emptied_rule: AtomicU64,
     /// It was opened ahead, as one of many: its close waits for company.
     ahead: bool,
+}
+
+/// A file that was created or found by create.
+#[derive(Debug)]
+pub struct Created {
+    /// Its attributes.
+    pub attr: Attr,
+    /// It, open.
+    pub file: Arc<OpenFile>,
+    /// Whether it is new.
+    pub created: bool,
 }
 
 impl OpenFile {

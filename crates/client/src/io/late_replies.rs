@@ -9,7 +9,7 @@
 
 use crate::inode::AskedAt;
 use crate::mount::Mount;
-use crate::ops::open::release;
+use crate::writeback::release::release;
 use amphi_types::TargetId;
 use amphi_wire::{Access, Answer, Call, InodeView, Lane, Make, Reply, Request};
 use std::sync::Arc;

@@ -78,7 +78,7 @@ fn map_of_one(cluster: u64, pool: u16, addrs: &[String]) -> ClusterMap {
 /// What a call has come to that was not answered.
 fn failed(mount: &Mount, error: LinkError) -> Errno {
     // With the session its connections end.
-    sharing::check(mount).err().unwrap_or(Errno::from(error))
+    mount.coherence.sharing.check().err().unwrap_or(Errno::from(error))
 }
 
 /// What is wrong with a map: every target must have exactly one server, target 0 the first.
@@ -236,7 +236,7 @@ impl<E: Env> Links<E> {
         let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Map };
         match link.call(Lane::Urgent, call, None, 0).await?.0.result? {
             Reply::Map(map) => Ok(map),
-            other => Err(crate::mount::unexpected(&other)),
+            other => Err(crate::conn::replies::unexpected(&other)),
         }
     }
 
@@ -413,7 +413,7 @@ impl<E: Env> Links<E> {
     pub(crate) fn went_down(&self, seat: &Rc<Seat<E>>) {
         let stopping = self.mount.life.stopping.load(Ordering::Acquire);
         if self.local && self.is_master(seat) && !stopping {
-            sharing::lose(&self.mount, "it did not answer");
+            crate::locks::session_end::lose(&self.mount, "it did not answer");
             self.leave_others();
         }
     }

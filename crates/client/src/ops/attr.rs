@@ -1,31 +1,31 @@
 //! getattr and setattr, truncate included.
 //!
-//! Owns: how the server's attributes and what only this client knows come together, and the order of a truncate: range
-//! lock, in company write locks on everything beyond the new end, nothing sets out beyond the new end, what is under
-//! way lands, the server cuts, the cache is cut.
+//! Owns: the order of a truncate: range lock, in company write locks on everything beyond the new end, nothing sets out
+//! beyond the new end, what is under way lands, the server cuts, the cache is cut. Does not own: asking for an inode
+//! (`coherence::attributes`).
 
-use super::{inode_reply, known};
+use super::known;
 use crate::api::Ctx;
 use crate::cache::drop::Dirty;
-use crate::coherence::group_lock;
-use crate::coherence::locks::{self, Pin};
-use crate::coherence::range_lock::Hold;
+use crate::coherence::attributes::{ask, end_now};
 use crate::coherence::sharing;
-use crate::coherence::tokens::{self, Told};
+use crate::coherence::tokens;
+use crate::conn::replies::inode_reply;
+use crate::inode::range_lock::Hold;
 use crate::inode::{AskedAt, Inode, OpenFile};
+use crate::locks::group_lock;
+use crate::locks::{self, Pin};
 use crate::mount::Mount;
+use crate::ops::write_behind;
 use crate::telemetry::stats::Count;
 use crate::writeback::flush;
-use crate::writeback::write_behind;
+use crate::writeback::release::Frozen;
 use amphi_dlm::{Mode, TokenKey};
 use amphi_types::{Attr, ByteRange, Cred, Errno, Ino, Kind, Result, SetAttr, limits};
 use amphi_wire::{InodeView, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// How often the size is asked for as if nothing of this mount came between question and answer; then its own changes
-/// are asked for too.
-pub(crate) const TRIES: usize = 4;
 /// How often it is found out where a file ends that is written there.
 const LEARN_NS: u64 = 1_000_000_000;
 
@@ -34,102 +34,6 @@ pub(crate) async fn getattr(mount: Arc<Mount>, ctx: Ctx, ino: Ino) -> Result<Att
     match ask(&mount, &ctx.cred, ino).await {
         Err(Errno::Stale) => mount.coherence.unlinked.attr(ino),
         answer => answer.map(|(_, attr)| attr),
-    }
-}
-
-/// Asks for an inode. Returns what the server says, and the attributes with what only this client knows.
-///
-/// `Inode::size` is what the attributes say, unless changes of this mount's own keep coming: then it is left alone, and
-/// the size returned was the file's at some moment of the call.
-pub(crate) async fn ask(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result<(InodeView, Attr)> {
-    match ask_settled(mount, cred, ino).await? {
-        Some(answer) => Ok(answer),
-        None => ask_now(mount, cred, ino).await,
-    }
-}
-
-/// As `ask`, but `None` if changes of this mount's own keep coming; otherwise `Inode::size` is what the attributes say.
-async fn ask_settled(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result<Option<(InodeView, Attr)>> {
-    for _ in 0..TRIES {
-        let mut told = tokens::call(mount, ino.target(), cred, Request::GetAttr { ino }, &[]).await?;
-        let view = inode_reply(told.take()?)?;
-        let (attr, taken) = told.keep_size(view);
-        if taken {
-            return Ok(Some((view, attr)));
-        }
-    }
-    Ok(None)
-}
-
-/// As `ask`, for a file that this mount itself changes all the time: the server asks it for its own changes, as it asks
-/// others.
-pub(crate) async fn ask_now(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result<(InodeView, Attr)> {
-    loop {
-        mount.stats.count(Count::GetAttrNow);
-        let mut told = tokens::call(mount, ino.target(), cred, Request::GetAttrNow { ino }, &[]).await?;
-        let view = inode_reply(told.take()?)?;
-        let (mut attr, taken) = told.keep_size(view);
-        if taken {
-            return Ok((view, attr));
-        }
-        let rule = told.asked_at.rule();
-        if mount.coherence.sharing.rule() != rule {
-            // Whether locks tell the server what is here has changed meanwhile.
-            continue;
-        }
-        let alone = rule & 1 == 1;
-        // Alone there are no locks by which the server could ask, and nobody else who changes the file.
-        let own = mount.files.get(ino).filter(|_| alone).map_or(0, |file| file.own_end());
-        attr.size = view.attr.size.max(own);
-        return Ok((view, attr));
-    }
-}
-
-/// The attributes that an answer to something else than a question shows. If changes of this mount's own came in
-/// between, so that its size is not taken, they are asked for.
-pub(crate) async fn shown(mount: &Arc<Mount>, cred: &Cred, told: Told, view: InodeView) -> Attr {
-    let (attr, taken) = told.keep_size(view);
-    drop(told);
-    if taken || view.attr.kind != Kind::File {
-        return attr;
-    }
-    // What was done is done, whatever becomes of the question.
-    ask(mount, cred, view.attr.ino).await.map_or(attr, |(_, fresh)| fresh)
-}
-
-/// Asks for the inode again after the server knew better: truncated or changed elsewhere.
-pub(crate) async fn reload(mount: &Arc<Mount>, file: &Arc<Inode>) -> Result<()> {
-    ask(mount, &Cred::root(), file.ino).await.map(|_| ())
-}
-
-/// The size of the file now: of the moment of the call or later. It stays true while the caller holds locks beyond
-/// which nobody can change it.
-pub(crate) async fn size_now(mount: &Arc<Mount>, file: &Arc<Inode>) -> Result<u64> {
-    if tokens::is_sure(mount, file) || knows_end(mount, file) {
-        return Ok(file.size());
-    }
-    ask(mount, &Cred::root(), file.ino).await.map(|(_, attr)| attr.size)
-}
-
-/// The end of the file now. `locked`: the caller has pinned write locks on all of every object, so that no other mount
-/// changes it; then it stays known as long as this one keeps these locks.
-pub(crate) async fn end_now(mount: &Arc<Mount>, file: &Arc<Inode>, locked: bool) -> Result<u64> {
-    if knows_end(mount, file) {
-        return Ok(file.size());
-    }
-    let known = match tokens::is_sure(mount, file) {
-        true => Some(file.size()),
-        false => ask_settled(mount, &Cred::root(), file.ino).await?.map(|(_, attr)| attr.size),
-    };
-    match known {
-        Some(end) => {
-            // Members of a group on other mounts move the end, too.
-            if locked && file.group.id() == 0 {
-                file.end_kept.store(true, SeqCst);
-            }
-            Ok(end)
-        }
-        None => ask_now(mount, &Cred::root(), file.ino).await.map(|(_, attr)| attr.size),
     }
 }
 
@@ -143,25 +47,13 @@ pub(crate) fn learn_end(mount: &Arc<Mount>, file: &Arc<Inode>) {
     }
     let (here, file) = (mount.clone(), file.clone());
     mount.spawn(async move {
-        let has_all = locks::covered(&file, locks::all_stripe_bits(&file));
+        let has_all = file.covers_stripes(file.all_stripe_bits());
         let pins =
             if has_all { locks::try_pin_objects(&here, &file, Mode::Write, ByteRange::ALL).await.ok() } else { None };
         if let Err(e) = end_now(&here, &file, pins.is_some()).await {
             tracing::debug!(ino = %file.ino, "the end is not known: {e}");
         }
     });
-}
-
-/// Whether `Inode::size` is the end of the file: alone once it was asked for, with other mounts as long as this one has
-/// kept the write locks under which it was asked for.
-pub(crate) fn knows_end(mount: &Mount, file: &Inode) -> bool {
-    if mount.coherence.sharing.is_alone() {
-        return tokens::is_sure(mount, file);
-    }
-    file.end_kept.load(SeqCst)
-        && file.group.id() == 0
-        && locks::covered(file, locks::all_stripe_bits(file))
-        && mount.coherence.sharing.leases.in_touch_for(mount.clock.boot_ns(), file, ByteRange::ALL)
 }
 
 pub(crate) async fn setattr(
@@ -263,29 +155,6 @@ fn explicit_time(mount: &Mount, file: &Inode, view: &InodeView) {
     }
 }
 
-/// A hold on write-back: nothing sets out from an offset on until it is dropped.
-pub(crate) struct Frozen {
-    file: Arc<Inode>,
-    mount: Arc<Mount>,
-    from: u64,
-}
-
-impl Frozen {
-    /// Holds back what lies from `from` on.
-    pub(crate) fn from(mount: &Arc<Mount>, file: &Arc<Inode>, from: u64) -> Frozen {
-        file.flights.lock().freeze(from);
-        Frozen { file: file.clone(), mount: mount.clone(), from }
-    }
-}
-
-impl Drop for Frozen {
-    fn drop(&mut self) {
-        self.file.flights.lock().thaw(self.from);
-        self.file.signal.notify();
-        self.mount.writeback.landed.notify();
-    }
-}
-
 /// Changes the size, and whatever else `set` says.
 pub(crate) async fn truncate(
     mount: &Arc<Mount>,
@@ -351,6 +220,6 @@ pub(crate) async fn resize(
     let adopted = file.adopt_change(view, told.asked_at, AskedAt::now(told.asked_at.rule()));
     drop(told);
     drop(pins);
-    crate::writeback::deferred_close::send_closes(mount, file);
+    crate::coherence::closes::send_closes(mount, file);
     Ok(adopted.attr)
 }

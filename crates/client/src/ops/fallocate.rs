@@ -5,13 +5,16 @@
 
 use crate::api::{Ctx, Fallocate};
 use crate::cache::drop::Dirty;
-use crate::coherence::group_lock;
+use crate::coherence::attributes;
 use crate::coherence::lease;
-use crate::coherence::locks;
-use crate::coherence::range_lock::Hold;
 use crate::coherence::tokens;
+use crate::conn::replies::unexpected;
+use crate::inode::range_lock::Hold;
 use crate::inode::{Inode, OpenFile};
-use crate::mount::{Mount, unexpected};
+use crate::locks;
+use crate::locks::group_lock;
+use crate::mount::Mount;
+use crate::objects::write::spread;
 use crate::ops::attr;
 use crate::telemetry::stats::Count;
 use crate::writeback::flush;
@@ -64,7 +67,7 @@ pub(crate) async fn fallocate(
         tokens::outdated(&mount, file.ino);
         done?;
     }
-    if extends && end > attr::size_now(&mount, file).await? {
+    if extends && end > attributes::size_now(&mount, file).await? {
         extend(&mount, &ctx.cred, file, open.member(), end).await?;
     }
     Ok(())
@@ -97,7 +100,7 @@ async fn extend(mount: &Arc<Mount>, cred: &Cred, file: &Arc<Inode>, member: u64,
     let locks = move |mount: Arc<Mount>, file: Arc<Inode>| async move { attr::beyond(&mount, &file, end).await };
     let all = (ByteRange::ALL, Hold::Exclusive);
     let (_guard, _begun, pins) = group_lock::enter_pinned(mount, file, member, all, locks).await?;
-    if end <= attr::size_now(mount, file).await? {
+    if end <= attributes::size_now(mount, file).await? {
         return Ok(());
     }
     let set = SetAttr { size: Some(end), mtime: Some(TimeSet::Now), open_for_write: true, ..SetAttr::default() };
@@ -106,7 +109,7 @@ async fn extend(mount: &Arc<Mount>, cred: &Cred, file: &Arc<Inode>, member: u64,
 }
 
 async fn punch(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, server_lock: bool) -> Result<()> {
-    let size = attr::size_now(mount, file).await?;
+    let size = attributes::size_now(mount, file).await?;
     let view = file.view();
     // Beyond the stripes that exist there is nothing; the owner's knowledge of the size may be behind.
     let stripes = view.layout.stripes_below(range.end.min(size.max(view.attr.size)).max(1));
@@ -128,7 +131,7 @@ async fn punch(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, server_l
 }
 
 async fn allocate(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, server_lock: bool) -> Result<()> {
-    attr::size_now(mount, file).await?;
+    attributes::size_now(mount, file).await?;
     let view = file.view();
     let mut pieces = view.layout.pieces(file.ino, range);
     loop {
@@ -139,13 +142,13 @@ async fn allocate(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, serve
         let mut calls = Vec::with_capacity(batch.len());
         for (object, range) in batch {
             if object.stripe > 0 {
-                flush::spread(mount, file).await?;
+                spread(mount, file).await?;
             }
             let op = Request::Allocate { object, range, generation: view.generation, server_lock };
             calls.push(mount.call_for_io(file, view.layout.target(file.ino, object.stripe), op, server_lock));
         }
         for reply in join_all(calls).await {
-            super::done_reply(reply?)?;
+            crate::conn::replies::done_reply(reply?)?;
         }
     }
 }

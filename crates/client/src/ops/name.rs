@@ -2,12 +2,15 @@
 //!
 //! Alone, names are not cached here: the front end may keep them for a while. In company they are, under tokens.
 
-use super::inode_reply;
 use crate::api::Ctx;
+use crate::coherence::attributes;
 use crate::coherence::tokens::{self, Found, Told, name_keys};
-use crate::mount::{Mount, unexpected};
+use crate::conn::replies::inode_reply;
+use crate::conn::replies::unexpected;
+use crate::mount::Mount;
 use crate::prefetch::small_files;
 use crate::telemetry::stats::Count;
+use crate::writeback::release::nameless;
 use amphi_dlm::TokenKey;
 use amphi_types::{Attr, Errno, Ino, Kind, Name, Result, limits};
 use amphi_wire::{Make, RenameMode, Reply, Request};
@@ -18,7 +21,7 @@ pub(crate) async fn lookup(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>)
         b"." => {
             // Asked for by a handle, which is stale when the inode has gone, also for whoever still sees what it was.
             mount.stats.count(Count::GetAttr);
-            return super::attr::ask(&mount, &ctx.cred, dir).await.map(|(_, attr)| attr);
+            return attributes::ask(&mount, &ctx.cred, dir).await.map(|(_, attr)| attr);
         }
         b".." => {
             let parent = parent(&mount, &ctx, dir).await?;
@@ -29,7 +32,7 @@ pub(crate) async fn lookup(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>)
     if let Some(found) = tokens::find(&mount, &ctx.cred, dir, &name) {
         match found {
             Found::Answer(result) => return result,
-            Found::Inode(ino) => match super::attr::ask(&mount, &ctx.cred, ino).await {
+            Found::Inode(ino) => match attributes::ask(&mount, &ctx.cred, ino).await {
                 // It has gone since.
                 Err(Errno::NoEnt | Errno::Stale) => {}
                 result => return result.map(|(_, attr)| attr),
@@ -59,8 +62,8 @@ pub(crate) async fn lookup(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>)
                     return Ok(attr);
                 }
                 tries += 1;
-                if tries == super::attr::TRIES {
-                    match super::attr::ask_now(&mount, &ctx.cred, attr.ino).await {
+                if tries == attributes::TRIES {
+                    match attributes::ask_now(&mount, &ctx.cred, attr.ino).await {
                         // The name has been removed, or stands for another file by now.
                         Err(Errno::NoEnt | Errno::Stale) => tries = 0,
                         result => return result.map(|(_, attr)| attr),
@@ -146,7 +149,7 @@ pub(crate) async fn link(mount: Arc<Mount>, ctx: Ctx, ino: Ino, dir: Ino, name: 
     let mut told = change(&mount, &ctx, dir, &name, op).await?;
     let view = inode_reply(told.take()?)?;
     told.keep_name(dir, &name, Some(ino));
-    Ok(super::attr::shown(&mount, &ctx.cred, told, view).await)
+    Ok(attributes::shown(&mount, &ctx.cred, told, view).await)
 }
 
 /// The inode that has lost its last name.
@@ -165,7 +168,7 @@ pub(crate) async fn unlink(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>)
     let name = Name::new(name)?;
     let mut told = change(&mount, &ctx, dir, &name, Request::Unlink { dir, name: name.clone() }).await?;
     if let Some(ino) = removed(told.take()?)? {
-        super::open::nameless(&mount, ino);
+        nameless(&mount, ino);
     }
     Ok(())
 }
@@ -201,7 +204,7 @@ pub(crate) async fn rename(
     let keys: Vec<TokenKey> = keys.filter(here).collect();
     let op = Request::Rename { from: from.0, from_name, to: to.0, to_name, mode };
     if let Some(ino) = removed(tokens::call(&mount, from.0.target(), &ctx.cred, op, &keys).await?.take()?)? {
-        super::open::nameless(&mount, ino);
+        nameless(&mount, ino);
     }
     Ok(())
 }

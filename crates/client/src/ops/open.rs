@@ -1,27 +1,26 @@
-//! create, tmpfile, open, and what follows the last reference.
+//! create, tmpfile, open.
 //!
-//! Invariant: the server hears of a writer's close only after its dirty bytes have been written, since after the last
-//! writer's close the owner alone knows the size.
+//! Owns: their steps. Does not own: what follows the last reference (`writeback::release`).
 
+use super::attr;
 use super::name::new_name;
-use super::{attr, inode_reply};
-use crate::api::{Created, Ctx, OpenFlags};
-use crate::cache::drop::Dirty;
+use crate::api::{Ctx, OpenFlags};
+use crate::coherence::attributes;
 use crate::coherence::tokens::{self, name_keys};
-use crate::coherence::{group_lock, locks};
-use crate::inode::open_file::Closer;
+use crate::conn::replies::inode_reply;
+use crate::conn::replies::unexpected;
+use crate::inode::open_file::{Closer, Created};
 use crate::inode::{AskedAt, Inode, OpenFile};
-use crate::mount::{Mount, unexpected};
+use crate::locks::{self, group_lock};
+use crate::mount::Mount;
 use crate::prefetch::small_files;
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::Tunable;
-use crate::writeback::batch;
-use crate::writeback::deferred_close;
+use crate::writeback::release::release;
 use amphi_dlm::TokenKey;
-use amphi_types::{ByteRange, Caps, Cred, Errno, Ino, Kind, Result, SetAttr};
+use amphi_types::{Caps, Errno, Ino, Kind, Result, SetAttr};
 use amphi_wire::{Access, InodeView, Make, Reply, Request};
 use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 
 fn access(flags: OpenFlags) -> Access {
     Access { read: flags.read, write: flags.write }
@@ -59,7 +58,7 @@ pub(crate) async fn create(
                 told.keep_view(inode);
                 inode.attr
             } else {
-                attr::shown(&mount, &ctx.cred, told, inode).await
+                attributes::shown(&mount, &ctx.cred, told, inode).await
             };
             if !created && flags.truncate {
                 cut(&mount, &ctx, &file).await?;
@@ -145,77 +144,8 @@ impl Closer for Mount {
         }
         release(&self, &open.file, open.access(), ahead);
     }
-}
 
-/// The last reference to an open file is gone. `linger`: its close may wait for others.
-pub(crate) fn release(mount: &Arc<Mount>, file: &Arc<Inode>, access: Access, linger: bool) {
-    mount.stats.count(Count::Close);
-    {
-        let mut known = file.known.lock();
-        if let Some(i) = known.opens.iter().position(|a| *a == access) {
-            known.opens.swap_remove(i);
-        }
-        known.closes.push(access);
+    fn released(self: Arc<Self>, file: &Arc<Inode>, access: Access, linger: bool) {
+        release(&self, file, access, linger);
     }
-    batch::released(mount, file);
-    if file.nameless.load(SeqCst) && file.open_count() == 0 {
-        useless(mount, file.clone());
-    }
-    if linger {
-        deferred_close::linger(mount, deferred_close::due_closes(file));
-        mount.files.reap(file);
-    } else {
-        deferred_close::send_closes(mount, file);
-    }
-}
-
-/// The last name of a file has gone: if nobody here has it open, or when it is closed, what is cached of it is of no
-/// use any more, and what is still dirty need not be written. The server decides that, because an open of it may be on
-/// its way.
-pub(crate) fn nameless(mount: &Arc<Mount>, ino: Ino) {
-    let Some(file) = mount.files.get(ino) else { return mount.files.nameless(ino) };
-    file.nameless.store(true, SeqCst);
-    if file.open_count() == 0 {
-        useless(mount, file);
-    }
-}
-
-/// Nobody here can come to the bytes of a file any more. That its pages leave unused says nothing of locality: nothing
-/// else needed their room.
-fn useless(mount: &Arc<Mount>, file: Arc<Inode>) {
-    if file.dirty_bytes.load(SeqCst) == 0 {
-        if file.cached_bytes.load(SeqCst) > 0 {
-            mount.cache.forget(&file, ByteRange::new(0, file.size()), Dirty::Keep);
-        }
-        mount.files.reap(&file);
-        return;
-    }
-    let ino = file.ino;
-    let ended = {
-        let mut known = file.known.lock();
-        if !known.opens.is_empty() {
-            return;
-        }
-        let ended = std::mem::take(&mut known.closes);
-        known.closing.extend(&ended);
-        ended
-    };
-    let frozen = attr::Frozen::from(mount, &file, 0);
-    let mount = mount.clone();
-    mount.clone().spawn(async move {
-        file.signal.until(|| !file.in_flight(ByteRange::ALL)).await;
-        let discard = Request::Discard { ino, opens: ended.len() as u32 };
-        let done = mount.call(ino.target(), &Cred::root(), discard).await.is_ok();
-        if done {
-            mount.cache.forget(&file, ByteRange::ALL, Dirty::Discard);
-        }
-        drop(frozen);
-        ended.iter().for_each(|access| file.closed(*access));
-        if done {
-            mount.files.reap(&file);
-        } else {
-            file.known.lock().closes.extend(ended);
-            deferred_close::send_closes(&mount, &file);
-        }
-    });
 }

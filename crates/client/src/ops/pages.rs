@@ -1,113 +1,44 @@
 //! Reads and writes of a page cache in front, in company of other mounts: mappings, mostly.
 //!
-//! Owns: how pages get locks. Does not own: how they are taken back before a lock goes (`taking`), writes to bytes that
-//! lie in pages (`overwrites`). Invariants: a page in front lies under a lock that is held, or is being taken back.
-//! While pages are taken back the front end waits for reads of these pages that are under way and for the write-back of
-//! dirty ones; such a request therefore waits for nothing that may wait for the lock: it goes to the target without a
-//! lock of its own, and what was read so is taken back once more. Where the lock has gone back before the pages
-//! (`taking`), the target has a note of what others have changed since, and what is written back leaves that out.
+//! Owns: how pages get locks. Does not own: how they are taken back before a lock goes (`coherence::front_pages`),
+//! writes to bytes that lie in pages (`inode::front_pages`).
+//!
+//! Invariants: a page in front lies under a lock that is held, or is being taken back. While pages are taken back the
+//! front end waits for reads of these pages that are under way and for the write-back of dirty ones; such a request
+//! therefore waits for nothing that may wait for the lock: it goes to the target without a lock of its own, and what
+//! was read so is taken back once more. Where the lock has gone back before the pages, the target has a note of what
+//! others have changed since, and what is written back leaves that out.
 
-mod overwrites;
-mod taking;
-
-pub(crate) use overwrites::Overwrite;
-pub(crate) use taking::take_back;
-
-use crate::coherence::group_lock;
+use crate::coherence::attributes::size_now;
 use crate::coherence::lease;
-use crate::coherence::locks::{self, Pin};
-use crate::coherence::range_lock::{Guard, Hold};
 use crate::data::Segments;
+use crate::inode::front_pages::{Free, Overwrite, PAGE, Way};
+use crate::inode::range_lock::{Guard, Hold};
 use crate::inode::{Inode, OpenFile};
+use crate::locks::group_lock;
+use crate::locks::{self, Pin};
 use crate::mount::Mount;
-use crate::ops::attr::size_now;
-use crate::ops::read::{Under, direct_pieces, read_piece, shared};
+use crate::objects::read::{Under, direct_pieces, read_piece};
+use crate::objects::write::{WriteKind, write_piece};
+use crate::ops::read::shared;
 use crate::policy::decision::Mode;
 use crate::telemetry::tunables::Tunable;
-use crate::writeback::flush::{self, WriteKind, write_piece};
+use crate::writeback::flush;
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Errno, Result, limits};
 use amphi_wire::LockExtent;
 use futures_channel::oneshot;
 use futures_util::future::{Either, join_all, select};
-use parking_lot::Mutex;
 use smallvec::smallvec;
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use taking::{Free, Taking, Way};
+use std::sync::atomic::Ordering::SeqCst;
 
-/// Bytes of a page.
-const PAGE: u64 = 4096;
 /// How long a read of a page waits for the end of a taking back, nanoseconds: it then takes its turn behind whoever
 /// waits for the lock. A program that goes on touching what has just been taken would otherwise keep others waiting for
 /// as long as it runs. The front end may wait for the very page, so after this time the read goes on without a lock.
 const HELD_BACK_NS: u64 = 10_000_000;
-
-/// Pages of one file in front.
-#[derive(Default)]
-pub(crate) struct FilePages {
-    /// There may be some.
-    any: AtomicBool,
-    overwrites: Mutex<overwrites::Overwrites>,
-    taking: Mutex<Taking>,
-    is_taking: AtomicBool,
-    /// When a page of a mapping was read under a lock last, monotonic ns.
-    read_ns: AtomicU64,
-    /// There may be some that lie under locks of the cluster: whoever returns these has to find the file.
-    locked: AtomicBool,
-    /// The rule of caching under which all pages that are there were read; 0: older ones may be there.
-    pub(crate) covered_rule: AtomicU64,
-    /// Those who read the file past the front end's pages asked for small pieces (`policy::kernel_reads`).
-    pub(crate) small_reads: AtomicBool,
-}
-
-impl FilePages {
-    /// There are pages, or may be again.
-    fn keep(&self) {
-        self.any.store(true, SeqCst);
-    }
-
-    /// All are being taken back; writes meanwhile take it that there are some (`Overwrite::begin`).
-    fn forget(&self) {
-        self.any.store(false, SeqCst);
-        self.locked.store(false, SeqCst);
-        self.overwrites.lock().forget();
-    }
-
-    /// Bytes are about to be read into pages through an open file. Where the front end has dropped what it had when
-    /// that was opened, all pages that are there now were read since: nobody reads through a file that is still being
-    /// opened.
-    pub(crate) fn note_of(&self, open: &OpenFile, range: ByteRange, rule: u64) {
-        if open.emptied_rule.load(SeqCst) == rule && self.covered_rule.load(SeqCst) != rule {
-            self.covered_rule.store(rule, SeqCst);
-        }
-        self.note(range);
-        if rule & 1 == 0 && !self.locked.load(SeqCst) {
-            self.locked.store(true, SeqCst);
-        }
-    }
-
-    /// Whether the file has to be known for its pages: they lie under locks, or are being taken back.
-    pub(crate) fn keep_known(&self) -> bool {
-        self.locked.load(SeqCst) || self.is_taking()
-    }
-
-    /// This mount is alone: its locks stand for nothing.
-    pub(crate) fn unlock(&self) {
-        self.locked.store(false, SeqCst);
-    }
-
-    pub(crate) fn any(&self) -> bool {
-        self.any.load(SeqCst)
-    }
-
-    /// Whether pages are being taken back: there may be some that no lock covers.
-    pub(crate) fn is_taking(&self) -> bool {
-        self.is_taking.load(SeqCst)
-    }
-}
 
 /// What an ordinary request holds.
 type Held = (Guard, Vec<Pin>);
@@ -302,9 +233,9 @@ async fn write_free(
 /// `told`: they are dropped.
 pub(crate) async fn misplaced(mount: &Arc<Mount>, file: &Arc<Inode>, told: ByteRange, overwrite: Option<Overwrite>) {
     if let Some(overwrite) = overwrite {
-        overwrite.settle(mount).await;
+        overwrite.settle(mount.coherence.sharing.pages()).await;
     }
-    crate::coherence::sharing::drop_overwritten(mount, file.ino, told.align_out(PAGE)).await;
+    crate::coherence::front_pages::drop_overwritten(mount, file.ino, told.align_out(PAGE)).await;
 }
 
 /// What shall be written of `data` for `range`: all of it, but for what a write has replaced since a page that is
@@ -331,10 +262,12 @@ pub(crate) fn parts(
 mod tests {
     use super::*;
     use crate::api::KernelPages;
+    use crate::coherence::front_pages;
     use crate::tests::{World, block_on};
     use amphi_types::Ino;
+    use parking_lot::Mutex;
     use std::sync::Barrier;
-    use std::sync::atomic::AtomicU64;
+    use std::sync::atomic::{AtomicBool, AtomicU64};
 
     /// A kernel that counts what it is told to drop, and takes its time.
     struct Drops {
@@ -400,14 +333,14 @@ mod tests {
             for round in 0..ROUNDS {
                 is_over.store(false, SeqCst);
                 turn.wait();
-                block_on(taking::take_all(&mount, &file));
+                block_on(front_pages::take_all(&mount, &file));
                 // On a busy machine the others may not have had their turn meanwhile.
                 for _ in 0..100 {
                     if drops.hits.load(SeqCst) > 0 {
                         break;
                     }
                     std::thread::yield_now();
-                    block_on(taking::take_all(&mount, &file));
+                    block_on(front_pages::take_all(&mount, &file));
                 }
                 is_over.store(true, SeqCst);
                 turn.wait();

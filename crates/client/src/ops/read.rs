@@ -6,26 +6,29 @@
 //! In company the size may change at any time (`shared`). Bytes that are valid in the cache are inside the file: they
 //! lie under a lock, a truncate elsewhere needs that lock, and fills are cut at the size that was asked for under it.
 //!
-//! A page that its target cannot serve fails what begins in it; a read that begins before ends there (`damaged`). For a
-//! page cache in front a read is whole or an error, since the front end takes what is missing for zeros.
+//! A page that its target cannot serve fails what begins in it; a read that begins before ends there
+//! (`objects::damaged`). For a page cache in front a read is whole or an error, since the front end takes what is
+//! missing for zeros.
 
 mod ahead;
-mod damaged;
 pub(crate) mod shared;
 
 use crate::api::{Ctx, Hints};
 use crate::cache::{UNIT, push_joined};
-use crate::coherence::group_lock;
-use crate::coherence::locks;
-use crate::coherence::range_lock::Hold;
+use crate::coherence::attributes;
 use crate::coherence::sharing;
 use crate::coherence::tokens;
 use crate::data::{Loans, Segments, scratch_for};
+use crate::inode::range_lock::Hold;
 use crate::inode::{Inode, OpenFile};
-use crate::mount::{Mount, unexpected};
+use crate::locks;
+use crate::locks::group_lock;
+use crate::mount::Mount;
+use crate::objects::damaged;
+use crate::objects::read::{PAGE, Under, ask_piece, direct, direct_gaps};
 use crate::policy::decision::{Mode, Reason, decide};
 use crate::policy::readahead::Plan;
-use crate::policy::throughput::{CALM_FLIGHT_BYTES, Course};
+use crate::policy::throughput::Course;
 use crate::prefetch::large_reads;
 use crate::telemetry::stats::{Copied, Count, Way, thread_shard};
 use crate::telemetry::tunables::Tunable;
@@ -33,8 +36,8 @@ use crate::writeback::flush;
 use ahead::{fetch_ahead, plan, read_ahead};
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
-use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, limits};
-use amphi_wire::{LockExtent, Reply, Request};
+use amphi_types::{ByteRange, Errno, ObjectId, Result, limits};
+use amphi_wire::LockExtent;
 use futures_util::future::join_all;
 use std::hint::black_box;
 use std::sync::Arc;
@@ -48,8 +51,6 @@ const FILL_BYTES: u64 = 1 << 20;
 /// Largest read behind which the next one's bytes are brought near (`warm_next`), bytes: beyond, they would push each
 /// other out of a core's cache again.
 const WARM_BYTES: u64 = 256 << 10;
-/// Fills start and end at multiples of this, bytes: the page of the servers' storage.
-const PAGE: u64 = 4096;
 /// Bytes that the processor fetches at once.
 const CACHE_LINE: usize = 64;
 /// Reads of so many bytes are lent from the cache instead of copied.
@@ -104,7 +105,7 @@ impl Hit {
         }
         let stamp = file.range.stamp()?;
         let rule = mount.coherence.sharing.rule();
-        if hints.for_pages && rule & 1 == 0 && !locks::permit_reading(mount, file, pages_of(offset, len)) {
+        if hints.for_pages && rule & 1 == 0 && !mount.coherence.locks.permit_reading(file, pages_of(offset, len)) {
             // A page shows zeros behind the end of the file: the lock has to cover these as well.
             return None;
         }
@@ -257,7 +258,7 @@ pub(crate) async fn read(
             return Ok(data);
         }
     };
-    let size = crate::ops::attr::size_now(&mount, file).await?;
+    let size = attributes::size_now(&mount, file).await?;
     let range = asked.intersect(&ByteRange::new(0, size));
     if range.is_empty() {
         return Ok(Segments::new());
@@ -305,7 +306,7 @@ pub(crate) async fn read(
         };
         if is_stream(decision.reason) {
             let course = Course::Direct(before + missing);
-            let shows = data.is_ok() && fills_are_calm(&mount);
+            let shows = data.is_ok() && mount.prefetch.fills_are_calm();
             mount.policy.throughput.note_read(course, missing, (since_ns, mount.clock.now_ns()), shows);
         }
         return damaged::whole_for_pages(data, range, hints);
@@ -318,12 +319,6 @@ pub(crate) async fn read(
     damaged::whole_for_pages(data, range, hints)
 }
 
-/// Whether so little is read ahead that direct reads show what they carry alone.
-pub(crate) fn fills_are_calm(mount: &Mount) -> bool {
-    let fills = mount.prefetch.fill_bytes.load(SeqCst).saturating_sub(mount.prefetch.direct_streams.bytes.load(SeqCst));
-    fills <= CALM_FLIGHT_BYTES
-}
-
 /// A range that is all in the cache and so large that bookkeeping costs less than a copy.
 fn lend_large(mount: &Mount, file: &Inode, range: ByteRange) -> Option<Segments> {
     let loans = if range.len() < LEND_MIN_BYTES { None } else { mount.cache.lend(file, range) };
@@ -333,124 +328,6 @@ fn lend_large(mount: &Mount, file: &Inode, range: ByteRange) -> Option<Segments>
 /// Whether direct reads for this reason may be asked for ahead: nobody asked for direct ones, and nothing is short.
 fn is_stream(reason: Reason) -> bool {
     matches!(reason, Reason::DirectLarge | Reason::DirectLocality)
-}
-
-/// Bytes of the targets, in the buffers they came in: what is contiguous from the start.
-pub(crate) async fn direct(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> Result<Segments> {
-    direct_under(mount, file, range, Under::TargetsLock).await
-}
-
-async fn direct_under(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, under: Under) -> Result<Segments> {
-    let pieces = direct_pieces(file, range).into_iter();
-    // All at once (FEATURES H7).
-    let parts = join_all(pieces.map(|(object, part)| damaged::prefix(mount, file, object, part, under))).await;
-    let mut data = Segments::new();
-    let mut error = None;
-    for (bytes, end) in parts {
-        data.append(bytes);
-        if end.is_some() {
-            error = end;
-            break;
-        }
-    }
-    match error {
-        Some(e) if data.is_empty() => Err(e),
-        _ => Ok(data),
-    }
-}
-
-/// `range` in the largest requests there are.
-pub(crate) fn direct_pieces(file: &Inode, range: ByteRange) -> Vec<(ObjectId, ByteRange)> {
-    let mut pieces = Vec::new();
-    for (object, piece) in file.layout().pieces(file.ino, range) {
-        let mut at = piece.start;
-        while at < piece.end {
-            let part = ByteRange::at(at, limits::PAYLOAD_MAX as u64).intersect(&piece);
-            pieces.push((object, part));
-            at = part.end;
-        }
-    }
-    pieces
-}
-
-/// Bytes of `range`, of which `buf` holds all but `gaps`.
-async fn direct_gaps(
-    mount: &Arc<Mount>,
-    file: &Arc<Inode>,
-    range: ByteRange,
-    mut buf: Buf,
-    gaps: &[ByteRange],
-    under: Under,
-) -> Result<Segments> {
-    mount.cache.used(file, range);
-    let parts = join_all(gaps.iter().map(|gap| direct_under(mount, file, *gap, under))).await;
-    for (gap, part) in gaps.iter().zip(parts) {
-        let at = (gap.start - range.start) as usize;
-        let got = match part {
-            Ok(data) => data.copy_to(&mut buf[at..at + gap.len() as usize]),
-            Err(e) if at == 0 => return Err(e),
-            Err(_) => 0,
-        };
-        if (got as u64) < gap.len() {
-            buf.narrow(0..at + got);
-            break;
-        }
-    }
-    Ok(buf.into())
-}
-
-/// What keeps others from the bytes of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Under {
-    /// A lock of this mount.
-    Lock,
-    /// One that the target takes for the request.
-    TargetsLock,
-    /// Nothing: the target notes what others change beneath pages, by this name.
-    Note(u64),
-}
-
-/// One piece of an object: its bytes, and how many zeros follow them.
-pub(crate) async fn read_piece(
-    mount: &Arc<Mount>,
-    file: &Arc<Inode>,
-    object: ObjectId,
-    range: ByteRange,
-    under: Under,
-) -> Result<(Buf, u64)> {
-    ask_piece(mount, file, object, range, under).await?
-}
-
-/// As `read_piece`; the inner error is the target's answer, the outer one says that there is none.
-async fn ask_piece(
-    mount: &Arc<Mount>,
-    file: &Arc<Inode>,
-    object: ObjectId,
-    range: ByteRange,
-    under: Under,
-) -> Result<Result<(Buf, u64)>> {
-    let target = file.layout().target(file.ino, object.stripe);
-    let pad = (range.start % PAGE) as usize;
-    let op = match under {
-        Under::Lock => Request::Read { object, range, server_lock: false },
-        Under::TargetsLock => Request::Read { object, range, server_lock: true },
-        Under::Note(left) => Request::PagesRead { object, range, left },
-    };
-    let lane = Mount::lane(under == Under::TargetsLock);
-    let (answer, payload) = mount.send(lane, target, &Cred::root(), op, None, pad).await?;
-    mount.note_contention(file, answer.contended);
-    Ok(match answer.result {
-        Ok(Reply::Data) => {
-            let mut bytes = payload.unwrap_or_default();
-            if bytes.len() as u64 > range.len() {
-                bytes.narrow(0..range.len() as usize);
-            }
-            let zeros = range.len() - bytes.len() as u64;
-            Ok((bytes, zeros))
-        }
-        Ok(other) => return Err(unexpected(&other)),
-        Err(e) => Err(e),
-    })
 }
 
 /// Reads through the cache. The caller holds the range lock shared.
@@ -575,7 +452,7 @@ impl Fetch {
     /// Puts what is inside the file, under the pinned lock: what the target has, or as far as the size goes.
     async fn put_inside(&self, mut range: ByteRange, bytes: Buf, zeros: u64) -> Result<()> {
         if zeros > 0 && !self.mount.coherence.sharing.is_alone() {
-            let size = crate::ops::attr::size_now(&self.mount, &self.file).await?;
+            let size = attributes::size_now(&self.mount, &self.file).await?;
             range = range.intersect(&ByteRange::new(0, size));
         }
         self.put(range, &Arc::new(bytes))

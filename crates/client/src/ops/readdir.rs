@@ -4,7 +4,8 @@
 
 use crate::api::{Ctx, Dirent, Listing};
 use crate::coherence::tokens;
-use crate::mount::{Mount, unexpected};
+use crate::conn::replies::unexpected;
+use crate::mount::Mount;
 use crate::prefetch::small_files;
 use crate::telemetry::stats::Count;
 use amphi_types::{Errno, Ino, Kind, Result};

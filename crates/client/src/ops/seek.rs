@@ -10,13 +10,14 @@
 
 use crate::api::{Ctx, Whence};
 use crate::cache::push_joined;
-use crate::coherence::group_lock;
-use crate::coherence::locks;
-use crate::coherence::range_lock::Hold;
+use crate::coherence::attributes;
+use crate::conn::replies::unexpected;
+use crate::inode::range_lock::Hold;
 use crate::inode::seek_maps::{Found, Map};
 use crate::inode::{Inode, OpenFile};
-use crate::mount::{Mount, unexpected};
-use crate::ops::attr;
+use crate::locks;
+use crate::locks::group_lock;
+use crate::mount::Mount;
 use crate::telemetry::stats::Count;
 use crate::writeback::flush;
 use amphi_dlm::Mode;
@@ -73,7 +74,7 @@ pub(crate) async fn lseek(
         group_lock::enter_pinned(&mount, file, open.member(), (ahead, Hold::Shared), locks).await?;
     let rule = mount.coherence.sharing.rule();
     let stamp = file.map.watch();
-    let size = attr::size_now(&mount, file).await?;
+    let size = attributes::size_now(&mount, file).await?;
     if offset >= size {
         return Err(Errno::NxIo);
     }

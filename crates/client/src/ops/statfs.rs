@@ -1,7 +1,8 @@
 //! statfs: the sum over all targets.
 
 use crate::api::{Ctx, StatFs};
-use crate::mount::{Mount, unexpected};
+use crate::conn::replies::unexpected;
+use crate::mount::Mount;
 use crate::telemetry::stats::Count;
 use amphi_types::{Result, TargetId, limits};
 use amphi_wire::{Reply, Request};

@@ -1,15 +1,14 @@
 //! fsync and syncfs: write back, then make stable on every target that holds bytes of it.
 
-use super::done_reply;
 use crate::api::Ctx;
-use crate::coherence::locks;
-use crate::coherence::sharing;
+use crate::coherence::front_pages;
 use crate::coherence::tokens;
+use crate::conn::replies::done_reply;
 use crate::inode::{Inode, OpenFile};
+use crate::locks;
 use crate::mount::Mount;
 use crate::telemetry::stats::Count;
 use crate::writeback::flush::{self, Drain};
-use crate::writeback::writeback_errors;
 use amphi_dlm::Mode;
 use amphi_types::{ByteRange, Cred, Ino, Result, TargetId};
 use amphi_wire::{Lane, Request};
@@ -60,7 +59,7 @@ pub(crate) async fn fsync(mount: Arc<Mount>, _ctx: Ctx, open: Arc<OpenFile>, _da
             Err(e) => Err(e),
         }
     };
-    writeback_errors::tell(&open).await?;
+    open.tell_failures().await?;
     synced
 }
 
@@ -72,7 +71,7 @@ pub(crate) async fn fsync_dir(mount: Arc<Mount>, _ctx: Ctx, dir: Ino) -> Result<
 pub(crate) async fn sync_all(mount: Arc<Mount>, _ctx: Ctx) -> Result<()> {
     mount.stats.count(Count::Fsync);
     // What was stored through mappings is in the kernel.
-    sharing::drop_open_pages(&mount).await;
+    front_pages::drop_open_pages(&mount).await;
     let drain = Drain::begin(&mount);
     flush::flush_all(&mount).await;
     drop(drain);

@@ -5,30 +5,31 @@
 
 use crate::api::{Ctx, Hints, WriteTo};
 use crate::cache::{Put, Source, UNIT};
-use crate::coherence::group_lock;
+use crate::coherence::attributes;
 use crate::coherence::lease;
-use crate::coherence::locks::{self, Pin};
-use crate::coherence::range_lock::Hold;
 use crate::coherence::sharing;
 use crate::coherence::tokens;
+use crate::conn::replies::inode_reply;
 use crate::inode::failures::Watch;
+use crate::inode::front_pages::Overwrite;
+use crate::inode::range_lock::Hold;
 use crate::inode::{Inode, OpenFile};
+use crate::locks::group_lock;
+use crate::locks::{self, Pin};
 use crate::mount::Mount;
-use crate::ops::pages::{self, Overwrite};
-use crate::ops::{attr, read, sync, xattr};
+use crate::objects::read::direct_pieces;
+use crate::objects::write::{Sent, WriteKind, learn, send_all};
+use crate::ops::pages;
+use crate::ops::write_behind::{self, Kept};
+use crate::ops::{attr, sync, xattr};
 use crate::policy::decision::{Decision, Input, Mode, Reason, decide};
-use crate::policy::throughput::{CALM_FLIGHT_BYTES, Course};
 use crate::telemetry::stats::{Copied, Count, Way};
-use crate::writeback::flush::{self, WriteKind, write_piece};
-use crate::writeback::write_behind::{self, Kept};
-use crate::writeback::writeback_errors;
+use crate::writeback::flush;
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
-use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, SetAttr, limits};
-use futures_util::future::join_all;
+use amphi_types::{ByteRange, Cred, Errno, Result, SetAttr, limits};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::Ordering::SeqCst;
 
 /// A unit that was not written while so many bytes of others were lies in no cache of the processor: it is written past
 /// them, without fetching it. 16 MiB: up to there the exchanged memory is found warm (docs/EXPERIMENTS.md).
@@ -66,7 +67,7 @@ pub(crate) fn try_write(
         Aim::Offset => true,
         Aim::ToldEnd => mount.coherence.sharing.has_always_been_alone(),
         Aim::End | Aim::OffsetAtEnd => {
-            (attr::knows_end(mount, file) || tokens::is_sure(mount, file)) && file.size() == offset
+            (attributes::knows_end(mount, file) || tokens::is_sure(mount, file)) && file.size() == offset
         }
     };
     if !aims_well() {
@@ -74,8 +75,8 @@ pub(crate) fn try_write(
     }
     let decision = decide(&mount.input(ctx, open, Way::Write, (range, open.request_bytes(Way::Write, ctx.tid, range))));
     let fits = decision.mode == Mode::Buffered && !mount.dirty_is_full(range.len()) && mount.make_room(room_for(range));
-    let stripes = if fits { locks::stripe_bits(file, range) } else { 0 };
-    if !locks::covered(file, stripes) {
+    let stripes = if fits { file.stripe_bits(range) } else { 0 };
+    if !file.covers_stripes(stripes) {
         return None;
     }
     let one_unit = offset / UNIT == (range.end - 1) / UNIT;
@@ -95,7 +96,7 @@ pub(crate) fn try_write(
         return None;
     }
     let in_order = || guard.is_some() || (file.range.idle() && is_free());
-    let check = || locks::covered(file, stripes) && in_order() && aims_well();
+    let check = || file.covers_stripes(stripes) && in_order() && aims_well();
     let now = mount.wall();
     let taken = || {
         file.touch(now);
@@ -249,7 +250,8 @@ pub(crate) async fn write(
         return Box::pin(write(mount, ctx, open, offset, data, Hints { to: WriteTo::End, ..hints })).await;
     }
     let mut pins = Some(held).filter(|held| !held.is_empty());
-    let range = if append { ByteRange::at(attr::end_now(&mount, &file, pins.is_some()).await?, len) } else { local };
+    let range =
+        if append { ByteRange::at(attributes::end_now(&mount, &file, pins.is_some()).await?, len) } else { local };
     if range.end > limits::FILE_MAX {
         return Err(Errno::FileTooBig);
     }
@@ -299,7 +301,7 @@ pub(crate) async fn write(
         let (here, kept, told) = (mount.clone(), file.clone(), ByteRange::at(offset, len));
         mount.spawn(async move { pages::misplaced(&here, &kept, told, overwrite).await });
     } else if let Some(overwrite) = overwrite {
-        overwrite.settle(&mount).await;
+        overwrite.settle(mount.coherence.sharing.pages()).await;
     }
     settle(&mount, &open, range, is_stable(&open, hints), watch).await?;
     Ok(written)
@@ -317,7 +319,7 @@ async fn lock(
 ) -> Result<Kept> {
     let file = &open.file;
     lease::touch(mount, file, range).await?;
-    let pieces = read::direct_pieces(file, range);
+    let pieces = direct_pieces(file, range);
     let early =
         decision.reason == Reason::DirectContention && write_behind::admits(mount, open, range, decision.reason, hints);
     if early {
@@ -375,14 +377,14 @@ async fn settle(
     if is_stable {
         flush::flush(mount, file, range).await;
         sync::sync_file(mount, file).await?;
-        writeback_errors::tell(open).await?;
+        open.tell_failures().await?;
     } else if let Some(watch) = watch.filter(|_| mount.writeback.free_space.is_short(file, range)) {
         // Where the last write was refused, this one is told if it is, too. `fsync` will say so all the same: others
         // may be lost.
         flush::flush(mount, file, range).await;
         if let Err(e) = watch.result() {
             // Its caller knows, and may go on where the file ends without it.
-            writeback_errors::settled(file).await;
+            file.settled().await;
             return Err(e);
         }
     }
@@ -399,7 +401,7 @@ fn holds_privileges(mount: &Mount, file: &Inode, kill_suidgid: bool) -> bool {
 /// once, as a buffered write reaches the server too late for that. `writer`: none may leave both.
 async fn drop_privileges(mount: &Arc<Mount>, file: &Arc<Inode>, writer: Option<&Cred>) -> Result<()> {
     if !tokens::is_sure(mount, file) {
-        attr::reload(mount, file).await?;
+        attributes::reload(mount, file).await?;
     }
     let view = file.view();
     if let Some(writer) = writer
@@ -407,7 +409,7 @@ async fn drop_privileges(mount: &Arc<Mount>, file: &Arc<Inode>, writer: Option<&
     {
         let set = SetAttr { kill_suidgid: true, open_for_write: true, ..SetAttr::default() };
         let mut told = attr::change(mount, writer, file.ino, set).await?;
-        let view = super::inode_reply(told.take()?)?;
+        let view = inode_reply(told.take()?)?;
         told.keep_view(view);
         file.lose_capability(told.asked_at);
     } else if view.capability {
@@ -491,64 +493,6 @@ async fn direct(
     if good_to > range.start { Ok((good_to - range.start) as usize) } else { Err(e) }
 }
 
-/// What became of the pieces of a write.
-pub(crate) struct Sent {
-    /// Up to here all bytes are on the targets.
-    pub(crate) good_to: u64,
-    /// End of the last piece that is.
-    written_to: u64,
-    /// Of the first piece that is not.
-    pub(crate) error: Option<Errno>,
-}
-
-/// Sends all pieces of `range` to the targets and forgets what is cached of them. `end_first`: the last one goes before
-/// the others.
-pub(crate) async fn send_all(
-    mount: &Arc<Mount>,
-    file: &Arc<Inode>,
-    range: ByteRange,
-    data: Buf,
-    kind: WriteKind,
-    end_first: bool,
-) -> Sent {
-    let pieces = read::direct_pieces(file, range);
-    let mut cut = split(data, &pieces);
-    let send = |at: usize, buf| write_piece(mount, file, pieces[at].0, pieces[at].1.start, buf, kind);
-    let end = if end_first && pieces.len() > 1 { cut.pop() } else { None };
-    let last = match end {
-        Some(buf) => Some(send(pieces.len() - 1, buf).await),
-        None => None,
-    };
-    let mut results = Vec::with_capacity(pieces.len());
-    if !matches!(last, Some(Err(_))) {
-        results.extend(join_all(cut.into_iter().enumerate().map(|(at, buf)| send(at, buf))).await);
-    }
-    results.extend(last);
-    // What failed may be on the target or not: nobody may think to know.
-    mount.cache.forget(file, range, crate::cache::drop::Dirty::Keep);
-    let mut sent = Sent { good_to: range.start, written_to: range.start, error: None };
-    for ((_, part), result) in pieces.iter().zip(results) {
-        match result {
-            Ok(()) => {
-                sent.written_to = part.end;
-                if sent.error.is_none() {
-                    sent.good_to = part.end;
-                }
-            }
-            Err(e) => sent.error = sent.error.or(Some(e)),
-        }
-    }
-    sent
-}
-
-/// Notes what a direct request carried that might have gone through the cache, when it has landed.
-pub(crate) fn learn(mount: &Mount, reason: Reason, request: u64, len: u64, good: bool) {
-    if matches!(reason, Reason::DirectLocality | Reason::DirectLarge) {
-        let calm = mount.writeback.flight_bytes.load(SeqCst) <= CALM_FLIGHT_BYTES;
-        mount.policy.throughput.note(Way::Write, Course::Direct(request), len, mount.clock.now_ns(), calm && good);
-    }
-}
-
 /// Cuts off what pieces behind a failed one have extended, from `end` to `written_to`. The caller holds the range lock
 /// on `held`, and in company locks on all that it wrote: nobody else has written there.
 ///
@@ -568,7 +512,7 @@ async fn trim(mount: &Arc<Mount>, file: &Arc<Inode>, held: ByteRange, (end, writ
         };
         // Whoever wrote into the cache without the range lock has told its end by now.
         mount.cache.barrier();
-        if attr::size_now(mount, file).await? > written_to {
+        if attributes::size_now(mount, file).await? > written_to {
             return Err(Errno::Again);
         }
         let set = SetAttr { size: Some(end), open_for_write: true, ..SetAttr::default() };
@@ -583,15 +527,5 @@ async fn trim(mount: &Arc<Mount>, file: &Arc<Inode>, held: ByteRange, (end, writ
         }
         Err(e) => tracing::warn!(ino = %file.ino, end, "cannot trim after a failed write: {e}"),
     }
-    let _ = attr::reload(mount, file).await;
-}
-
-/// One buffer per piece: parts of the one that all bytes came in.
-fn split(mut data: Buf, pieces: &[(ObjectId, ByteRange)]) -> Vec<Buf> {
-    let mut bufs: Vec<Buf> = Vec::with_capacity(pieces.len());
-    if let Some((_, rest)) = pieces.split_last() {
-        bufs.extend(rest.iter().map(|(_, part)| data.split_to(part.len() as usize)));
-        bufs.push(data);
-    }
-    bufs
+    let _ = attributes::reload(mount, file).await;
 }

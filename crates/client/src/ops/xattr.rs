@@ -12,12 +12,15 @@ mod control;
 mod extents;
 mod layout;
 
-use super::{done_reply, known};
+use super::known;
 use crate::api::Ctx;
+use crate::coherence::attributes;
 use crate::coherence::bare;
 use crate::coherence::tokens;
+use crate::conn::replies::unexpected;
+use crate::conn::replies::{done_reply, inode_reply};
 use crate::inode::Inode;
-use crate::mount::{Mount, unexpected};
+use crate::mount::Mount;
 use crate::telemetry::stats::Count;
 use crate::writeback::flush;
 use amphi_dlm::TokenKey;
@@ -32,7 +35,7 @@ const EXTENTS: &[u8] = b"extents";
 const CAPABILITY: &[u8] = b"security.capability";
 
 async fn view(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino) -> Result<InodeView> {
-    super::attr::ask(mount, &ctx.cred, ino).await.map(|(view, _)| view)
+    attributes::ask(mount, &ctx.cred, ino).await.map(|(view, _)| view)
 }
 
 fn has_layout(view: &InodeView) -> bool {
@@ -151,7 +154,7 @@ pub(crate) async fn set(
             own => return control::set(&mount, &ctx, own, text).await,
         };
         let mut told = change(&mount, &ctx, ino, op).await?;
-        let view = super::inode_reply(told.take()?)?;
+        let view = inode_reply(told.take()?)?;
         told.keep_view(view);
         return Ok(());
     }

@@ -19,17 +19,15 @@ use crate::data::Segments;
 use crate::inode::direct_stream::{Ahead, AheadOwner, Data};
 use crate::inode::{Inode, OpenFile};
 use crate::mount::Mount;
-use crate::ops::read::{self, direct};
+use crate::objects::read::direct;
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::Tunable;
 use amphi_env::buf;
 use amphi_types::{ByteRange, Result};
 use futures_channel::oneshot;
 use futures_util::future::join;
-use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
-use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 use std::sync::{Arc, Weak};
 
@@ -45,16 +43,6 @@ const KEPT_NS: u64 = 2_000_000_000;
 const CAUTION_MAX: u32 = 64;
 /// Reads in a row that are shorter than those before until requests are as short.
 const SHORTER_MAX: u32 = 4;
-
-/// Open files that something is kept for.
-#[derive(Default)]
-pub(crate) struct DirectStreams {
-    open: Mutex<Vec<Weak<OpenFile>>>,
-    /// Bytes asked for ahead, for all.
-    pub(crate) bytes: AtomicU64,
-    /// Bytes of reads that wait for the targets.
-    waited_for: AtomicU64,
-}
 
 /// A direct read of `range`, of which nothing is cached, and the request for the one behind it. The caller holds the
 /// range lock shared and has entered the operation as one that keeps the mount alone. `large`: it is above the large
@@ -74,7 +62,7 @@ pub(crate) async fn read(
     let pays = !mount.tunables.on(Tunable::Learn) || mount.policy.throughput.ahead_pays(range.len());
     let data = next(mount, open, range, size, if pays { Asking::Always } else { Asking::Never }).await;
     // Memory that is used for the first time costs what no read costs later.
-    let shows = data.is_ok() && read::fills_are_calm(mount) && buf::new_bytes() == new_bytes;
+    let shows = data.is_ok() && mount.prefetch.fills_are_calm() && buf::new_bytes() == new_bytes;
     mount.policy.throughput.note_large_read(pays, range.len(), (since_ns, mount.clock.now_ns()), shows);
     data
 }

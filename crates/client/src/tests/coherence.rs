@@ -2,7 +2,8 @@
 
 use super::world::World;
 use crate::api::{Ctx, Fallocate, Hints, OpenFlags};
-use crate::coherence::{locks, tokens};
+use crate::coherence::tokens;
+use crate::locks;
 use crate::{OpenFile, Pending, Segments};
 use amphi_env::Buf;
 use amphi_types::{IoMode, ObjectId, SetAttr};
@@ -223,7 +224,7 @@ fn a_file_being_cut_is_not_forgotten() {
     w.run(op).unwrap();
     let known = Arc::downgrade(&file.file);
     drop(file);
-    crate::writeback::deferred_close::hurry_all(&w.client.mount);
+    crate::coherence::closes::hurry_all(&w.client.mount);
     w.settle();
     assert!(known.strong_count() > 0, "it has cached bytes");
     let set = SetAttr { size: Some(0), ..SetAttr::default() };
@@ -345,16 +346,16 @@ fn locks_survive_a_restart_under_new_names() {
     w.steps(50);
     let (mount, target) = (w.client.mount.clone(), file.ino().target());
     for round in 1..3u64 {
-        let (ids, held) = crate::coherence::locks::represent(&mount, target);
+        let (ids, held) = crate::locks::represent(&mount, target);
         assert_eq!((ids.len(), held.len()), (1, 1));
         let old = std::mem::take(&mut w.server.locks);
         let new: Vec<u64> = (0..ids.len() as u64).map(|i| round * 1000 + i).collect();
         w.server.locks = old.into_values().zip(&new).map(|(lock, id)| (*id, lock)).collect();
-        crate::coherence::locks::restored(&mount, target, &ids, &new);
+        crate::locks::restored(&mount, target, &ids, &new);
     }
     let object = amphi_types::ObjectId { ino: file.ino(), stripe: 0 };
     assert!(w.client.try_write(&Ctx::root(), &file, 0, b"y", Hints::default()).is_some(), "still held");
-    crate::coherence::locks::callback(&mount, object, 2000);
+    crate::locks::callback(&mount, object, 2000);
     w.settle();
     assert!(w.server.locks.is_empty(), "given back by the new name, after the write-back");
     assert_eq!(w.server.contents(file.ino())[..2], *b"yx");
@@ -372,11 +373,11 @@ fn a_lock_of_a_new_file_is_asked_back_early() {
         w.settle();
         let mount = w.client.mount.clone();
         let object = amphi_types::ObjectId { ino: open.file.ino, stripe: 0 };
-        let making = under_way.then(|| crate::coherence::locks::making(&mount));
-        crate::coherence::locks::callback(&mount, object, 77);
-        crate::coherence::locks::given(&mount, &open.file, 77);
+        let making = under_way.then(|| crate::locks::making(&mount));
+        crate::locks::callback(&mount, object, 77);
+        crate::locks::given(&mount, &open.file, 77);
         drop(making);
-        let covered = crate::coherence::locks::covered(&open.file, 1);
+        let covered = open.file.covers_stripes(1);
         assert_eq!(covered, !under_way, "an early callback counts while a file is being made, and only then");
         // Nothing more is run: the server of these tests has not granted it.
     }
@@ -396,7 +397,7 @@ fn a_repeated_callback_takes_nothing_newer() {
         let (first, object) = held(&w)[0];
         let mount = w.client.mount.clone();
         for _ in 0..1 + seed % 3 {
-            crate::coherence::locks::callback(&mount, object, first);
+            crate::locks::callback(&mount, object, first);
             w.steps(seed % 4);
         }
         w.settle();
@@ -407,7 +408,7 @@ fn a_repeated_callback_takes_nothing_newer() {
         assert!(now.len() == 1 && now[0] != (first, object) && dirty == 1000);
         let sent = w.server.log.len();
         for _ in 0..1 + seed % 3 {
-            crate::coherence::locks::callback(&mount, object, first);
+            crate::locks::callback(&mount, object, first);
             w.steps(seed % 4);
         }
         w.settle();

@@ -82,7 +82,7 @@ impl World {
             let (id, object) = locks[self.rand(locks.len() as u64) as usize];
             // Also locks whose grant has not reached the client yet, and twice the same.
             self.server.called_back.push(id);
-            crate::coherence::locks::callback(&self.client.mount, object, id);
+            crate::locks::callback(&self.client.mount, object, id);
         }
         for number in self.server.file_locks.take_news() {
             // Now and then twice, as after a connection was lost.
@@ -192,8 +192,8 @@ impl World {
     /// Checks that nothing is left behind once all files are closed.
     pub(crate) fn check_clean(&mut self) {
         self.settle();
-        crate::prefetch::small_files::lose(&self.client.mount, None);
-        crate::writeback::deferred_close::hurry_all(&self.client.mount);
+        crate::coherence::opened_ahead::lose(&self.client.mount, None);
+        crate::coherence::closes::hurry_all(&self.client.mount);
         self.settle();
         let op = self.client.sync_all(&Ctx::root());
         let _ = self.run(op);

@@ -10,52 +10,11 @@
 
 use crate::inode::Inode;
 use crate::mount::Mount;
+use crate::tables::writeback::backlog::{Left, Ticket};
 use crate::writeback::flush;
 use amphi_types::ByteRange;
-use parking_lot::Mutex;
-use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-
-/// Bytes of a file, and who waits until they have set out.
-struct Left {
-    file: Arc<Inode>,
-    range: ByteRange,
-    waits: Option<Arc<Ticket>>,
-}
-
-/// Of somebody who waits: whether some of the bytes were held up by something else than the bound.
-#[derive(Default)]
-struct Ticket(AtomicBool);
-
-#[derive(Default)]
-struct Lists {
-    waited_for: VecDeque<Left>,
-    full_chunks: VecDeque<Left>,
-}
-
-/// What was left behind.
-#[derive(Default)]
-pub(crate) struct Backlog(Mutex<Lists>);
-
-impl Backlog {
-    /// Whether somebody waits for room.
-    pub(crate) fn is_waited_for(&self) -> bool {
-        !self.0.lock().waited_for.is_empty()
-    }
-
-    fn next(&self) -> Option<Left> {
-        let mut lists = self.0.lock();
-        lists.waited_for.pop_front().or_else(|| lists.full_chunks.pop_front())
-    }
-
-    /// Its turn is not over.
-    fn put_back(&self, left: Left) {
-        let mut lists = self.0.lock();
-        let list = if left.waits.is_some() { &mut lists.waited_for } else { &mut lists.full_chunks };
-        list.push_front(left);
-    }
-}
+use std::sync::atomic::Ordering::SeqCst;
 
 /// A full chunk was left behind.
 pub(crate) fn leave(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) {

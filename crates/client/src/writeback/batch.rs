@@ -15,17 +15,18 @@
 //! part of a batch wait for anything but disks. Bounds: a batch has at most 1 MiB and 512 parts, a list as much; bytes
 //! under way are bounded as all write-back is.
 
+use crate::coherence::closes;
+use crate::conn::replies::unexpected;
 use crate::inode::Inode;
-use crate::mount::{Mount, unexpected};
+use crate::mount::Mount;
+use crate::objects::write::spread;
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::Tunable;
-use crate::writeback::deferred_close;
 use crate::writeback::flush::{self, Flight};
 use amphi_env::Buf;
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, Cred, Errno, Ino, ObjectId, Result, TargetId};
 use amphi_wire::{BATCH_BYTES_MAX, BATCH_PARTS_MAX, BatchPart, Lane, Reply, Request};
-use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -33,39 +34,6 @@ use std::sync::atomic::Ordering::SeqCst;
 /// Longer runs leave in requests of their own: from 16 KiB on the copies into a batch cost what it saves
 /// (docs/EXPERIMENTS.md, Scattered runs).
 const SCATTERED_MAX_BYTES: usize = 12 << 10;
-
-/// Files, with the dirty bytes that each had when it was entered.
-type Files = BTreeMap<Ino, (Arc<Inode>, u64)>;
-
-/// Small files of one target that wait for company.
-#[derive(Default)]
-struct List {
-    files: Files,
-    bytes: u64,
-}
-
-/// The lists of all targets.
-#[derive(Default)]
-pub(crate) struct SmallFiles(Mutex<BTreeMap<TargetId, List>>);
-
-impl SmallFiles {
-    /// Enters a file with its dirty bytes. If they do not fit a batch with the others, these are a full one: they are
-    /// returned, and the file begins a new list.
-    fn add(&self, file: &Arc<Inode>, bytes: u64) -> Option<Files> {
-        let mut lists = self.0.lock();
-        let list = lists.entry(file.ino.target()).or_default();
-        list.bytes -= list.files.remove(&file.ino).map_or(0, |(_, bytes)| bytes);
-        let is_full = list.bytes + bytes > BATCH_BYTES_MAX as u64 || list.files.len() >= BATCH_PARTS_MAX;
-        let full = is_full.then(|| std::mem::take(list).files);
-        list.files.insert(file.ino, (file.clone(), bytes));
-        list.bytes += bytes;
-        full
-    }
-
-    fn take(&self, target: TargetId) -> Files {
-        self.0.lock().remove(&target).unwrap_or_default().files
-    }
-}
 
 fn is_small(mount: &Mount, file: &Inode) -> bool {
     let dirty = file.dirty_bytes.load(SeqCst);
@@ -244,20 +212,20 @@ async fn fly(mount: Arc<Mount>, parts: Vec<(Flight, Buf)>, bytes: usize) {
             Err(Errno::Again) => flush::again(&mount, &flight),
             result => {
                 flush::landed(&mount, &flight, result);
-                due.extend(deferred_close::due_closes(&flight.file));
+                due.extend(closes::due_closes(&flight.file));
                 mount.files.reap(&flight.file);
             }
         }
     }
     // After all of them: what sets out now finds room for a whole batch.
     flush::pump(&mount);
-    deferred_close::send(&mount, due);
+    closes::send(&mount, due);
 }
 
 /// Writes all parts and waits until they are on the disk; what became of each.
 async fn write(mount: &Arc<Mount>, flights: &[Flight], payload: Buf) -> Result<Vec<Result<()>>> {
     if let Some(f) = flights.first().filter(|f| f.object.stripe > 0) {
-        flush::spread(mount, &f.file).await?;
+        spread(mount, &f.file).await?;
     }
     let part = |f: &Flight| {
         let known = f.file.known.lock();

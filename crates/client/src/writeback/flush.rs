@@ -4,9 +4,9 @@
 //! throttling of writers. Does not own: dirty state (`cache`), when a lock wants a flush (`locks`), small files that
 //! leave together (`batch`), the order of what the bound leaves behind (`backlog`).
 //!
-//! Bounds: `writeback.flight_bytes` under way, in `FLIGHT_PARTS_MAX` runs. A connection takes 65,536 calls that wait;
-//! scattered small runs would be twice as many for the bytes alone, and what it refuses would be lost. Those of an
-//! object leave together (`batch`).
+//! Bounds: `writeback.flight_bytes` under way, in `FLIGHT_PARTS_MAX` runs (`tables::writeback`). A connection takes
+//! 65,536 calls that wait; scattered small runs would be twice as many for the bytes alone, and what it refuses would
+//! be lost. Those of an object leave together (`batch`).
 //!
 //! Invariants: a byte is in at most one request under way; while it is, it stays readable, and a write to it makes it
 //! dirty again. Nothing sets out beyond `Flights::frozen_from()`. Write-back takes no range lock and needs no credits
@@ -14,10 +14,10 @@
 
 use crate::cache::drop::Dirty;
 use crate::cache::fill::Landing;
-use crate::coherence::tokens;
-use crate::inode::{FlightId, Inode, OpenFile, Signal};
-use crate::mount::{Mount, unexpected};
-use crate::ops;
+use crate::coherence::{attributes, closes, tokens};
+use crate::inode::{FlightId, Inode, OpenFile};
+use crate::mount::Mount;
+use crate::objects::write::{WriteKind, write_piece};
 use crate::policy::throughput;
 use crate::telemetry::stats::{Count, Way};
 use crate::telemetry::tunables::Tunable;
@@ -25,15 +25,10 @@ use crate::writeback::backlog;
 use crate::writeback::batch::{self, Scattered};
 use crate::writeback::writeback_errors;
 use amphi_env::Buf;
-use amphi_types::{ByteRange, Cred, Errno, Ino, ObjectId, Result};
-use amphi_wire::{Lane, Reply, Request};
-use parking_lot::Mutex;
-use std::collections::BTreeSet;
+use amphi_types::{ByteRange, Errno, ObjectId, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Runs under way, for all files, in requests of their own or in batches.
-pub(crate) const FLIGHT_PARTS_MAX: usize = 4096;
 /// Largest write-back request, bytes.
 pub(crate) const WRITE_MAX: u64 = 4 << 20;
 
@@ -165,7 +160,7 @@ pub(crate) fn end_flight(file: &Inode, id: FlightId) {
 /// The request has been answered with `result`.
 pub(crate) async fn ended(mount: &Arc<Mount>, flight: &Flight, result: Result<()>) {
     match result {
-        Err(Errno::Stale) if ops::attr::reload(mount, &flight.file).await.is_ok() => again(mount, flight),
+        Err(Errno::Stale) if attributes::reload(mount, &flight.file).await.is_ok() => again(mount, flight),
         // It has not left: too much waits for the connection.
         Err(Errno::Again) => again(mount, flight),
         result => {
@@ -173,7 +168,7 @@ pub(crate) async fn ended(mount: &Arc<Mount>, flight: &Flight, result: Result<()
             pump(mount);
         }
     }
-    crate::writeback::deferred_close::send_closes(mount, &flight.file);
+    closes::send_closes(mount, &flight.file);
 }
 
 /// The bytes are on the disk, or will not be. Others may set out: `pump`.
@@ -227,143 +222,6 @@ fn complete(mount: &Arc<Mount>, flight: &Flight, landing: Landing, failure: Opti
     end_flight(file, flight.id);
     if failure.is_some() {
         writeback_errors::settle(mount, file, flight.range);
-    }
-}
-
-/// Why a piece is written.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum WriteKind {
-    /// Write-back under a lock of this client.
-    Back,
-    /// A direct request.
-    Direct {
-        /// The target locks for its duration; otherwise this client pins a lock.
-        server_lock: bool,
-        /// Setuid and setgid are cleared.
-        kill_suidgid: bool,
-    },
-    /// A direct request that has returned to its caller: with the time of that moment.
-    Piped {
-        /// As of a direct request.
-        server_lock: bool,
-    },
-    /// Pages that came back behind their lock: by the note of the target of this name.
-    Left(u64),
-}
-
-/// Writes one piece of an object and waits until it is on the disk.
-pub(crate) async fn write_piece(
-    mount: &Arc<Mount>,
-    file: &Arc<Inode>,
-    object: ObjectId,
-    offset: u64,
-    buf: Buf,
-    kind: WriteKind,
-) -> Result<()> {
-    if object.stripe > 0 {
-        spread(mount, file).await?;
-    }
-    send_piece(mount, file, object, offset, buf, kind).await
-}
-
-async fn send_piece(
-    mount: &Arc<Mount>,
-    file: &Arc<Inode>,
-    object: ObjectId,
-    offset: u64,
-    buf: Buf,
-    kind: WriteKind,
-) -> Result<()> {
-    let (layout, generation, mtime, checksums) = {
-        let known = file.known.lock();
-        (known.view.layout, known.view.generation, known.write_time(), known.view.advice.checksums())
-    };
-    let (lane, server_lock, mtime, kill_suidgid) = match kind {
-        WriteKind::Back => (Lane::Urgent, false, mtime, false),
-        WriteKind::Direct { kill_suidgid, server_lock } => {
-            (Mount::lane(server_lock), server_lock, mount.wall(), kill_suidgid)
-        }
-        WriteKind::Piped { server_lock } => (Mount::lane(server_lock), server_lock, mtime, false),
-        WriteKind::Left(_) => (Lane::Locking, true, mount.wall(), false),
-    };
-    let op = match kind {
-        WriteKind::Left(left) => Request::PagesWrite { object, offset, generation, mtime, left, checksums },
-        _ => Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid, checksums },
-    };
-    let target = layout.target(file.ino, object.stripe);
-    let (bytes, start_ns) = (buf.len() as u64, mount.clock.now_ns());
-    let (answer, _) = mount.send(lane, target, &Cred::root(), op, Some(buf), 0).await?;
-    mount.stats.bytes(Count::WriteCall, mount.clock.now_ns().saturating_sub(start_ns));
-    mount.note_contention(file, answer.contended);
-    if answer.result == Err(Errno::NoSpace) {
-        mount.writeback.free_space.refused(target, bytes);
-    }
-    match answer.result? {
-        Reply::Written { roomy } => {
-            mount.writeback.free_space.taken(target, bytes, roomy);
-            if let WriteKind::Direct { .. } | WriteKind::Left(_) = kind {
-                file.touched_past_cache(mtime);
-            }
-            Ok(())
-        }
-        other => Err(unexpected(&other)),
-    }
-}
-
-/// Files that are being spread. Their requests have the urgent lane, as write-back waits for them, and may wait for
-/// this client's own answers to revocations, which have it too: so each file asks once, and few at a time.
-#[derive(Default)]
-pub(crate) struct Spreading {
-    under_way: Mutex<BTreeSet<Ino>>,
-    signal: Signal,
-}
-
-/// Most files that are being spread at a time; far below the credits of the urgent lane.
-const SPREADING_MAX: usize = 4;
-
-struct SpreadTurn<'a>(&'a Spreading, Ino);
-
-impl Spreading {
-    fn begin(&self, ino: Ino) -> Option<SpreadTurn<'_>> {
-        let mut under_way = self.under_way.lock();
-        let free = under_way.len() < SPREADING_MAX && under_way.insert(ino);
-        free.then(|| SpreadTurn(self, ino))
-    }
-
-    fn may_begin(&self, ino: Ino) -> bool {
-        let under_way = self.under_way.lock();
-        under_way.len() < SPREADING_MAX && !under_way.contains(&ino)
-    }
-}
-
-impl Drop for SpreadTurn<'_> {
-    fn drop(&mut self) {
-        self.0.under_way.lock().remove(&self.1);
-        self.0.signal.notify();
-    }
-}
-
-/// Tells the owner once that data goes beyond stripe 0.
-pub(crate) async fn spread(mount: &Arc<Mount>, file: &Arc<Inode>) -> Result<()> {
-    let is_spread = || file.known.lock().spread;
-    let _turn = loop {
-        if is_spread() {
-            return Ok(());
-        }
-        if let Some(turn) = mount.writeback.spreading.begin(file.ino) {
-            break turn;
-        }
-        mount.writeback.spreading.signal.until(|| is_spread() || mount.writeback.spreading.may_begin(file.ino)).await;
-    };
-    if is_spread() {
-        return Ok(());
-    }
-    match tokens::spread(mount, file.ino).await? {
-        Reply::Inode(_) => {
-            file.known.lock().spread = true;
-            Ok(())
-        }
-        other => Err(unexpected(&other)),
     }
 }
 

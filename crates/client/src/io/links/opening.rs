@@ -5,9 +5,9 @@
 
 use super::Links;
 use super::find::leads_here;
-use crate::coherence::lease::Lease;
 use crate::inode::Signal;
 use crate::io::{Events, represent_opens};
+use crate::tables::coherence::leases::Lease;
 use amphi_env::Env;
 use amphi_transport::{Link, LinkConfig};
 use amphi_types::{Errno, TargetId};

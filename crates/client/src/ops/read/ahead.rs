@@ -3,12 +3,12 @@
 //! Owns: asking the streams of the open file and of the file (`prefetch`), and setting fetches on their way. Does not
 //! own: what is fetched and how (`read`).
 
-use super::{PAGE, fetch, is_wanted_elsewhere, pieces};
-use crate::coherence::locks;
+use super::{fetch, is_wanted_elsewhere, pieces};
 use crate::inode::OpenFile;
 use crate::mount::Mount;
+use crate::objects::read::PAGE;
 use crate::policy::readahead::{Limits, Plan, ReadAhead};
-use crate::prefetch::joint::StridedRead;
+use crate::tables::prefetch::joint::StridedRead;
 use crate::telemetry::stats::{Count, Way};
 use crate::telemetry::tunables::Tunable;
 use amphi_types::ByteRange;
@@ -88,7 +88,7 @@ pub(super) fn fetch_ahead(mount: &Arc<Mount>, open: &OpenFile, plan: Plan) {
     let wary = !mount.coherence.sharing.is_alone() && is_wanted_elsewhere(mount, file);
     for range in plan {
         let range = range.align_out(PAGE).intersect(&ByteRange::new(0, file.size()));
-        if wary && !locks::permit_reading(mount, file, range) {
+        if wary && !mount.coherence.locks.permit_reading(file, range) {
             continue;
         }
         for gap in mount.cache.gaps(file, range) {

@@ -5,17 +5,18 @@
 //! that an attributes token vouches for. The caller holds the range lock shared. What a target sends for a read was
 //! inside the file when it was read (its object ends there), so an answer without zeros at its end needs no size.
 
-use super::{Fetch, PAGE, Under, ask_piece, count, decide, fetch, note_access, plan};
+use super::{Fetch, count, decide, fetch, note_access, plan};
 use crate::api::{Ctx, Hints};
 use crate::cache::push_joined;
-use crate::coherence::group_lock;
+use crate::coherence::attributes::size_now;
 use crate::coherence::lease;
-use crate::coherence::locks;
 use crate::coherence::tokens;
 use crate::data::{Segments, scratch_for};
 use crate::inode::{Inode, OpenFile};
+use crate::locks;
+use crate::locks::group_lock;
 use crate::mount::Mount;
-use crate::ops::attr::size_now;
+use crate::objects::read::{PAGE, Under, ask_piece, direct_gaps, direct_pieces};
 use crate::policy::decision::{Mode, Reason};
 use crate::policy::throughput::Course;
 use crate::telemetry::stats::{Count, Way};
@@ -94,7 +95,7 @@ pub(super) async fn read(
             course,
             bytes,
             (since_ns, mount.clock.now_ns()),
-            super::fills_are_calm(mount),
+            mount.prefetch.fills_are_calm(),
         );
     }
     if mode == Mode::Buffered && !data.is_empty() {
@@ -190,7 +191,7 @@ async fn up_to_damage(mount: &Arc<Mount>, file: &Arc<Inode>, asked: ByteRange) -
     }
     let mut buf = scratch_for(range);
     let gaps = mount.copy_valid(file, range, &mut buf);
-    super::direct_gaps(mount, file, range, buf, &gaps, Under::Lock).await
+    direct_gaps(mount, file, range, buf, &gaps, Under::Lock).await
 }
 
 /// As `under_locks`, with locks that the caller answers for on all of `pages`. All of it, or an error.
@@ -318,7 +319,7 @@ fn wanted(file: &Inode, gaps: &[ByteRange], pages: ByteRange, size: u64, mode: M
     }
     let cut = |part: ByteRange| match mode {
         Mode::Buffered => super::pieces(file, part),
-        Mode::Direct => super::direct_pieces(file, part),
+        Mode::Direct => direct_pieces(file, part),
     };
     wanted.into_iter().flat_map(cut).collect()
 }

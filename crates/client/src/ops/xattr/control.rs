@@ -8,7 +8,8 @@
 //! are the master's values, and in lines that begin with `#` which other servers have others, or do not answer.
 
 use crate::api::Ctx;
-use crate::mount::{Mount, unexpected};
+use crate::conn::replies::unexpected;
+use crate::mount::Mount;
 use crate::telemetry::status::{STATUS_PART_BYTES, plain};
 use crate::telemetry::tunables::Tunables;
 use amphi_types::{Errno, Result, TargetId};

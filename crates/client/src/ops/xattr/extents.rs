@@ -4,7 +4,8 @@
 //! Owns: asking the targets, the text. Does not own: how it is shown (`amphi layout get`). What this mount has not
 //! written back yet is written first; what others change meanwhile shows or does not. The file has to be open here.
 
-use crate::mount::{Mount, unexpected};
+use crate::conn::replies::unexpected;
+use crate::mount::Mount;
 use crate::ops::known;
 use crate::writeback::flush;
 use amphi_types::{ByteRange, Cred, Errno, Ino, ObjectId, Result};

@@ -2,17 +2,19 @@
 //!
 //! Owns: asking, and what becomes of each part of the answer. Does not own: what may be handed out (`small_files`).
 
-use super::{KEPT_NS, Key, Opened, READ, READY_MAX, Ready, State, UnderWay};
-use crate::coherence::locks::coming::Coming;
 use crate::coherence::tokens::{self, Told};
+use crate::conn::replies::unexpected;
 use crate::inode::Inode;
-use crate::mount::{Mount, unexpected};
+use crate::locks::coming::Coming;
+use crate::mount::Mount;
+use crate::tables::prefetch::order::NAMES_MAX;
+use crate::tables::prefetch::small_files::{KEPT_NS, Key, Opened, READ, READY_MAX, Ready, State, UnderWay};
 use crate::telemetry::stats::Count;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Cred, Errno, Ino, Name, ObjectId};
 use amphi_wire::{BATCH_PARTS_MAX, FileAhead, ReadPart, Reply, Request};
 use std::collections::BTreeSet;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 /// Entries asked for at once when a directory's names are asked for.
 const ENTRIES: u32 = 1024;
@@ -147,7 +149,8 @@ fn accept(
 ) -> (Opened, u64) {
     let size = found.inode.attr.size;
     let (file, fill) = mount.files.open_ahead(found.inode, READ, told.asked_at, ByteRange::new(0, size));
-    let opened = Opened { mount: mount.clone(), file: Some(file.clone()) };
+    let closer: Weak<Mount> = Arc::downgrade(mount);
+    let opened = Opened::new(closer, file.clone());
     // Alone, this mount cuts a file that it does not know without a lock. From here on it is known.
     let bytes = bytes.filter(|_| !mount.prefetch.small_files.state.lock().is_spoiled(batch.id, batch.dir, part));
     let pin = coming.zip(found.lock).and_then(|(coming, (lock, range))| coming.granted(lock, range));
@@ -193,7 +196,7 @@ fn keep(
     cred: &Arc<Cred>,
     asked_ns: u64,
 ) {
-    let Some(file) = opened.file.clone() else { return };
+    let Some(file) = opened.file().cloned() else { return };
     let rule = mount.coherence.sharing.rule();
     let certain = rule & 1 == 1 || tokens::holds_attributes(mount, part.ino);
     let mut guard = mount.prefetch.small_files.state.lock();
@@ -228,7 +231,7 @@ fn note(mount: &Mount, batch: &Batch, got: usize, (with_bytes, bytes): (u64, u64
 /// Reads the names of a directory whose files are opened one after the other without having been listed.
 pub(super) async fn load(mount: Arc<Mount>, cred: Cred, dir: Ino) {
     let mut from = 0;
-    for _ in 0..super::order::NAMES_MAX / ENTRIES as usize {
+    for _ in 0..NAMES_MAX / ENTRIES as usize {
         let op = Request::ReadDir { dir, cookie: from, max: ENTRIES, plus: false };
         let Ok(Reply::Entries { entries, end, .. }) = mount.call(dir.target(), &cred, op).await else { return };
         super::listed(&mount, dir, from, &entries, end);

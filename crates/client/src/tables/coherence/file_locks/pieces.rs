@@ -14,24 +14,24 @@ struct Piece {
 
 /// Ranges with their modes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Pieces(Vec<Piece>);
+pub(crate) struct Pieces(Vec<Piece>);
 
 impl Pieces {
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.0.len()
     }
 
     /// Whether any byte of `range` is held.
-    pub(super) fn overlap(&self, range: ByteRange) -> bool {
+    pub(crate) fn overlap(&self, range: ByteRange) -> bool {
         self.0.iter().any(|p| p.range.overlaps(&range))
     }
 
     /// Holds `range` as `to` says, or none of it.
-    pub(super) fn set(&mut self, range: ByteRange, to: Option<(LockMode, u32)>) {
+    pub(crate) fn set(&mut self, range: ByteRange, to: Option<(LockMode, u32)>) {
         let mut all = Vec::with_capacity(self.0.len() + 2);
         for p in &self.0 {
             for left in [
@@ -57,7 +57,7 @@ impl Pieces {
     }
 
     /// Gives up what the server may give up before it answers a request for `lock`. Returns what was held before.
-    pub(super) fn give_up_for(&mut self, lock: &FileLockSpec) -> Pieces {
+    pub(crate) fn give_up_for(&mut self, lock: &FileLockSpec) -> Pieces {
         let before = self.clone();
         for p in &before.0 {
             let part = p.range.intersect(&lock.range);
@@ -74,7 +74,7 @@ impl Pieces {
     }
 
     /// The parts of `range` that are not held.
-    pub(super) fn gaps(&self, range: ByteRange) -> Vec<ByteRange> {
+    pub(crate) fn gaps(&self, range: ByteRange) -> Vec<ByteRange> {
         let (mut gaps, mut at) = (Vec::new(), range.start);
         for p in self.0.iter().filter(|p| p.range.overlaps(&range)) {
             if at < p.range.start {
@@ -89,13 +89,13 @@ impl Pieces {
     }
 
     /// The parts of `range` that are shared, and who took them.
-    pub(super) fn shared(&self, range: ByteRange) -> Vec<(ByteRange, u32)> {
+    pub(crate) fn shared(&self, range: ByteRange) -> Vec<(ByteRange, u32)> {
         let shared = self.0.iter().filter(|p| p.mode == LockMode::Read && p.range.overlaps(&range));
         shared.map(|p| (p.range.intersect(&range), p.pid)).collect()
     }
 
     /// As locks of an owner on a file.
-    pub(super) fn specs(&self, ino: Ino, owner: FileLockOwner) -> Vec<FileLockSpec> {
+    pub(crate) fn specs(&self, ino: Ino, owner: FileLockOwner) -> Vec<FileLockSpec> {
         let spec = |p: &Piece| FileLockSpec { ino, owner, pid: p.pid, mode: p.mode, range: p.range };
         self.0.iter().map(spec).collect()
     }

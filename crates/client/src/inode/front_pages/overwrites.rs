@@ -10,8 +10,8 @@
 //! of the new copy.
 
 use super::FilePages;
+use crate::api::KernelPages;
 use crate::inode::Inode;
-use crate::mount::Mount;
 use amphi_types::{ByteRange, RangeSet};
 use futures_channel::oneshot;
 use smallvec::SmallVec;
@@ -160,10 +160,10 @@ impl Overwrite {
         self.file.pages.overwrites.lock().in_place(self.id, self.range.start + len as u64);
     }
 
-    /// Has the front end drop its pages of the bytes. The caller holds no lock that a read or write of them may need.
-    /// Goes on if the future is dropped.
-    pub(crate) async fn settle(self, mount: &Mount) {
-        let Some(pages) = mount.coherence.sharing.pages() else { return };
+    /// Has the front end, if there is one, drop its pages of the bytes. The caller holds no lock that a read or write
+    /// of them may need. Goes on if the future is dropped.
+    pub(crate) async fn settle(self, front: Option<Arc<dyn KernelPages>>) {
+        let Some(pages) = front else { return };
         let (ino, range) = (self.file.ino, self.range);
         let (sender, done) = oneshot::channel();
         pages.drop_overwritten(

@@ -7,7 +7,7 @@
 //! Invariant: nothing is returned but what a target has sent in an answer without an error. Only answers are looked
 //! into: who cannot be reached is not asked again.
 
-use super::{PAGE, Under, ask_piece};
+use super::read::{PAGE, Under, ask_piece};
 use crate::api::Hints;
 use crate::data::{Segments, scratch_for};
 use crate::inode::Inode;
@@ -93,12 +93,12 @@ pub(crate) async fn good_parts(mount: &Arc<Mount>, file: &Arc<Inode>, object: Ob
 }
 
 /// A page cache in front takes what is missing for zeros.
-pub(super) fn whole_for_pages(data: Result<Segments>, range: ByteRange, hints: Hints) -> Result<Segments> {
+pub(crate) fn whole_for_pages(data: Result<Segments>, range: ByteRange, hints: Hints) -> Result<Segments> {
     data.and_then(|data| if hints.for_pages && (data.len() as u64) < range.len() { Err(Errno::Io) } else { Ok(data) })
 }
 
 /// What the cache has of `range` from its start on, where the rest cannot be had.
-pub(super) fn cached_prefix(mount: &Mount, file: &Arc<Inode>, range: ByteRange) -> Option<Segments> {
+pub(crate) fn cached_prefix(mount: &Mount, file: &Arc<Inode>, range: ByteRange) -> Option<Segments> {
     let mut buf = scratch_for(range);
     let gaps = mount.copy_valid(file, range, &mut buf);
     let end = gaps.first().map_or(range.end, |gap| gap.start);

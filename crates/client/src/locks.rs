@@ -1,7 +1,7 @@
 //! Locks of the cluster under which this client caches.
 //!
-//! Owns: one lock cache per target (`dlm::LockCache`), asking for locks, carrying out what the caches want: flush,
-//! drop, cancel. Does not own: the rules (`dlm`).
+//! Owns: asking for locks, carrying out what the lock caches want: flush, drop, cancel. Does not own: the table of
+//! these caches (`tables::coherence::locks`), the rules (`dlm`).
 //!
 //! Invariants: a cached byte lies under a lock that is held. A write in the cache that pins no lock checks a bit of its
 //! file (`Inode::whole_locks`) under the lock of the cache's shard; the bit goes before the flush that precedes the
@@ -9,37 +9,27 @@
 
 pub(crate) mod ahead;
 pub(crate) mod coming;
+pub(crate) mod group_lock;
 mod pins;
+pub(crate) mod session_end;
 
 use crate::cache::drop::Dirty;
 use crate::cache::push_joined;
-use crate::coherence::group_lock;
-use crate::inode::{Inode, Signal};
+use crate::coherence::front_pages;
+use crate::inode::Inode;
+use crate::inode::whole_locks::stripe_bit;
 use crate::mount::Mount;
-use crate::ops::pages;
+use crate::tables::coherence::locks::limits_of;
 use crate::telemetry::stats::{Count, FileEvent};
-use crate::telemetry::tunables::{Tunable, Tunables};
 use crate::writeback::flush;
-use amphi_dlm::{CacheLimits, CallbackPlan, Granted, GroupId, LockAction, LockCache, LockId, Mode};
+use amphi_dlm::{CallbackPlan, Granted, GroupId, LockAction, LockCache, LockId, Mode};
 use amphi_types::{ByteRange, Cred, Errno, Ino, ObjectId, TargetId};
 use amphi_wire::{HeldLock, Lane, LockMode, Request};
 use futures_util::future::join_all;
-use parking_lot::Mutex;
 pub(crate) use pins::{Pin, pin_objects, pin_spans, try_pin_objects};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-
-/// The limits of today. The default age, 10 minutes, is that of Lustre: hits that pin no lock count by the time that
-/// the file notes of them, so only what nobody uses goes. The bound of `locks.max` keeps what is presented to a
-/// restarted server, 30 bytes a lock, below one message.
-fn limits_of(tunables: &Tunables) -> CacheLimits {
-    CacheLimits {
-        max_age_ns: tunables.get(Tunable::LocksMaxAgeS) * 1_000_000_000,
-        max_locks: tunables.get(Tunable::LocksMax) as usize,
-        ..CacheLimits::default()
-    }
-}
+use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
 
 /// Of a range up to this length every stripe is looked at; of a longer one what is cached.
 const WALK_BYTES: u64 = 64 << 20;
@@ -52,38 +42,6 @@ const ASKED_BACK_NS: u64 = 25_000_000_000;
 
 /// Where the target is in the id of a glimpse.
 const GLIMPSE_TARGET_SHIFT: u32 = 48;
-
-/// All lock caches.
-pub(crate) struct Locks {
-    caches: Mutex<BTreeMap<TargetId, LockCache>>,
-    limits: Mutex<CacheLimits>,
-    answered: Signal,
-    /// Group locks that are being given back, until the server knows.
-    leaving: Mutex<BTreeSet<(TargetId, LockId)>>,
-    /// Lock-aheads that were not answered yet.
-    ahead: AtomicU64,
-    names: Mutex<Names>,
-    /// When servers were told last which locks they have to wait for.
-    said_kept_ns: AtomicU64,
-    /// Locks that were asked back, by the ids of their targets, and when; until the answer is sent.
-    asked_back: Mutex<BTreeMap<(TargetId, u64), u64>>,
-    /// Files of locks that are about to be returned, of which a front end may have pages.
-    pages_due: Mutex<Vec<(TargetId, Arc<Inode>)>>,
-    /// Order: before `caches`.
-    making: Mutex<Making>,
-    /// Glimpses whose replies are on their way. A server asks again with each new connection and from time to time:
-    /// were each question answered, replies would pile up before whatever else it waits for.
-    glimpsed: Mutex<BTreeSet<u64>>,
-}
-
-/// Files that are being made. Their locks come with the answer, and may be asked back before it: another mount has
-/// found the file while its record was on the way to the disk.
-#[derive(Default)]
-struct Making {
-    under_way: usize,
-    /// Asked back and not known.
-    early: Vec<(ObjectId, u64)>,
-}
 
 /// A file is being made, for as long as this lives.
 pub(crate) struct MakingFile(Arc<Mount>);
@@ -104,93 +62,9 @@ impl Drop for MakingFile {
     }
 }
 
-fn stripe_bit(stripe: u32) -> u64 {
-    if stripe < 64 { 1 << stripe } else { 0 }
-}
-
-/// Whether write locks on whole objects cover these stripes: then writes need no pin, as long as this holds.
-pub(crate) fn covered(file: &Inode, stripes: u64) -> bool {
-    stripes != 0 && file.whole_locks.load(SeqCst) & stripes == stripes
-}
-
-/// The bits of the stripes that hold `range`; 0 if there are stripes without a bit.
-pub(crate) fn stripe_bits(file: &Inode, range: ByteRange) -> u64 {
-    let layout = file.layout();
-    let (first, end) = layout.stripe_at(range.start);
-    if end >= range.end {
-        return stripe_bit(first);
-    }
-    let mut bits = 0;
-    for (object, _) in layout.pieces(file.ino, range) {
-        match stripe_bit(object.stripe) {
-            0 => return 0,
-            bit => bits |= bit,
-        }
-    }
-    bits
-}
-
-/// The bits of all stripes that the file can have; 0 if there are some without a bit.
-pub(crate) fn all_stripe_bits(file: &Inode) -> u64 {
-    match file.layout().stripes() {
-        64 => u64::MAX,
-        stripes @ 1..64 => (1 << stripes) - 1,
-        _ => 0,
-    }
-}
-
-impl Locks {
-    pub(crate) fn new(tunables: &Tunables) -> Locks {
-        Locks {
-            caches: Mutex::default(),
-            limits: Mutex::new(limits_of(tunables)),
-            leaving: Mutex::default(),
-            ahead: AtomicU64::new(0),
-            answered: Signal::default(),
-            names: Mutex::default(),
-            said_kept_ns: AtomicU64::new(0),
-            asked_back: Mutex::default(),
-            pages_due: Mutex::default(),
-            making: Mutex::default(),
-            glimpsed: Mutex::default(),
-        }
-    }
-
-    fn with<T>(&self, target: TargetId, f: impl FnOnce(&mut LockCache) -> T) -> T {
-        f(self.caches.lock().entry(target).or_insert_with(|| LockCache::new(*self.limits.lock())))
-    }
-
-    /// The target that gave locks of an object: the file may not be known any more, nor how large the cluster was that
-    /// it was made on.
-    fn target_of(&self, object: ObjectId) -> Option<TargetId> {
-        self.caches.lock().iter().find(|(_, cache)| cache.knows(object)).map(|(target, _)| *target)
-    }
-
-    /// Group locks are given back or gone.
-    fn left(&self, locks: &[(TargetId, LockId)]) {
-        self.leaving.lock().retain(|lock| !locks.contains(lock));
-        self.answered.notify();
-    }
-
-    /// Locks held, for people.
-    pub(crate) fn held(&self) -> u64 {
-        self.caches.lock().values().map(|c| c.len() as u64).sum()
-    }
-}
-
 /// The part of each object that holds bytes of the range, from its first byte to its last.
 fn spans(file: &Inode, range: ByteRange) -> BTreeMap<ObjectId, ByteRange> {
     file.layout().spans(file.ino, range)
-}
-
-/// Whether usable locks permit reading all of `range`.
-pub(crate) fn permit_reading(mount: &Mount, file: &Inode, range: ByteRange) -> bool {
-    let layout = file.layout();
-    let mut caches = mount.coherence.locks.caches.lock();
-    layout.pieces(file.ino, range).all(|(object, piece)| {
-        let target = layout.target(file.ino, object.stripe);
-        caches.get_mut(&target).is_some_and(|cache| cache.covers(object, Mode::Read, piece).is_some())
-    })
 }
 
 fn wire_mode(mode: Mode) -> LockMode {
@@ -445,7 +319,7 @@ fn give_back(mount: &Arc<Mount>, target: TargetId, ids: &[LockId], locks: Vec<u6
     }
     let mount2 = mount.clone();
     mount.spawn(async move {
-        join_all(due.iter().map(|file| pages::take_back(&mount2, file, target))).await;
+        join_all(due.iter().map(|file| front_pages::take_back(&mount2, file, target))).await;
         answered(&mount2);
         if leaving.is_empty() {
             return drop(mount2.insist(Lane::Answer, target, cancel));
@@ -576,58 +450,14 @@ pub(crate) fn restored(mount: &Arc<Mount>, target: TargetId, ids: &[LockId], tak
         // Of a lock that was lost nothing is returned that its pages would go before.
         for file in take_due(mount, target) {
             let mount2 = mount.clone();
-            mount.spawn(async move { pages::take_back(&mount2, &file, target).await });
+            mount.spawn(async move { front_pages::take_back(&mount2, &file, target).await });
         }
     }
-}
-
-/// Names that a restarted server gave to locks: the lock cache goes on with the names it knows.
-#[derive(Default)]
-struct Names {
-    servers: BTreeMap<(TargetId, u64), u64>,
-    ours: BTreeMap<(TargetId, u64), u64>,
-    /// Targets that are being told what is held, with the callbacks that came meanwhile: they may overtake the new
-    /// names.
-    restoring: BTreeMap<TargetId, Vec<(ObjectId, u64)>>,
 }
 
 /// `target` has restarted; from now on it may call back locks by names that only its answer to `represent` tells.
 pub(crate) fn restoring(mount: &Mount, target: TargetId) {
     mount.coherence.locks.names.lock().restoring.insert(target, Vec::new());
-}
-
-impl Names {
-    fn set(&mut self, target: TargetId, id: LockId, new: u64) {
-        if id.0 != new {
-            self.servers.insert((target, id.0), new);
-            self.ours.insert((target, new), id.0);
-        }
-    }
-
-    fn forget(&mut self, target: TargetId) {
-        self.servers.retain(|(t, _), _| *t != target);
-        self.ours.retain(|(t, _), _| *t != target);
-    }
-
-    /// The server's name of a lock that is given back.
-    fn take(&mut self, target: TargetId, id: LockId) -> u64 {
-        match self.servers.remove(&(target, id.0)) {
-            Some(new) => {
-                self.ours.remove(&(target, new));
-                new
-            }
-            None => id.0,
-        }
-    }
-
-    /// The server's name of a lock that is kept.
-    fn theirs(&self, target: TargetId, id: LockId) -> u64 {
-        self.servers.get(&(target, id.0)).copied().unwrap_or(id.0)
-    }
-
-    fn ours(&self, target: TargetId, server: u64) -> LockId {
-        LockId(self.ours.get(&(target, server)).copied().unwrap_or(server))
-    }
 }
 
 /// Opens of `target` to present to a restarted server.

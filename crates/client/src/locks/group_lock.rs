@@ -16,16 +16,16 @@
 //! * Members order their I/O among each other themselves: what one has cached, another may have changed since.
 
 use crate::coherence::lease;
-use crate::coherence::locks::{self, Pin};
-use crate::coherence::range_lock::{Guard, Hold};
 use crate::coherence::sharing::{self, Begun};
 use crate::conn::pending::Interrupt;
+use crate::conn::replies::unexpected;
 use crate::inode::file_group::{Stage, State, Stranger};
+use crate::inode::range_lock::{Guard, Hold};
 use crate::inode::table::Use;
-use crate::inode::{Inode, OpenFile, Signal};
-use crate::mount::{Mount, unexpected};
+use crate::inode::{Inode, OpenFile};
+use crate::locks::{self, Pin};
+use crate::mount::Mount;
 use crate::telemetry::stats::Count;
-use crate::writeback::writeback_errors;
 use amphi_dlm::LockId;
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, TargetId};
 use amphi_wire::{Lane, Reply, Request};
@@ -33,7 +33,7 @@ use futures_util::future::{Either, select};
 use std::future::{Future, poll_fn};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::task::{Context, Poll, Waker};
 
 /// How long the end of this mount's own I/O is waited for before the servers are asked, nanoseconds.
@@ -41,20 +41,6 @@ const QUIET_NS: u64 = 50_000_000;
 /// Who does not want to wait waits so many times for news, which come at least every second, until this mount's own I/O
 /// on the file has ended.
 const PATIENCE_RINGS: u64 = 2;
-
-/// News for those who wait for a group lock: a push, or the passing of time, as pushes may be lost.
-#[derive(Default)]
-pub(crate) struct GroupNews {
-    count: AtomicU64,
-    signal: Signal,
-}
-
-impl GroupNews {
-    pub(crate) fn ring(&self) {
-        self.count.fetch_add(1, SeqCst);
-        self.signal.notify();
-    }
-}
 
 /// Takes the range lock when the file is free for a member of this group, or of none (0).
 ///
@@ -353,7 +339,7 @@ pub(crate) async fn unlock(mount: Arc<Mount>, open: Arc<OpenFile>) -> Result<()>
     if let Some(locks) = leave(file, group) {
         end(&mount, file, &locks).await;
     }
-    writeback_errors::tell(&open).await
+    open.tell_failures().await
 }
 
 /// Whether anybody waits for the end of the group that the open file is a member of, on this mount or another one.

@@ -1,8 +1,8 @@
 //! Taking pages of a front end back, before a lock goes or, where the front end cannot give them in time, behind it.
 //!
-//! Owns: one taking back at a time for each file, its rounds, who may go without a lock meanwhile, how long a lock
-//! waits for it. Does not own: what the front end does (`KernelPages`), what the target notes of pages that are left
-//! (`Request::PagesLeft`).
+//! Owns: one taking back at a time for each file, its rounds, how long a lock waits for it, and asking the front end to
+//! drop pages at all. Does not own: what the front end does (`KernelPages`), what a file knows of its pages
+//! (`inode::front_pages`), what the target notes of pages that are left (`Request::PagesLeft`).
 //!
 //! A lock waits for its pages for `PATIENCE_NS` at most. The kernel may be unable to give them: it holds the write-back
 //! of a file back while a truncate of it is unanswered, and that truncate may wait for whoever waits for the lock; and
@@ -15,15 +15,14 @@
 //! its way back has ended before that lock goes. Number behind the times: to drop 256 dirty pages takes the kernel 10
 //! to 30 ms.
 
-use super::FilePages;
-use crate::coherence::sharing;
+use crate::conn::replies::unexpected;
 use crate::inode::Inode;
-use crate::mount::{Mount, unexpected};
+use crate::mount::Mount;
 use crate::telemetry::stats::Count;
-use amphi_types::{ByteRange, Cred, Result, TargetId};
+use amphi_types::{ByteRange, Cred, Ino, Result, TargetId};
 use amphi_wire::{Lane, Reply, Request};
+use futures_channel::oneshot;
 use futures_util::future::{Either, select};
-use std::collections::{BTreeMap, BTreeSet};
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -37,95 +36,6 @@ const CLEAN_PATIENCE_NS: u64 = 2_000_000_000;
 /// Whoever has read pages keeps them for so long, nanoseconds: a program that stores into them gets some stores done in
 /// its turn.
 const TURN_NS: u64 = 5_000_000;
-
-/// Pages that are being taken back.
-#[derive(Default)]
-pub(super) struct Taking {
-    /// The front end drops pages; before that, a turn ends.
-    is_dropping: bool,
-    /// Read or written meanwhile without a lock.
-    again: Vec<ByteRange>,
-    /// Requests under way without a lock.
-    free: usize,
-    /// Those of them that lie under a lock which is on its way back, by target.
-    protected: BTreeMap<TargetId, usize>,
-    /// Targets that note what others change, and the names of their notes.
-    left: BTreeMap<TargetId, u64>,
-    /// Targets that are being asked to.
-    leaving: BTreeSet<TargetId>,
-}
-
-impl FilePages {
-    /// Whether the front end is dropping pages.
-    pub(super) fn is_being_dropped(&self) -> bool {
-        self.is_taking() && self.taking.lock().is_dropping
-    }
-}
-
-/// A request that goes without a lock while pages are taken back.
-pub(super) struct Free(Arc<Inode>);
-
-impl Free {
-    /// None if no pages are being taken back. Pages of the request are taken after this: once more, if the taking has
-    /// begun before.
-    pub(super) fn begin(file: &Arc<Inode>, range: ByteRange) -> Option<Free> {
-        if !file.pages.is_taking() {
-            return None;
-        }
-        let mut taking = file.pages.taking.lock();
-        if !file.pages.is_taking() {
-            return None;
-        }
-        if taking.is_dropping {
-            taking.again.push(range);
-        }
-        taking.free += 1;
-        Some(Free(file.clone()))
-    }
-
-    /// How it goes to a target.
-    pub(super) fn way(&self, target: TargetId) -> Way<'_> {
-        let mut taking = self.0.pages.taking.lock();
-        if let Some(left) = taking.left.get(&target) {
-            return Way::Left(*left);
-        }
-        *taking.protected.entry(target).or_default() += 1;
-        Way::Protected(Protected(self, target))
-    }
-}
-
-impl Drop for Free {
-    fn drop(&mut self) {
-        self.0.pages.taking.lock().free -= 1;
-        self.0.signal.notify();
-    }
-}
-
-/// How a request without a lock goes to a target.
-pub(super) enum Way<'a> {
-    /// Before a lock that keeps others away has gone, until this is dropped.
-    Protected(Protected<'a>),
-    /// By the note of the target.
-    Left(u64),
-}
-
-/// Keeps the locks of a target from going.
-pub(super) struct Protected<'a>(&'a Free, TargetId);
-
-impl Drop for Protected<'_> {
-    fn drop(&mut self) {
-        let file = &self.0.0;
-        let mut taking = file.pages.taking.lock();
-        if let Some(count) = taking.protected.get_mut(&self.1) {
-            *count -= 1;
-            if *count == 0 {
-                taking.protected.remove(&self.1);
-            }
-        }
-        drop(taking);
-        file.signal.notify();
-    }
-}
 
 /// Takes all pages of a file back before a lock goes back to `target`. Returns when that is done, or when the target
 /// notes what others change beneath what is left; then it goes on.
@@ -165,7 +75,7 @@ fn begin(mount: &Arc<Mount>, file: &Arc<Inode>) -> u64 {
 
 /// Takes all pages back, whoever waits for what.
 #[cfg(test)]
-pub(super) async fn take_all(mount: &Arc<Mount>, file: &Arc<Inode>) {
+pub(crate) async fn take_all(mount: &Arc<Mount>, file: &Arc<Inode>) {
     file.pages.is_taking.store(true, SeqCst);
     rounds(mount, file, 0).await;
 }
@@ -179,7 +89,7 @@ async fn rounds(mount: &Arc<Mount>, file: &Arc<Inode>, turn_ns: u64) {
     let mut ranges = vec![ByteRange::ALL];
     let left = loop {
         for range in &ranges {
-            sharing::drop_pages(mount, file.ino, *range).await;
+            drop_pages(mount, file.ino, *range).await;
         }
         let over = {
             let mut taking = pages.taking.lock();
@@ -240,4 +150,43 @@ async fn leave(mount: &Arc<Mount>, file: &Arc<Inode>, target: TargetId) -> Resul
     }
     file.signal.notify();
     noted.map(drop)
+}
+
+/// Has the front end drop what it caches of the bytes of a file.
+pub(crate) async fn drop_pages(mount: &Mount, ino: Ino, range: ByteRange) {
+    let Some(pages) = mount.coherence.sharing.pages() else { return };
+    let (sender, done) = oneshot::channel();
+    pages.drop_pages(
+        ino,
+        range,
+        Box::new(move || {
+            let _ = sender.send(());
+        }),
+    );
+    let _ = done.await;
+}
+
+/// As `drop_pages`, for bytes that a write replaces, that show where they are not, or that were lost. Beside drops that
+/// a lock waits for: dirty pages among them may wait for a lock.
+pub(crate) async fn drop_overwritten(mount: &Mount, ino: Ino, range: ByteRange) {
+    let Some(pages) = mount.coherence.sharing.pages() else { return };
+    let (sender, done) = oneshot::channel();
+    pages.drop_overwritten(
+        ino,
+        range,
+        Box::new(move || {
+            let _ = sender.send(());
+        }),
+    );
+    let _ = done.await;
+}
+
+/// Has the front end write back and drop what it caches of the bytes of open files. What is mapped is open.
+pub(crate) async fn drop_open_pages(mount: &Mount) {
+    if mount.coherence.sharing.pages().is_none() {
+        return;
+    }
+    for file in mount.files.all().into_iter().filter(|f| f.open_count() > 0) {
+        drop_pages(mount, file.ino, ByteRange::ALL).await;
+    }
 }

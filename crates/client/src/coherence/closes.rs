@@ -1,7 +1,7 @@
 //! Closes on their way to the servers.
 //!
 //! Owns: when a close is due, and sending it, many of one target in one message. Does not own: what else ends with the
-//! last reference to an open file (`ops::open`).
+//! last reference to an open file (`writeback::release`).
 //!
 //! Nobody waits for a close. The first one leaves at once; what becomes due while it is under way leaves together when
 //! it is answered, and what becomes due together leaves together. Closes of files that were opened ahead of a reader
@@ -12,40 +12,15 @@
 
 use crate::inode::Inode;
 use crate::mount::Mount;
+use crate::tables::writeback::closes::{Due, Queues};
 use crate::telemetry::stats::Count;
-use amphi_types::{TargetId, Timespec};
-use amphi_wire::{Access, BATCH_PARTS_MAX, Lane, Request};
-use parking_lot::Mutex;
-use std::collections::{BTreeMap, VecDeque};
+use amphi_types::TargetId;
+use amphi_wire::{BATCH_PARTS_MAX, Lane, Request};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-
-/// A close that nothing holds up.
-pub(crate) struct Due {
-    pub(crate) file: Arc<Inode>,
-    pub(crate) access: Access,
-    /// Time of the last read, if the server is to hear of it.
-    pub(crate) atime: Option<Timespec>,
-}
+use std::sync::atomic::Ordering::SeqCst;
 
 /// Closes that wait for company leave when there are so many of a target.
 const LINGER_MAX: usize = 256;
-
-#[derive(Default)]
-struct Queues {
-    /// What waits for the message of its target that is under way; a target without one has no entry.
-    under_way: BTreeMap<TargetId, VecDeque<Due>>,
-    /// What waits for company.
-    lingering: BTreeMap<TargetId, Vec<Due>>,
-}
-
-/// What waits to leave.
-#[derive(Default)]
-pub(crate) struct Closes {
-    queues: Mutex<Queues>,
-    /// Whether anything waits for company.
-    lingers: AtomicBool,
-}
 
 /// Sends the closes that nothing holds up any more, without waiting for the answers.
 pub(crate) fn send_closes(mount: &Arc<Mount>, file: &Arc<Inode>) {

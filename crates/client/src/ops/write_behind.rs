@@ -2,7 +2,7 @@
 //! their way, so that the next one is copied into this process while the disks write this one.
 //!
 //! Owns: which writes may return early, how many bytes may be under way, what a failure leaves behind. Does not own:
-//! sending (`ops::write`, `writeback`), the order of requests on the same bytes (`rangelock`).
+//! sending (`objects::write`), the order of requests on the same bytes (`range_lock`).
 //!
 //! Invariants: nobody can look for the bytes before they have landed. Until then a mount that is alone stays so
 //! (`Begun`), one in company keeps locks on all of them (`Pin`), and the range lock makes readers and writers here
@@ -10,19 +10,20 @@
 //! the close, a lock that is called back, a truncate and the unmount treat them as bytes of the cache on their way.
 
 use crate::api::Hints;
-use crate::coherence::locks::Pin;
-use crate::coherence::range_lock::Guard;
+use crate::coherence::closes;
 use crate::coherence::sharing::Begun;
 use crate::coherence::tokens;
 use crate::conn::pending::Pending;
 use crate::data::scratch_for;
+use crate::inode::range_lock::Guard;
 use crate::inode::{FlightId, Inode, OpenFile};
+use crate::locks::Pin;
 use crate::mount::Mount;
-use crate::ops::write::{Sent, learn, send_all};
+use crate::objects::write::{Sent, WriteKind, learn, send_all};
 use crate::policy::decision::Reason;
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::Tunable;
-use crate::writeback::flush::{self, WriteKind};
+use crate::writeback::flush;
 use crate::writeback::writeback_errors;
 use amphi_env::Buf;
 use amphi_types::{ByteRange, Errno};
@@ -92,7 +93,7 @@ pub(crate) async fn write(
             if failed { pin.used_up() } else { pin.used_once() }
         }
         drop(kept);
-        crate::writeback::deferred_close::send_closes(&mount2, &file);
+        closes::send_closes(&mount2, &file);
         Ok(())
     }));
     Ok(len)

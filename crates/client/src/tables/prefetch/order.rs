@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
 
 /// Names kept of a directory.
-pub(super) const NAMES_MAX: usize = 8192;
+pub(crate) const NAMES_MAX: usize = 8192;
 /// Readers told apart in each order.
 const STREAMS: usize = 8;
 /// Places that a reader may skip.
@@ -67,36 +67,56 @@ struct Stream {
     age: u64,
 }
 
+/// Whether being ahead was of use: files that were fetched and used or not since the last pause, and that pause.
+#[derive(Debug, Default)]
+struct Benefit {
+    used: u64,
+    wasted: u64,
+    pause_ns: u64,
+    paused_until_ns: u64,
+}
+
+impl Benefit {
+    /// A file was fetched in vain. Whether it was one too many: nothing is fetched for a while.
+    fn note_wasted(&mut self, now_ns: u64) -> bool {
+        self.wasted += 1;
+        let is_useless = self.wasted > WASTE_MIN + self.used;
+        if is_useless {
+            self.pause_ns = (self.pause_ns * 2).clamp(PAUSE_NS, PAUSE_MAX_NS);
+            self.paused_until_ns = now_ns + self.pause_ns;
+            (self.used, self.wasted) = (0, 0);
+        }
+        is_useless
+    }
+}
+
 /// What is known of a directory and of who reads it.
 #[derive(Debug, Default)]
-pub(super) struct Directory {
+pub(crate) struct Directory {
     files: BTreeMap<u64, (Name, Ino)>,
     by_name: BTreeMap<Name, u64>,
     by_inode: BTreeMap<Ino, u64>,
     streams: Vec<Stream>,
     clock: u64,
-    used: u64,
-    wasted: u64,
-    pause_ns: u64,
-    paused_until_ns: u64,
+    benefit: Benefit,
     /// Opens of files that are not known to be here, and of known ones, since the names were asked for.
     strangers: usize,
     familiar: usize,
     /// Strangers after which they are asked for again; none: they never were.
     patience: Option<usize>,
     /// Bytes of the files that were fetched, on the average.
-    pub(super) mean_bytes: u64,
+    pub(crate) mean_bytes: u64,
     /// Files that could not be had without waiting: they are asked for once more.
     later: BTreeMap<Ino, Name>,
     tried: BTreeSet<Ino>,
     /// When it was used last, of all directories.
-    pub(super) touched: u64,
+    pub(crate) touched: u64,
 }
 
 impl Directory {
     /// Takes a part of the listing: the files among the entries after cookie `from`, up to `to` or, without one, to the
     /// end.
-    pub(super) fn learn(&mut self, from: u64, to: Option<u64>, files: impl IntoIterator<Item = (u64, Name, Ino)>) {
+    pub(crate) fn learn(&mut self, from: u64, to: Option<u64>, files: impl IntoIterator<Item = (u64, Name, Ino)>) {
         let upto = to.unwrap_or(u64::MAX);
         let old: Vec<u64> = self.files.range((Excluded(from), Unbounded)).map(|(c, _)| *c).collect();
         old.into_iter().take_while(|c| *c <= upto).for_each(|c| self.forget(c));
@@ -126,18 +146,18 @@ impl Directory {
     }
 
     /// Names known.
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         self.files.len()
     }
 
     /// Whether the file is known to be here.
-    pub(super) fn knows(&self, ino: Ino) -> bool {
+    pub(crate) fn knows(&self, ino: Ino) -> bool {
         self.by_inode.contains_key(&ino)
     }
 
     /// A file is opened that is here. Returns whether the names should be asked for: too many were not known. If that
     /// does not help, it is tried again after twice as many, up to a quarter of the names.
-    pub(super) fn wants_names(&mut self, ino: Ino) -> bool {
+    pub(crate) fn wants_names(&mut self, ino: Ino) -> bool {
         if self.knows(ino) {
             self.familiar += 1;
             if self.familiar >= STRANGERS_LATER {
@@ -156,30 +176,26 @@ impl Directory {
     }
 
     /// What was fetched has been used.
-    pub(super) fn note_used(&mut self) {
-        self.used += 1;
+    pub(crate) fn note_used(&mut self) {
+        self.benefit.used += 1;
     }
 
     /// What was fetched has not been used.
-    pub(super) fn note_wasted(&mut self, now_ns: u64) {
-        self.wasted += 1;
-        if self.wasted > WASTE_MIN + self.used {
-            self.pause_ns = (self.pause_ns * 2).clamp(PAUSE_NS, PAUSE_MAX_NS);
-            self.paused_until_ns = now_ns + self.pause_ns;
-            (self.used, self.wasted) = (0, 0);
+    pub(crate) fn note_wasted(&mut self, now_ns: u64) {
+        if self.benefit.note_wasted(now_ns) {
             self.streams.clear();
         }
     }
 
     /// How large files are that were fetched.
-    pub(super) fn note_sizes(&mut self, files: u64, bytes: u64) {
+    pub(crate) fn note_sizes(&mut self, files: u64, bytes: u64) {
         if let Some(mean) = bytes.checked_div(files) {
             self.mean_bytes = if self.mean_bytes == 0 { mean } else { (self.mean_bytes * 3 + mean) / 4 };
         }
     }
 
     /// These could not be had without waiting. With the next open they are asked for again, once.
-    pub(super) fn ask_later(&mut self, files: impl IntoIterator<Item = (Name, Ino)>) {
+    pub(crate) fn ask_later(&mut self, files: impl IntoIterator<Item = (Name, Ino)>) {
         for (name, ino) in files {
             if !self.tried.remove(&ino) {
                 self.later.insert(ino, name);
@@ -208,7 +224,7 @@ impl Directory {
 
     /// A file is opened for reading. Returns the files to fetch, in the order in which they are expected; no reader
     /// gets more than `window_max` ahead.
-    pub(super) fn on_open(&mut self, now_ns: u64, ino: Ino, window_max: usize) -> Vec<(Name, Ino)> {
+    pub(crate) fn on_open(&mut self, now_ns: u64, ino: Ino, window_max: usize) -> Vec<(Name, Ino)> {
         let Some(at) = self.by_inode.get(&ino).copied() else { return Vec::new() };
         self.clock += 1;
         // Of several orders that a reader seems to follow it is the one of which it leaves out least.
@@ -224,7 +240,7 @@ impl Directory {
         let of_best = |s: &&Stream| best.is_some_and(|(_, order)| s.order == order && s.last == at);
         let followed = self.streams.iter().position(|s| of_best(&s));
         let plan = followed.map(|i| self.fetch_for(now_ns, i, window_max)).unwrap_or_default();
-        if now_ns < self.paused_until_ns {
+        if now_ns < self.benefit.paused_until_ns {
             self.later.clear();
             return Vec::new();
         }

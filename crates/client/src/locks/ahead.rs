@@ -8,8 +8,9 @@
 //! questions under way in a mount, one message each, sent one behind the other without waiting for answers.
 
 use super::{note_whole, pump, spans, wire_mode};
+use crate::conn::replies::unexpected;
 use crate::inode::OpenFile;
-use crate::mount::{Mount, unexpected};
+use crate::mount::Mount;
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::Tunable;
 use amphi_dlm::{Granted, LockId, Mode};

@@ -8,7 +8,7 @@
 //! has come: whatever becomes of the name, the inode lives.
 //!
 //! Owns: which threads walk again, and what is held for each. Does not own: who tells that a walk failed (the front
-//! end, which knows its threads).
+//! end, which knows its threads), the look-ups (`ops::walks`).
 //!
 //! Invariants: in a repeated walk the answer to a look-up of anything but a directory is given after the inode was
 //! opened for nothing (as by `O_PATH`), so the operation that follows finds it. Directories need no hold: nothing can
@@ -16,12 +16,8 @@
 //! is repeated; two messages for each look-up of a repeated walk. Bounds: `THREADS_MAX` threads, `HOLDS_MAX` inodes
 //! each (a walk needs the last one; link has a second walk behind it), `WALK_NS`.
 
-use crate::api::Ctx;
 use crate::inode::OpenFile;
-use crate::mount::Mount;
-use crate::ops;
-use crate::telemetry::stats::Count;
-use amphi_types::{Attr, Errno, Ino, Kind, Result};
+use amphi_types::Ino;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -38,15 +34,12 @@ const HOLDS_MAX: usize = 8;
 const HOLDS_UNKNOWN_MAX: usize = 64;
 /// Threads that walk again at the same time; of more the one that looked up longest ago is passed over.
 const THREADS_MAX: usize = 1024;
-/// How often a name is looked up whose inode goes before it is held. Each time somebody else has replaced it.
-const TRIES: usize = 1000;
-
 /// An inode that a repeated walk was shown.
-struct Held {
-    dir: Ino,
-    name: Vec<u8>,
-    ino: Ino,
-    _open: Arc<OpenFile>,
+pub(crate) struct Held {
+    pub(crate) dir: Ino,
+    pub(crate) name: Vec<u8>,
+    pub(crate) ino: Ino,
+    pub(crate) _open: Arc<OpenFile>,
 }
 
 #[derive(Default)]
@@ -105,7 +98,7 @@ impl Walks {
         Some((held.dir, held.name.clone()))
     }
 
-    fn hold(&self, thread: u32, held: Held, now_ns: u64) {
+    pub(crate) fn hold(&self, thread: u32, held: Held, now_ns: u64) {
         let _surplus = self.change(|all| {
             let walk = all.get_mut(&thread)?;
             walk.until_ns = now_ns + WALK_NS;
@@ -116,7 +109,7 @@ impl Walks {
     }
 
     /// Whether a look-up of `thread` is of a repeated walk.
-    fn looks_up(&self, thread: u32) -> bool {
+    pub(crate) fn looks_up(&self, thread: u32) -> bool {
         let mut ended = None;
         let is_one = self.change(|all| {
             let Some(walk) = all.get_mut(&thread) else { return false };
@@ -146,31 +139,6 @@ impl Walks {
     pub(crate) fn clear(&self) {
         let _ended = self.change(std::mem::take);
     }
-}
-
-/// Looks a name up for a thread that may repeat a walk.
-pub(crate) async fn lookup(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>) -> Result<Attr> {
-    if name == b"." || name == b".." || !mount.coherence.walks.looks_up(ctx.tid) {
-        return ops::name::lookup(mount, ctx, dir, name).await;
-    }
-    mount.stats.count(Count::WalkRepeated);
-    for _ in 0..TRIES {
-        let attr = ops::name::lookup(mount.clone(), ctx.clone(), dir, name.clone()).await?;
-        if attr.kind == Kind::Dir {
-            return Ok(attr);
-        }
-        match ops::open::hold(&mount, &ctx, attr.ino).await {
-            Ok(open) => {
-                let held = Held { dir, name, ino: attr.ino, _open: open };
-                mount.coherence.walks.hold(ctx.tid, held, mount.clock.now_ns());
-                return Ok(attr);
-            }
-            // Replaced between the look at the name and the open.
-            Err(Errno::Stale | Errno::NoEnt) => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Err(Errno::Stale)
 }
 
 #[cfg(test)]

@@ -4,8 +4,9 @@
 //! (`locks`).
 
 use super::{note_uses, note_whole, pump, spans, wire_mode};
+use crate::conn::replies::unexpected;
 use crate::inode::Inode;
-use crate::mount::{Mount, unexpected};
+use crate::mount::Mount;
 use crate::telemetry::stats::Count;
 use amphi_dlm::{Granted, Hit, LockId, LockRef, Mode};
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, TargetId};

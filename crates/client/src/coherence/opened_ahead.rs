@@ -1,0 +1,117 @@
+//! What changes of this mount and revocations take away of small files that were opened ahead.
+//!
+//! Owns: entering changes before they are sent, so that nothing that was checked before them is handed out. Does not
+//! own: the table (`tables::prefetch::small_files`), fetching (`prefetch::small_files`).
+
+use crate::coherence::closes;
+use crate::mount::Mount;
+use crate::tables::prefetch::small_files::{Key, Ready};
+use amphi_types::{Ino, Name, TargetId};
+use amphi_wire::Request;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+/// How long nothing is fetched after the answer to a change was lost: it may still happen.
+const OPEN_END_NS: u64 = 180_000_000_000;
+
+/// A change by this mount: what was fetched ahead of what it concerns counts no more, nor what is being fetched.
+pub(crate) struct Changing {
+    mount: Arc<Mount>,
+    keys: Vec<Key>,
+    answered: bool,
+}
+
+/// To be called before the request is sent.
+pub(crate) fn changing(mount: &Arc<Mount>, op: &Request) -> Option<Changing> {
+    let name = |dir: &Ino, name: &Name| Key::Name(*dir, name.clone());
+    let keys = match op {
+        Request::Make { dir, name: n, .. } | Request::Unlink { dir, name: n } | Request::RmDir { dir, name: n } => {
+            vec![name(dir, n)]
+        }
+        Request::Link { ino, dir, name: n } => vec![Key::Inode(*ino), name(dir, n)],
+        Request::Rename { from, from_name, to, to_name, .. } => vec![name(from, from_name), name(to, to_name)],
+        Request::Open { ino, access, .. } if access.write => vec![Key::Inode(*ino)],
+        Request::SetAttr { ino, .. }
+        | Request::SetXattr { ino, .. }
+        | Request::RemoveXattr { ino, .. }
+        | Request::SetLayout { ino, .. } => vec![Key::Inode(*ino)],
+        _ => return None,
+    };
+    let mut gone = Vec::new();
+    {
+        let mut state = mount.prefetch.small_files.state.lock();
+        for key in &keys {
+            gone.extend(state.spoil(key));
+            if let Key::Inode(ino) = key {
+                // Whoever may not search a directory any more must not find its names here.
+                gone.extend(state.take_all(|_, r| r.dir == *ino));
+            }
+        }
+        state.changing.extend(keys.iter().cloned());
+        mount.prefetch.small_files.note_busy(&state);
+    }
+    drop(gone);
+    for key in &keys {
+        // A file that loses its last name is to go at once.
+        if let Key::Name(dir, _) = key {
+            closes::hurry(mount, dir.target());
+        }
+    }
+    Some(Changing { mount: mount.clone(), keys, answered: false })
+}
+
+impl Changing {
+    /// The answer has come.
+    pub(crate) fn ends(&mut self) {
+        self.answered = true;
+    }
+}
+
+impl Drop for Changing {
+    fn drop(&mut self) {
+        let mut state = self.mount.prefetch.small_files.state.lock();
+        for key in &self.keys {
+            if let Some(at) = state.changing.iter().position(|k| k == key) {
+                state.changing.swap_remove(at);
+            }
+        }
+        let mut gone = Vec::new();
+        if !self.answered {
+            state.off_until_ns = self.mount.clock.boot_ns().saturating_add(OPEN_END_NS);
+            state.under_way.values_mut().for_each(|u| u.void = true);
+            gone = state.take_all(|_, _| true);
+            self.mount.prefetch.small_files.note_busy(&state);
+        }
+        drop(state);
+        drop(gone);
+    }
+}
+
+/// Attributes tokens of these inodes were revoked: somebody changes them.
+pub(crate) fn revoked(mount: &Arc<Mount>, target: TargetId, inodes: impl Iterator<Item = Ino>) {
+    if mount.prefetch.small_files.busy.load(Relaxed) == 0 {
+        closes::hurry(mount, target);
+        return;
+    }
+    let gone: Vec<Ready> = {
+        let mut state = mount.prefetch.small_files.state.lock();
+        let gone = inodes.filter_map(|ino| state.spoil(&Key::Inode(ino))).collect();
+        mount.prefetch.small_files.note_busy(&state);
+        gone
+    };
+    drop(gone);
+    closes::hurry(mount, target);
+}
+
+/// Nothing counts any more that was fetched of these targets, or of all without.
+pub(crate) fn lose(mount: &Mount, targets: Option<&[TargetId]>) {
+    let of = |target: TargetId| targets.is_none_or(|t| t.contains(&target));
+    let gone = {
+        let mut state = mount.prefetch.small_files.state.lock();
+        state.under_way.values_mut().filter(|u| of(u.dir.target())).for_each(|u| u.void = true);
+        let gone = state.take_all(|ino, _| of(ino.target()));
+        mount.prefetch.small_files.note_busy(&state);
+        gone
+    };
+    drop(gone);
+}

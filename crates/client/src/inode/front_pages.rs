@@ -1,0 +1,84 @@
+//! `FilePages`: what a front end caches of a file, as its inode knows it.
+//!
+//! Owns: whether there are such pages and under which rule they were read, which bytes were read into them and replaced
+//! since (`overwrites`), who goes without a lock while they are taken back (`taking`). Does not own: how pages get
+//! locks (`ops::pages`), taking them back (`coherence::front_pages`).
+
+mod overwrites;
+mod taking;
+
+pub(crate) use overwrites::Overwrite;
+pub(crate) use taking::{Free, Way};
+
+use super::OpenFile;
+use amphi_types::ByteRange;
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use taking::Taking;
+
+/// Bytes of a page.
+pub(crate) const PAGE: u64 = 4096;
+
+/// Pages of one file in front.
+#[derive(Default)]
+pub(crate) struct FilePages {
+    /// There may be some.
+    any: AtomicBool,
+    overwrites: Mutex<overwrites::Overwrites>,
+    pub(crate) taking: Mutex<Taking>,
+    pub(crate) is_taking: AtomicBool,
+    /// When a page of a mapping was read under a lock last, monotonic ns.
+    pub(crate) read_ns: AtomicU64,
+    /// There may be some that lie under locks of the cluster: whoever returns these has to find the file.
+    locked: AtomicBool,
+    /// The rule of caching under which all pages that are there were read; 0: older ones may be there.
+    pub(crate) covered_rule: AtomicU64,
+    /// Those who read the file past the front end's pages asked for small pieces (`policy::kernel_reads`).
+    pub(crate) small_reads: AtomicBool,
+}
+
+impl FilePages {
+    /// There are pages, or may be again.
+    pub(crate) fn keep(&self) {
+        self.any.store(true, SeqCst);
+    }
+
+    /// All are being taken back; writes meanwhile take it that there are some (`Overwrite::begin`).
+    pub(crate) fn forget(&self) {
+        self.any.store(false, SeqCst);
+        self.locked.store(false, SeqCst);
+        self.overwrites.lock().forget();
+    }
+
+    /// Bytes are about to be read into pages through an open file. Where the front end has dropped what it had when
+    /// that was opened, all pages that are there now were read since: nobody reads through a file that is still being
+    /// opened.
+    pub(crate) fn note_of(&self, open: &OpenFile, range: ByteRange, rule: u64) {
+        if open.emptied_rule.load(SeqCst) == rule && self.covered_rule.load(SeqCst) != rule {
+            self.covered_rule.store(rule, SeqCst);
+        }
+        self.note(range);
+        if rule & 1 == 0 && !self.locked.load(SeqCst) {
+            self.locked.store(true, SeqCst);
+        }
+    }
+
+    /// Whether the file has to be known for its pages: they lie under locks, or are being taken back.
+    pub(crate) fn keep_known(&self) -> bool {
+        self.locked.load(SeqCst) || self.is_taking()
+    }
+
+    /// This mount is alone: its locks stand for nothing.
+    pub(crate) fn unlock(&self) {
+        self.locked.store(false, SeqCst);
+    }
+
+    pub(crate) fn any(&self) -> bool {
+        self.any.load(SeqCst)
+    }
+
+    /// Whether pages are being taken back: there may be some that no lock covers.
+    pub(crate) fn is_taking(&self) -> bool {
+        self.is_taking.load(SeqCst)
+    }
+}

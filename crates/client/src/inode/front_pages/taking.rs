@@ -1,0 +1,101 @@
+//! Taking pages of a front end back, as the file knows it, and requests that go without a lock meanwhile.
+//!
+//! Owns: who goes without a lock, and which of those a lock that is on its way back waits for. Does not own: when pages
+//! are taken back and how long a lock waits for that (`coherence::front_pages`).
+//!
+//! Invariant: whoever goes without a lock has been counted since a moment at which pages were being taken back.
+
+use super::FilePages;
+use crate::inode::Inode;
+use amphi_types::{ByteRange, TargetId};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+/// Pages that are being taken back.
+#[derive(Default)]
+pub(crate) struct Taking {
+    /// The front end drops pages; before that, a turn ends.
+    pub(crate) is_dropping: bool,
+    /// Read or written meanwhile without a lock.
+    pub(crate) again: Vec<ByteRange>,
+    /// Requests under way without a lock.
+    pub(crate) free: usize,
+    /// Those of them that lie under a lock which is on its way back, by target.
+    pub(crate) protected: BTreeMap<TargetId, usize>,
+    /// Targets that note what others change, and the names of their notes.
+    pub(crate) left: BTreeMap<TargetId, u64>,
+    /// Targets that are being asked to.
+    pub(crate) leaving: BTreeSet<TargetId>,
+}
+
+impl FilePages {
+    /// Whether the front end is dropping pages.
+    pub(crate) fn is_being_dropped(&self) -> bool {
+        self.is_taking() && self.taking.lock().is_dropping
+    }
+}
+
+/// A request that goes without a lock while pages are taken back.
+pub(crate) struct Free(Arc<Inode>);
+
+impl Free {
+    /// None if no pages are being taken back. Pages of the request are taken after this: once more, if the taking has
+    /// begun before.
+    pub(crate) fn begin(file: &Arc<Inode>, range: ByteRange) -> Option<Free> {
+        if !file.pages.is_taking() {
+            return None;
+        }
+        let mut taking = file.pages.taking.lock();
+        if !file.pages.is_taking() {
+            return None;
+        }
+        if taking.is_dropping {
+            taking.again.push(range);
+        }
+        taking.free += 1;
+        Some(Free(file.clone()))
+    }
+
+    /// How it goes to a target.
+    pub(crate) fn way(&self, target: TargetId) -> Way<'_> {
+        let mut taking = self.0.pages.taking.lock();
+        if let Some(left) = taking.left.get(&target) {
+            return Way::Left(*left);
+        }
+        *taking.protected.entry(target).or_default() += 1;
+        Way::Protected(Protected(self, target))
+    }
+}
+
+impl Drop for Free {
+    fn drop(&mut self) {
+        self.0.pages.taking.lock().free -= 1;
+        self.0.signal.notify();
+    }
+}
+
+/// How a request without a lock goes to a target.
+pub(crate) enum Way<'a> {
+    /// Before a lock that keeps others away has gone, until this is dropped.
+    Protected(Protected<'a>),
+    /// By the note of the target.
+    Left(u64),
+}
+
+/// Keeps the locks of a target from going.
+pub(crate) struct Protected<'a>(&'a Free, TargetId);
+
+impl Drop for Protected<'_> {
+    fn drop(&mut self) {
+        let file = &self.0.0;
+        let mut taking = file.pages.taking.lock();
+        if let Some(count) = taking.protected.get_mut(&self.1) {
+            *count -= 1;
+            if *count == 0 {
+                taking.protected.remove(&self.1);
+            }
+        }
+        drop(taking);
+        file.signal.notify();
+    }
+}

@@ -1,0 +1,193 @@
+//! Writes to objects: all pieces in flight at once, one wait.
+//!
+//! Owns: one request to one object, telling the owner of a file that it gets data on further targets, what became of
+//! the pieces of a write. Does not own: what is dirty (`cache`), write-back (`writeback`), when a write goes direct
+//! (`ops::write`).
+
+use super::read::direct_pieces;
+use crate::cache::drop::Dirty;
+use crate::coherence::tokens;
+use crate::conn::replies::unexpected;
+use crate::inode::Inode;
+use crate::mount::Mount;
+use crate::policy::decision::Reason;
+use crate::policy::throughput::{CALM_FLIGHT_BYTES, Course};
+use crate::telemetry::stats::{Count, Way};
+use amphi_env::Buf;
+use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result};
+use amphi_wire::{Lane, Reply, Request};
+use futures_util::future::join_all;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Why a piece is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum WriteKind {
+    /// Write-back under a lock of this client.
+    Back,
+    /// A direct request.
+    Direct {
+        /// The target locks for its duration; otherwise this client pins a lock.
+        server_lock: bool,
+        /// Setuid and setgid are cleared.
+        kill_suidgid: bool,
+    },
+    /// A direct request that has returned to its caller: with the time of that moment.
+    Piped {
+        /// As of a direct request.
+        server_lock: bool,
+    },
+    /// Pages that came back behind their lock: by the note of the target of this name.
+    Left(u64),
+}
+
+/// Writes one piece of an object and waits until it is on the disk.
+pub(crate) async fn write_piece(
+    mount: &Arc<Mount>,
+    file: &Arc<Inode>,
+    object: ObjectId,
+    offset: u64,
+    buf: Buf,
+    kind: WriteKind,
+) -> Result<()> {
+    if object.stripe > 0 {
+        spread(mount, file).await?;
+    }
+    send_piece(mount, file, object, offset, buf, kind).await
+}
+
+async fn send_piece(
+    mount: &Arc<Mount>,
+    file: &Arc<Inode>,
+    object: ObjectId,
+    offset: u64,
+    buf: Buf,
+    kind: WriteKind,
+) -> Result<()> {
+    let (layout, generation, mtime, checksums) = {
+        let known = file.known.lock();
+        (known.view.layout, known.view.generation, known.write_time(), known.view.advice.checksums())
+    };
+    let (lane, server_lock, mtime, kill_suidgid) = match kind {
+        WriteKind::Back => (Lane::Urgent, false, mtime, false),
+        WriteKind::Direct { kill_suidgid, server_lock } => {
+            (Mount::lane(server_lock), server_lock, mount.wall(), kill_suidgid)
+        }
+        WriteKind::Piped { server_lock } => (Mount::lane(server_lock), server_lock, mtime, false),
+        WriteKind::Left(_) => (Lane::Locking, true, mount.wall(), false),
+    };
+    let op = match kind {
+        WriteKind::Left(left) => Request::PagesWrite { object, offset, generation, mtime, left, checksums },
+        _ => Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid, checksums },
+    };
+    let target = layout.target(file.ino, object.stripe);
+    let (bytes, start_ns) = (buf.len() as u64, mount.clock.now_ns());
+    let (answer, _) = mount.send(lane, target, &Cred::root(), op, Some(buf), 0).await?;
+    mount.stats.bytes(Count::WriteCall, mount.clock.now_ns().saturating_sub(start_ns));
+    mount.note_contention(file, answer.contended);
+    if answer.result == Err(Errno::NoSpace) {
+        mount.writeback.free_space.refused(target, bytes);
+    }
+    match answer.result? {
+        Reply::Written { roomy } => {
+            mount.writeback.free_space.taken(target, bytes, roomy);
+            if let WriteKind::Direct { .. } | WriteKind::Left(_) = kind {
+                file.touched_past_cache(mtime);
+            }
+            Ok(())
+        }
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// Tells the owner once that data goes beyond stripe 0.
+pub(crate) async fn spread(mount: &Arc<Mount>, file: &Arc<Inode>) -> Result<()> {
+    let is_spread = || file.known.lock().spread;
+    let _turn = loop {
+        if is_spread() {
+            return Ok(());
+        }
+        if let Some(turn) = mount.writeback.spreading.begin(file.ino) {
+            break turn;
+        }
+        mount.writeback.spreading.signal.until(|| is_spread() || mount.writeback.spreading.may_begin(file.ino)).await;
+    };
+    if is_spread() {
+        return Ok(());
+    }
+    match tokens::spread(mount, file.ino).await? {
+        Reply::Inode(_) => {
+            file.known.lock().spread = true;
+            Ok(())
+        }
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// What became of the pieces of a write.
+pub(crate) struct Sent {
+    /// Up to here all bytes are on the targets.
+    pub(crate) good_to: u64,
+    /// End of the last piece that is.
+    pub(crate) written_to: u64,
+    /// Of the first piece that is not.
+    pub(crate) error: Option<Errno>,
+}
+
+/// Sends all pieces of `range` to the targets and forgets what is cached of them. `end_first`: the last one goes before
+/// the others.
+pub(crate) async fn send_all(
+    mount: &Arc<Mount>,
+    file: &Arc<Inode>,
+    range: ByteRange,
+    data: Buf,
+    kind: WriteKind,
+    end_first: bool,
+) -> Sent {
+    let pieces = direct_pieces(file, range);
+    let mut cut = split(data, &pieces);
+    let send = |at: usize, buf| write_piece(mount, file, pieces[at].0, pieces[at].1.start, buf, kind);
+    let end = if end_first && pieces.len() > 1 { cut.pop() } else { None };
+    let last = match end {
+        Some(buf) => Some(send(pieces.len() - 1, buf).await),
+        None => None,
+    };
+    let mut results = Vec::with_capacity(pieces.len());
+    if !matches!(last, Some(Err(_))) {
+        results.extend(join_all(cut.into_iter().enumerate().map(|(at, buf)| send(at, buf))).await);
+    }
+    results.extend(last);
+    // What failed may be on the target or not: nobody may think to know.
+    mount.cache.forget(file, range, Dirty::Keep);
+    let mut sent = Sent { good_to: range.start, written_to: range.start, error: None };
+    for ((_, part), result) in pieces.iter().zip(results) {
+        match result {
+            Ok(()) => {
+                sent.written_to = part.end;
+                if sent.error.is_none() {
+                    sent.good_to = part.end;
+                }
+            }
+            Err(e) => sent.error = sent.error.or(Some(e)),
+        }
+    }
+    sent
+}
+
+/// Notes what a direct request carried that might have gone through the cache, when it has landed.
+pub(crate) fn learn(mount: &Mount, reason: Reason, request: u64, len: u64, good: bool) {
+    if matches!(reason, Reason::DirectLocality | Reason::DirectLarge) {
+        let calm = mount.writeback.flight_bytes.load(SeqCst) <= CALM_FLIGHT_BYTES;
+        mount.policy.throughput.note(Way::Write, Course::Direct(request), len, mount.clock.now_ns(), calm && good);
+    }
+}
+
+/// One buffer per piece: parts of the one that all bytes came in.
+fn split(mut data: Buf, pieces: &[(ObjectId, ByteRange)]) -> Vec<Buf> {
+    let mut bufs: Vec<Buf> = Vec::with_capacity(pieces.len());
+    if let Some((_, rest)) = pieces.split_last() {
+        bufs.extend(rest.iter().map(|(_, part)| data.split_to(part.len() as usize)));
+        bufs.push(data);
+    }
+    bufs
+}

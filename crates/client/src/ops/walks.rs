@@ -1,0 +1,40 @@
+//! Look-ups of path walks that the kernel repeats because an inode was removed while it walked.
+//!
+//! Owns: the look-up of a repeated walk, which holds what it finds. Does not own: which threads walk again, and what is
+//! held for them (`tables::coherence::walks`, which says why).
+
+use super::{name, open};
+use crate::api::Ctx;
+use crate::mount::Mount;
+use crate::tables::coherence::walks::Held;
+use crate::telemetry::stats::Count;
+use amphi_types::{Attr, Errno, Ino, Kind, Result};
+use std::sync::Arc;
+
+/// How often a name is looked up whose inode goes before it is held. Each time somebody else has replaced it.
+const TRIES: usize = 1000;
+
+/// Looks a name up for a thread that may repeat a walk.
+pub(crate) async fn lookup(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>) -> Result<Attr> {
+    if name == b"." || name == b".." || !mount.coherence.walks.looks_up(ctx.tid) {
+        return name::lookup(mount, ctx, dir, name).await;
+    }
+    mount.stats.count(Count::WalkRepeated);
+    for _ in 0..TRIES {
+        let attr = name::lookup(mount.clone(), ctx.clone(), dir, name.clone()).await?;
+        if attr.kind == Kind::Dir {
+            return Ok(attr);
+        }
+        match open::hold(&mount, &ctx, attr.ino).await {
+            Ok(open) => {
+                let held = Held { dir, name, ino: attr.ino, _open: open };
+                mount.coherence.walks.hold(ctx.tid, held, mount.clock.now_ns());
+                return Ok(attr);
+            }
+            // Replaced between the look at the name and the open.
+            Err(Errno::Stale | Errno::NoEnt) => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Err(Errno::Stale)
+}

@@ -1,0 +1,57 @@
+//! What this mount holds of the cluster, and what it keeps by that.
+//!
+//! Owns: the tables that coherence goes by. Does not own: messages (`coherence`, `locks`).
+
+pub(crate) mod bare;
+pub(crate) mod directories;
+pub(crate) mod file_locks;
+pub(crate) mod group_news;
+pub(crate) mod leases;
+pub(crate) mod lent;
+pub(crate) mod locks;
+pub(crate) mod sharing;
+pub(crate) mod tokens;
+pub(crate) mod walks;
+
+use crate::inode::unlinked::Unlinked;
+use crate::telemetry::tunables::Tunables;
+use bare::Bare;
+use directories::Directories;
+use file_locks::FileLockTable;
+use group_news::GroupNews;
+use locks::Locks;
+use sharing::Sharing;
+use std::sync::Arc;
+use tokens::Tokens;
+use walks::Walks;
+
+/// What this mount holds of the cluster, and what it keeps by that.
+pub(crate) struct Coherence {
+    pub(crate) locks: Locks,
+    pub(crate) tokens: Tokens,
+    pub(crate) directories: Directories,
+    /// Files without a name that are open here.
+    pub(crate) unlinked: Unlinked,
+    pub(crate) walks: Walks,
+    pub(crate) bare: Bare,
+    pub(crate) sharing: Sharing,
+    pub(crate) file_locks: Arc<FileLockTable>,
+    pub(crate) group_news: GroupNews,
+}
+
+impl Coherence {
+    /// Of a mount that holds nothing yet.
+    pub(crate) fn new(tunables: &Tunables) -> Coherence {
+        Coherence {
+            locks: Locks::new(tunables),
+            tokens: Tokens::new(),
+            directories: Directories::default(),
+            unlinked: Unlinked::default(),
+            walks: Walks::default(),
+            bare: Bare::default(),
+            sharing: Sharing::new(),
+            file_locks: Arc::default(),
+            group_news: GroupNews::default(),
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! News for those who wait for a group lock.
+//!
+//! Owns: the count of such news, and who waits for the next one. Does not own: group locks (`locks::group_lock`).
+
+use crate::inode::Signal;
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+
+/// News for those who wait for a group lock: a push, or the passing of time, as pushes may be lost.
+#[derive(Default)]
+pub(crate) struct GroupNews {
+    pub(crate) count: AtomicU64,
+    pub(crate) signal: Signal,
+}
+
+impl GroupNews {
+    pub(crate) fn ring(&self) {
+        self.count.fetch_add(1, SeqCst);
+        self.signal.notify();
+    }
+}

@@ -1,0 +1,220 @@
+//! `SmallFilePrefetch`: small files of a directory, opened or under way ahead of a program.
+//!
+//! Owns: which files have been opened ahead, for whom, and until when; the questions under way, and what the mount has
+//! changed since they were asked; names of directories (`order`). Does not own: messages (`prefetch::small_files`,
+//! which says what holds for all of it), what changes and revocations take away (`coherence::opened_ahead`).
+
+use super::order::{self, Directory};
+use crate::inode::open_file::Closer;
+use crate::inode::{Inode, Signal};
+use amphi_types::{Cred, Ino, Name};
+use amphi_wire::{Access, BATCH_BYTES_MAX, ReadPart};
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Weak};
+
+/// Files opened ahead.
+pub(crate) const READY_MAX: usize = 1024;
+/// Files to be ahead of a reader at most.
+const FILES_AHEAD_MAX: u64 = 256;
+/// Questions under way.
+const UNDER_WAY_MAX: usize = 4;
+/// How long a file stays open ahead: less than a token lives.
+pub(crate) const KEPT_NS: u64 = 20_000_000_000;
+/// Directories of which names are kept.
+const DIRECTORIES_MAX: usize = 16;
+/// Names kept of all of them.
+const NAMES_TOTAL_MAX: usize = 4 * order::NAMES_MAX;
+/// Files of which the directory is remembered since they were looked up.
+const HOMES_MAX: usize = 8192;
+/// How files are opened ahead.
+pub(crate) const READ: Access = Access { read: true, write: false };
+
+/// What a change concerns.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Key {
+    Name(Ino, Name),
+    Inode(Ino),
+}
+
+/// An open that the server counts and nobody has taken over yet; dropped, it is closed.
+pub(crate) struct Opened {
+    closer: Weak<dyn Closer>,
+    file: Option<Arc<Inode>>,
+}
+
+impl Opened {
+    /// Of `file`, which was opened for reading.
+    pub(crate) fn new(closer: Weak<dyn Closer>, file: Arc<Inode>) -> Opened {
+        Opened { closer, file: Some(file) }
+    }
+
+    /// The file, until it is taken over.
+    pub(crate) fn file(&self) -> Option<&Arc<Inode>> {
+        self.file.as_ref()
+    }
+
+    /// Somebody takes the open over.
+    pub(crate) fn take(&mut self) -> Option<Arc<Inode>> {
+        self.file.take()
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        if let (Some(file), Some(closer)) = (self.file.take(), self.closer.upgrade()) {
+            closer.released(&file, READ, true);
+        }
+    }
+}
+
+/// A file opened ahead.
+pub(crate) struct Ready {
+    pub(crate) opened: Opened,
+    pub(crate) dir: Ino,
+    pub(crate) name: Name,
+    pub(crate) cred: Arc<Cred>,
+    /// The rule of caching under which it was asked for.
+    pub(crate) rule: u64,
+    pub(crate) until_ns: u64,
+    /// Bytes that came with it.
+    pub(crate) bytes: u64,
+    /// It has no other name.
+    pub(crate) alone_in_name: bool,
+}
+
+/// A question under way.
+pub(crate) struct UnderWay {
+    pub(crate) dir: Ino,
+    pub(crate) files: BTreeMap<Ino, Name>,
+    pub(crate) names: BTreeSet<Name>,
+    /// What has been changed or revoked since it was asked.
+    pub(crate) spoiled: BTreeSet<Key>,
+    /// Nothing of its answer counts but locks.
+    pub(crate) void: bool,
+}
+
+#[derive(Default)]
+pub(crate) struct State {
+    pub(crate) directories: BTreeMap<Ino, Directory>,
+    /// Files looked up of late, and their directories.
+    homes: BTreeMap<Ino, Ino>,
+    homes_order: VecDeque<Ino>,
+    pub(crate) ready: BTreeMap<Ino, Ready>,
+    pub(crate) names: BTreeMap<(Ino, Name), Ino>,
+    pub(crate) ready_bytes: u64,
+    pub(crate) under_way: BTreeMap<u64, UnderWay>,
+    /// Changes of this mount under way.
+    pub(crate) changing: Vec<Key>,
+    pub(crate) off_until_ns: u64,
+    pub(crate) clock: u64,
+}
+
+/// What a mount has fetched ahead.
+#[derive(Default)]
+pub(crate) struct SmallFilePrefetch {
+    pub(crate) state: Mutex<State>,
+    pub(crate) answered: Signal,
+    /// Files opened ahead and questions under way, to look at before the lock is taken.
+    pub(crate) busy: AtomicU64,
+}
+
+impl State {
+    pub(crate) fn take_out(&mut self, ino: Ino) -> Option<Ready> {
+        let ready = self.ready.remove(&ino)?;
+        self.ready_bytes -= ready.bytes;
+        if self.names.get(&(ready.dir, ready.name.clone())) == Some(&ino) {
+            self.names.remove(&(ready.dir, ready.name.clone()));
+        }
+        Some(ready)
+    }
+
+    /// Takes out what `wanted` says.
+    pub(crate) fn take_all(&mut self, wanted: impl Fn(Ino, &Ready) -> bool) -> Vec<Ready> {
+        let inodes: Vec<Ino> = self.ready.iter().filter(|(ino, r)| wanted(**ino, r)).map(|(ino, _)| *ino).collect();
+        inodes.into_iter().filter_map(|ino| self.take_out(ino)).collect()
+    }
+
+    pub(crate) fn directory_of(&self, ino: Ino) -> Option<Ino> {
+        let listed = self.directories.iter().find(|(_, d)| d.knows(ino)).map(|(dir, _)| *dir);
+        listed.or_else(|| self.homes.get(&ino).copied())
+    }
+
+    /// The table of a directory, which takes the place of those unused for longest.
+    pub(crate) fn directory(&mut self, dir: Ino) -> &mut Directory {
+        self.clock += 1;
+        while self.directories.len() > DIRECTORIES_MAX
+            || self.directories.values().map(Directory::len).sum::<usize>() > NAMES_TOTAL_MAX
+        {
+            let others = self.directories.iter().filter(|(d, _)| **d != dir);
+            let Some(oldest) = others.min_by_key(|(_, d)| d.touched).map(|(d, _)| *d) else { break };
+            self.directories.remove(&oldest);
+        }
+        let directory = self.directories.entry(dir).or_default();
+        directory.touched = self.clock;
+        directory
+    }
+
+    /// A file of `dir` was looked up.
+    pub(crate) fn note_home(&mut self, dir: Ino, ino: Ino) {
+        if self.directories.get(&dir).is_some_and(|d| d.knows(ino)) {
+            return;
+        }
+        if self.homes.insert(ino, dir).is_none() {
+            self.homes_order.push_back(ino);
+        }
+        while self.homes_order.len() > HOMES_MAX
+            && let Some(oldest) = self.homes_order.pop_front()
+        {
+            self.homes.remove(&oldest);
+        }
+    }
+
+    pub(crate) fn is_asked(&self, ino: Ino) -> bool {
+        self.under_way.values().any(|u| u.files.contains_key(&ino))
+    }
+
+    pub(crate) fn is_name_asked(&self, dir: Ino, name: &Name) -> bool {
+        self.under_way.values().any(|u| u.dir == dir && u.names.contains(name))
+    }
+
+    /// How far to be ahead of a reader now, with a cache of `cache_bytes`; 0: nothing may be fetched. `short`: memory
+    /// is.
+    pub(crate) fn window(&self, boot_ns: u64, short: bool, cache_bytes: u64, mean_bytes: u64) -> usize {
+        let off = self.off_until_ns > boot_ns || short;
+        let full = self.ready_bytes > cache_bytes / 8
+            || self.ready.len() >= READY_MAX
+            || self.under_way.len() >= UNDER_WAY_MAX;
+        if off || full {
+            return 0;
+        }
+        let fit = BATCH_BYTES_MAX as u64 / mean_bytes.max(1);
+        FILES_AHEAD_MAX.min(fit.max(1)) as usize
+    }
+
+    /// Whether what a question under way says of a file counts no more.
+    pub(crate) fn is_spoiled(&self, batch: u64, dir: Ino, part: &ReadPart) -> bool {
+        let keys = [Key::Name(dir, part.name.clone()), Key::Inode(part.ino), Key::Inode(dir)];
+        self.under_way.get(&batch).is_none_or(|u| u.void || keys.iter().any(|key| u.spoiled.contains(key)))
+    }
+
+    pub(crate) fn spoil(&mut self, key: &Key) -> Option<Ready> {
+        for under_way in self.under_way.values_mut() {
+            under_way.spoiled.insert(key.clone());
+        }
+        match key {
+            Key::Inode(ino) => self.take_out(*ino),
+            Key::Name(dir, name) => {
+                let ino = self.names.get(&(*dir, name.clone())).copied()?;
+                self.take_out(ino)
+            }
+        }
+    }
+}
+
+impl SmallFilePrefetch {
+    pub(crate) fn note_busy(&self, state: &State) {
+        self.busy.store((state.ready.len() + state.under_way.len()) as u64, Relaxed);
+    }
+}

@@ -1,0 +1,72 @@
+//! `WritebackErrors`: what could not be written back, for whoever asks about all files.
+//!
+//! Owns: how many losses there were, and up to which somebody was told. Does not own: what a file shows after a loss
+//! (`writeback::writeback_errors`), who was told of one file's failures (`inode::failures`).
+//!
+//! Invariant: each loss is told once to who syncs all files, as `syncfs` of Linux does, however many were told by
+//! `fsync` before.
+
+use amphi_types::{Errno, Result};
+use parking_lot::Mutex;
+
+/// A full target refuses thousands of runs a second: the log hears of one.
+const LOG_EVERY_NS: u64 = 1_000_000_000;
+
+#[derive(Debug)]
+struct State {
+    count: u64,
+    told: u64,
+    last: Errno,
+    /// When the log heard of one, and how many it did not hear of since.
+    logged_ns: Option<u64>,
+    silent: u64,
+}
+
+/// What was lost so far.
+#[derive(Debug)]
+pub(crate) struct WritebackErrors(Mutex<State>);
+
+impl Default for WritebackErrors {
+    fn default() -> WritebackErrors {
+        WritebackErrors(Mutex::new(State { count: 0, told: 0, last: Errno::Io, logged_ns: None, silent: 0 }))
+    }
+}
+
+impl WritebackErrors {
+    /// Bytes of some file could not be written back, `now_ns`. If the log should hear of it, how many it did not hear
+    /// of before.
+    pub(crate) fn note(&self, why: Errno, now_ns: u64) -> Option<u64> {
+        let mut state = self.0.lock();
+        (state.count, state.last) = (state.count + 1, why);
+        if state.logged_ns.is_some_and(|at| now_ns < at + LOG_EVERY_NS) {
+            state.silent += 1;
+            return None;
+        }
+        state.logged_ns = Some(now_ns);
+        Some(std::mem::take(&mut state.silent))
+    }
+
+    /// Errors: that of the last loss, if there was one since this was asked last.
+    pub(crate) fn tell(&self) -> Result<()> {
+        let mut state = self.0.lock();
+        let news = state.count > state.told;
+        state.told = state.count;
+        if news { Err(state.last) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: each loss is told once, the last with its reason, and the log hears of one in a second. Method: losses by
+    /// hand.
+    #[test]
+    fn each_loss_is_told_once() {
+        let errors = WritebackErrors::default();
+        assert_eq!(errors.tell(), Ok(()));
+        assert_eq!([0, 1, 2].map(|ms| errors.note(Errno::Io, ms * 1_000_000)), [Some(0), None, None]);
+        assert_eq!(errors.note(Errno::NoSpace, 2_000_000_000), Some(2));
+        assert_eq!((errors.tell(), errors.tell()), (Err(Errno::NoSpace), Ok(())));
+    }
+}

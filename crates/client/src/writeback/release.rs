@@ -1,0 +1,114 @@
+//! What follows the last reference to an open file, and the last name of a file.
+//!
+//! Owns: when a close is sent, giving up what nobody can come to any more, holding write-back back for that and for
+//! truncates. Does not own: sending closes (`coherence::closes`), batches of small files (`batch`).
+//!
+//! Invariant: the server hears of a writer's close only after its dirty bytes have been written, since after the last
+//! writer's close the owner alone knows the size.
+
+use super::batch;
+use crate::cache::drop::Dirty;
+use crate::coherence::closes;
+use crate::inode::Inode;
+use crate::mount::Mount;
+use crate::telemetry::stats::Count;
+use amphi_types::{ByteRange, Cred, Ino};
+use amphi_wire::{Access, Request};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// The last reference to an open file is gone. `linger`: its close may wait for others.
+pub(crate) fn release(mount: &Arc<Mount>, file: &Arc<Inode>, access: Access, linger: bool) {
+    mount.stats.count(Count::Close);
+    {
+        let mut known = file.known.lock();
+        if let Some(i) = known.opens.iter().position(|a| *a == access) {
+            known.opens.swap_remove(i);
+        }
+        known.closes.push(access);
+    }
+    batch::released(mount, file);
+    if file.nameless.load(SeqCst) && file.open_count() == 0 {
+        useless(mount, file.clone());
+    }
+    if linger {
+        closes::linger(mount, closes::due_closes(file));
+        mount.files.reap(file);
+    } else {
+        closes::send_closes(mount, file);
+    }
+}
+
+/// The last name of a file has gone: if nobody here has it open, or when it is closed, what is cached of it is of no
+/// use any more, and what is still dirty need not be written. The server decides that, because an open of it may be on
+/// its way.
+pub(crate) fn nameless(mount: &Arc<Mount>, ino: Ino) {
+    let Some(file) = mount.files.get(ino) else { return mount.files.nameless(ino) };
+    file.nameless.store(true, SeqCst);
+    if file.open_count() == 0 {
+        useless(mount, file);
+    }
+}
+
+/// Nobody here can come to the bytes of a file any more. That its pages leave unused says nothing of locality: nothing
+/// else needed their room.
+fn useless(mount: &Arc<Mount>, file: Arc<Inode>) {
+    if file.dirty_bytes.load(SeqCst) == 0 {
+        if file.cached_bytes.load(SeqCst) > 0 {
+            mount.cache.forget(&file, ByteRange::new(0, file.size()), Dirty::Keep);
+        }
+        mount.files.reap(&file);
+        return;
+    }
+    let ino = file.ino;
+    let ended = {
+        let mut known = file.known.lock();
+        if !known.opens.is_empty() {
+            return;
+        }
+        let ended = std::mem::take(&mut known.closes);
+        known.closing.extend(&ended);
+        ended
+    };
+    let frozen = Frozen::from(mount, &file, 0);
+    let mount = mount.clone();
+    mount.clone().spawn(async move {
+        file.signal.until(|| !file.in_flight(ByteRange::ALL)).await;
+        let discard = Request::Discard { ino, opens: ended.len() as u32 };
+        let done = mount.call(ino.target(), &Cred::root(), discard).await.is_ok();
+        if done {
+            mount.cache.forget(&file, ByteRange::ALL, Dirty::Discard);
+        }
+        drop(frozen);
+        ended.iter().for_each(|access| file.closed(*access));
+        if done {
+            mount.files.reap(&file);
+        } else {
+            file.known.lock().closes.extend(ended);
+            closes::send_closes(&mount, &file);
+        }
+    });
+}
+
+/// A hold on write-back: nothing sets out from an offset on until it is dropped.
+pub(crate) struct Frozen {
+    file: Arc<Inode>,
+    mount: Arc<Mount>,
+    from: u64,
+}
+
+impl Frozen {
+    /// Holds back what lies from `from` on.
+    pub(crate) fn from(mount: &Arc<Mount>, file: &Arc<Inode>, from: u64) -> Frozen {
+        file.flights.lock().freeze(from);
+        Frozen { file: file.clone(), mount: mount.clone(), from }
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        self.file.flights.lock().thaw(self.from);
+        self.file.signal.notify();
+        self.mount.writeback.landed.notify();
+    }
+}
