@@ -103,6 +103,9 @@ pub trait KernelPages: Send + Sync + 'static {
     fn drop_attributes(&self, _: Ino) -> bool {
         true
     }
+
+    /// Drops what is kept of directories that are open: others may change them from now on. Does not wait.
+    fn drop_listings(&self) {}
 }
 
 /// Closes of descriptors as a front end hears of them: it may know of one before the locks of the open file are its to

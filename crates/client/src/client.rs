@@ -6,6 +6,7 @@ mod file_locks;
 
 use crate::api::*;
 use crate::cache::Source;
+use crate::coherence::directories;
 use crate::coherence::sharing::{self, Lending, Rule};
 use crate::coherence::tokens::{self, Found};
 use crate::conn::pending::{Interrupt, Pending};
@@ -94,6 +95,16 @@ impl Client {
     /// told before they change (`KernelPages::drop_attributes`).
     pub fn lend_attributes(&self, attr: &Attr) -> Duration {
         tokens::lend_attributes(&self.mount, attr)
+    }
+
+    /// For how long a front end may use a listing again that it has read since these attributes of the directory were
+    /// those of then: nothing unless they are those of now. Alone, the life is that of the attributes of its entries.
+    pub fn lend_listing(&self, attr: &Attr) -> Duration {
+        match directories::attr(&self.mount, attr.ino) {
+            Some(now) if now == *attr => self.mount.cluster.token_life(),
+            Some(_) => Duration::ZERO,
+            None => tokens::lend_attributes(&self.mount, attr),
+        }
     }
 
     /// Whether attributes of a directory may be kept that an answer under `rule` shows: not if any was changed

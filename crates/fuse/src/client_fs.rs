@@ -231,7 +231,7 @@ impl ClientFs {
     fn lend(&self, attr: &Attr, since: Since) -> Duration {
         match attr.kind {
             Kind::File => self.tell_end(attr.ino, attr.size),
-            Kind::Dir if !self.client.is_alone() => self.kept_listings.shown(attr),
+            Kind::Dir => self.kept_listings.shown(attr),
             _ => {}
         }
         let life = self.ttl();

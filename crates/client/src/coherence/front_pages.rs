@@ -181,11 +181,11 @@ pub(crate) async fn drop_overwritten(mount: &Mount, ino: Ino, range: ByteRange) 
     let _ = done.await;
 }
 
-/// Has the front end write back and drop what it caches of the bytes of open files. What is mapped is open.
+/// Has the front end drop the listings of open directories, and write back and drop what it caches of the bytes of open
+/// files. What is mapped is open.
 pub(crate) async fn drop_open_pages(mount: &Mount) {
-    if mount.coherence.sharing.pages().is_none() {
-        return;
-    }
+    let Some(pages) = mount.coherence.sharing.pages() else { return };
+    pages.drop_listings();
     for file in mount.files.all().into_iter().filter(|f| f.open_count() > 0) {
         drop_pages(mount, file.ino, ByteRange::ALL).await;
     }

@@ -91,7 +91,7 @@ pub(crate) fn knows_directories(mount: &Mount, rule: Rule) -> bool {
 
 /// What a front end may keep of an answer to a question that it asked under `rule`.
 pub(crate) fn lend(mount: &Arc<Mount>, Rule { rule, .. }: Rule) -> Option<Lending> {
-    let life = Duration::from_millis(u64::from(mount.cluster.token_ms.load(Relaxed)));
+    let life = mount.cluster.token_life();
     if rule & 1 == 0 || life.is_zero() {
         return None;
     }

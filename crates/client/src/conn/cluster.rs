@@ -5,6 +5,7 @@
 use amphi_wire::{ClusterMap, Welcome};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 /// The cluster as this mount knows it; all zero before the first connection.
 #[derive(Default)]
@@ -12,7 +13,7 @@ pub(crate) struct Cluster {
     /// Targets, from `Welcome`; 0 before.
     pub(crate) pool: AtomicU16,
     /// How long a front end may keep names and attributes while the mount is alone, ms.
-    pub(crate) token_ms: AtomicU32,
+    token_ms: AtomicU32,
     pub(crate) id: AtomicU64,
     /// Which server has which targets; no servers before the first connection.
     pub(crate) map: Mutex<ClusterMap>,
@@ -22,6 +23,11 @@ impl Cluster {
     /// Targets; one before the first connection.
     pub(crate) fn pool(&self) -> u16 {
         self.pool.load(Relaxed).max(1)
+    }
+
+    /// How long a front end may keep names and attributes while the mount is alone.
+    pub(crate) fn token_life(&self) -> Duration {
+        Duration::from_millis(u64::from(self.token_ms.load(Relaxed)))
     }
 
     /// Takes what the server says of itself.

@@ -23,7 +23,7 @@ impl ClientFs {
         // whatever becomes of its permissions and of the caller.
         let opener = caller.cred(&self.groups);
         let opener = Cred { caps: opener.caps.and(Caps::DAC_READ_SEARCH), ..opener };
-        let mark = self.kept_listings.opens(ino, monotonic_ns(), |attr| self.client.lend_attributes(attr));
+        let mark = self.kept_listings.opens(ino, monotonic_ns(), |attr| self.client.lend_listing(attr));
         let flags = match mark {
             Mark::No => OpenFlags::default(),
             Mark::Anew => OpenFlags::CACHE_DIR,

@@ -1,11 +1,12 @@
-//! `KeptListings`: listings that the kernel keeps, in company of other mounts.
+//! `KeptListings`: listings that the kernel keeps.
 //!
 //! The kernel keeps what it reads through an open directory that is marked so (`FOPEN_CACHE_DIR`), and goes on using it
 //! at the next open if that says so too (`FOPEN_KEEP_CACHE`). A listing that it has costs neither a request nor a
 //! message to the server, which the mount's own answer to a listing does.
 //!
-//! Owns: of which directories the kernel may have a listing, and of which state of the directory. Does not own: tokens
-//! (the client says whether attributes are those of now), pages of files (`pages`).
+//! Owns: of which directories the kernel may have a listing, and of which state of the directory. Does not own: whether
+//! attributes are those of now (the client says it, by tokens, or while the mount is alone by what it has changed
+//! itself), pages of files (`pages`).
 //!
 //! Invariants: every change of a name in a directory changes its time of change, to a value that it never had. So what
 //! was read through open directories that were all opened at one time of change shows the directory as it was at that
@@ -13,8 +14,8 @@
 //! is opened after a change is not, until the last of them is closed, and then the kernel drops what it has. To a
 //! program that starts again in a directory that it keeps open (`rewinddir`) the kernel shows what is there now, since
 //! it compares the time of modification. Whoever sets that time back could deceive it, so the pages of an open
-//! directory are dropped behind a change as well. Nobody waits for that: a thread that holds a page of a listing may
-//! wait for another page, of a file.
+//! directory are dropped behind a change as well, and when other mounts come. Nobody waits for that: a thread that holds a
+//! page of a listing may wait for another page, of a file.
 //!
 //! A listing without attributes is not used again: the look-ups that follow would cost a message each. The same for one
 //! that is older than the tokens that came with it. Bound: `DIRECTORIES_MAX` directories, some 250 bytes each.
@@ -126,6 +127,11 @@ impl KeptListings {
         if let Some(directory) = self.directories.lock().get_mut(&ino) {
             directory.open -= 1;
         }
+    }
+
+    /// Directories of which there are marked open ones.
+    pub(super) fn open(&self) -> Vec<Ino> {
+        self.directories.lock().iter().filter(|(_, directory)| directory.is_open()).map(|(ino, _)| *ino).collect()
     }
 
     /// Whether there are marked open directories of this one.

@@ -127,9 +127,7 @@ impl KernelPages for Senders {
 
     fn drop_attributes(&self, ino: Ino) -> bool {
         if self.listings.is_open(ino) {
-            // Nobody waits for this.
-            let range = ByteRange::new(0, u64::MAX);
-            self.with_locks.send(Job { ino, range, done: Box::new(|| {}) });
+            self.drop_listing(ino);
         }
         self.with_locks.notifier.inval_attr(ino).unwrap_or_else(|e| {
             // Without a mount there is nothing to drop.
@@ -138,6 +136,18 @@ impl KernelPages for Senders {
             }
             true
         })
+    }
+
+    fn drop_listings(&self) {
+        self.listings.open().into_iter().for_each(|ino| self.drop_listing(ino));
+    }
+}
+
+impl Senders {
+    /// Drops what the kernel has of an open directory. Nobody waits for this.
+    fn drop_listing(&self, ino: Ino) {
+        let range = ByteRange::new(0, u64::MAX);
+        self.with_locks.send(Job { ino, range, done: Box::new(|| {}) });
     }
 }
 
