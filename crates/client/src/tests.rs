@@ -20,6 +20,7 @@ mod file_locks;
 mod fsx;
 mod given_up;
 mod joint_streams;
+mod kept_opens;
 mod kernel_reads;
 mod left_pages;
 mod locks;

@@ -1,11 +1,11 @@
-//! What changes of this mount and revocations take away of small files that were opened ahead.
+//! What changes of this mount and revocations take away of files that were opened ahead, or whose opens are kept.
 //!
 //! Owns: entering changes before they are sent, so that nothing that was checked before them is handed out. Does not
 //! own: the table (`tables::prefetch::small_files`), fetching (`prefetch::small_files`).
 
 use crate::coherence::closes;
 use crate::mount::Mount;
-use crate::tables::prefetch::small_files::{Key, Ready};
+use crate::tables::prefetch::small_files::{Key, Spoilt};
 use amphi_types::{Ino, Name, TargetId};
 use amphi_wire::Request;
 use std::sync::Arc;
@@ -37,11 +37,11 @@ pub(crate) fn changing(mount: &Arc<Mount>, op: &Request) -> Option<Changing> {
         | Request::SetLayout { ino, .. } => vec![Key::Inode(*ino)],
         _ => return None,
     };
-    let mut gone = Vec::new();
+    let (mut gone, mut spoilt) = (Vec::new(), Vec::new());
     {
         let mut state = mount.prefetch.small_files.state.lock();
         for key in &keys {
-            gone.extend(state.spoil(key));
+            spoilt.push(state.spoil(key));
             if let Key::Inode(ino) = key {
                 // Whoever may not search a directory any more must not find its names here.
                 gone.extend(state.take_all(|_, r| r.dir == *ino));
@@ -50,7 +50,7 @@ pub(crate) fn changing(mount: &Arc<Mount>, op: &Request) -> Option<Changing> {
         state.changing.extend(keys.iter().cloned());
         mount.prefetch.small_files.note_busy(&state);
     }
-    drop(gone);
+    drop((gone, spoilt));
     for key in &keys {
         // A file that loses its last name is to go at once.
         if let Key::Name(dir, _) = key {
@@ -75,15 +75,16 @@ impl Drop for Changing {
                 state.changing.swap_remove(at);
             }
         }
-        let mut gone = Vec::new();
+        let (mut gone, mut kept) = (Vec::new(), Vec::new());
         if !self.answered {
             state.off_until_ns = self.mount.clock.boot_ns().saturating_add(OPEN_END_NS);
             state.under_way.values_mut().for_each(|u| u.void = true);
             gone = state.take_all(|_, _| true);
+            kept = state.kept.lose(|_| true);
             self.mount.prefetch.small_files.note_busy(&state);
         }
         drop(state);
-        drop(gone);
+        drop((gone, kept));
     }
 }
 
@@ -93,14 +94,31 @@ pub(crate) fn revoked(mount: &Arc<Mount>, target: TargetId, inodes: impl Iterato
         closes::hurry(mount, target);
         return;
     }
-    let gone: Vec<Ready> = {
+    let gone: Vec<Spoilt> = {
         let mut state = mount.prefetch.small_files.state.lock();
-        let gone = inodes.filter_map(|ino| state.spoil(&Key::Inode(ino))).collect();
+        let gone = inodes.map(|ino| state.spoil(&Key::Inode(ino))).collect();
         mount.prefetch.small_files.note_busy(&state);
         gone
     };
     drop(gone);
     closes::hurry(mount, target);
+}
+
+/// The last name of a file has gone: an open that is kept of it would keep it.
+pub(crate) fn nameless(mount: &Arc<Mount>, ino: Ino) {
+    if mount.prefetch.small_files.busy.load(Relaxed) == 0 {
+        return;
+    }
+    let closing = {
+        let mut state = mount.prefetch.small_files.state.lock();
+        let closing = state.kept.spoil(ino);
+        mount.prefetch.small_files.note_busy(&state);
+        closing
+    };
+    if closing.is_some() {
+        drop(closing);
+        closes::hurry(mount, ino.target());
+    }
 }
 
 /// Nothing counts any more that was fetched of these targets, or of all without.
@@ -109,7 +127,7 @@ pub(crate) fn lose(mount: &Mount, targets: Option<&[TargetId]>) {
     let gone = {
         let mut state = mount.prefetch.small_files.state.lock();
         state.under_way.values_mut().filter(|u| of(u.dir.target())).for_each(|u| u.void = true);
-        let gone = state.take_all(|ino, _| of(ino.target()));
+        let gone = (state.take_all(|ino, _| of(ino.target())), state.kept.lose(|ino| of(ino.target())));
         mount.prefetch.small_files.note_busy(&state);
         gone
     };

@@ -17,7 +17,7 @@ use amphi_wire::{Lane, Request, Welcome};
 use futures_util::future::{Either, select};
 use std::pin::pin;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
 /// Silence of the master after which a lone mount of several servers takes it that others have come: two of its pings.

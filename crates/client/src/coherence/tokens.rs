@@ -480,8 +480,16 @@ pub(crate) fn lend_attributes(mount: &Mount, attr: &Attr) -> Duration {
 
 /// Whether the attributes token of an inode is held now.
 pub(crate) fn holds_attributes(mount: &Mount, ino: Ino) -> bool {
-    let Some(now) = usable_now(mount, ino.target()) else { return false };
-    matches!(mount.coherence.tokens.cache.read().get(now, TokenKey::Attributes(ino)), Some(Value::View(_)))
+    view(mount, ino).is_some()
+}
+
+/// What an inode is like, as long as its attributes token is held.
+pub(crate) fn view(mount: &Mount, ino: Ino) -> Option<InodeView> {
+    let now = usable_now(mount, ino.target())?;
+    match mount.coherence.tokens.cache.read().get(now, TokenKey::Attributes(ino)) {
+        Some(Value::View(view)) => Some(**view),
+        _ => None,
+    }
 }
 
 /// Whether an inode is known to have no extended attributes.

@@ -13,7 +13,7 @@ use crate::inode::open_file::{Closer, Created};
 use crate::inode::{AskedAt, Inode, OpenFile};
 use crate::locks::{self, group_lock};
 use crate::mount::Mount;
-use crate::prefetch::small_files;
+use crate::prefetch::small_files::{self, kept};
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::Tunable;
 use crate::writeback::release::release;
@@ -94,11 +94,13 @@ pub(crate) async fn open(mount: Arc<Mount>, ctx: Ctx, ino: Ino, flags: OpenFlags
     let op = Request::Open { ino, access: access(flags), exec: flags.exec };
     // Others drop the attributes of what this mount is about to write.
     let keys: &[TokenKey] = if flags.write { &[TokenKey::Attributes(ino)] } else { &[] };
+    let question = kept::asks(&mount, &ctx.cred, ino, flags);
     let mut told = tokens::call(&mount, ino.target(), &ctx.cred, op, keys).await?;
     let view = inode_reply(told.take()?)?;
     let file = opened(&mount, &ctx, view, flags, told.asked_at);
     told.keep_view(view);
     drop(told);
+    question.into_iter().for_each(kept::Question::opened);
     if view.attr.kind == Kind::Dir && flags.write {
         return Err(Errno::IsDir);
     }
@@ -142,7 +144,9 @@ impl Closer for Mount {
         if open.member() != 0 {
             group_lock::closed(&self, &open.file, open.member());
         }
-        release(&self, &open.file, open.access(), ahead);
+        if !kept::keep(&self, open) {
+            release(&self, &open.file, open.access(), ahead);
+        }
     }
 
     fn released(self: Arc<Self>, file: &Arc<Inode>, access: Access, linger: bool) {

@@ -27,6 +27,7 @@
 //! group is short. What nobody has opened within `KEPT_NS` is closed; its bytes stay as others do.
 
 mod fetch;
+pub(crate) mod kept;
 
 use crate::api::{Ctx, OpenFlags};
 use crate::coherence::closes;
@@ -34,6 +35,7 @@ use crate::coherence::sharing;
 use crate::coherence::tokens;
 use crate::inode::OpenFile;
 use crate::mount::Mount;
+use crate::tables::prefetch::kept_opens::Opener;
 use crate::tables::prefetch::small_files::Ready;
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::Tunable;
@@ -61,11 +63,16 @@ fn takes_over(flags: OpenFlags) -> bool {
     flags.read && !flags.write && !flags.truncate && !flags.exec
 }
 
-/// Opens a file that was opened ahead for this caller, without a message; `None` if it was not.
+/// Opens a file that was opened ahead for this caller, or whose last open is kept, without a message; `None` if it was
+/// not.
 pub(crate) fn take(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, flags: OpenFlags) -> Option<Arc<OpenFile>> {
     if mount.prefetch.small_files.busy.load(Relaxed) == 0 || !takes_over(flags) {
         return None;
     }
+    kept::take(mount, ctx, ino, flags).or_else(|| take_ahead(mount, ctx, ino, flags))
+}
+
+fn take_ahead(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, flags: OpenFlags) -> Option<Arc<OpenFile>> {
     let begun = sharing::begin(mount);
     let ready = {
         let mut state = mount.prefetch.small_files.state.lock();
@@ -76,6 +83,7 @@ pub(crate) fn take(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, flags: OpenFlags) ->
         if let Some(directory) = state.directories.get_mut(&ready.dir) {
             directory.note_used();
         }
+        state.kept.note(ino, Opener { cred: ready.cred.clone(), rule: ready.rule });
         mount.prefetch.small_files.note_busy(&state);
         ready.opened.take()?
     };
@@ -188,7 +196,7 @@ pub(crate) fn listed(mount: &Mount, dir: Ino, from: u64, entries: &[DirEntry], e
     mount.prefetch.small_files.state.lock().directory(dir).learn(from, to, files);
 }
 
-/// Closes what nobody has opened for a while.
+/// Closes what nobody has opened for a while, ahead or again.
 pub(crate) fn tick(mount: &Arc<Mount>) {
     if mount.prefetch.small_files.busy.load(Relaxed) > 0 {
         let (now_ns, boot_ns) = (mount.clock.now_ns(), mount.clock.boot_ns());
@@ -201,9 +209,10 @@ pub(crate) fn tick(mount: &Arc<Mount>) {
                 directory.note_wasted(now_ns);
             }
         }
+        let kept = kept::ended(mount, &mut state.kept);
         mount.prefetch.small_files.note_busy(&state);
         drop(state);
-        drop(gone);
+        drop((gone, kept));
     }
     closes::hurry_all(mount);
 }

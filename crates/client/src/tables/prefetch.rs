@@ -5,6 +5,7 @@
 
 pub(crate) mod direct_streams;
 pub(crate) mod joint;
+pub(crate) mod kept_opens;
 pub(crate) mod order;
 pub(crate) mod small_files;
 

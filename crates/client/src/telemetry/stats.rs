@@ -92,6 +92,7 @@ counters! {
     SmallAheadLater = "readahead_small_later", "files";
     SmallAheadUsed = "readahead_small_used", "reqs";
     SmallAheadWasted = "readahead_small_wasted", "reqs";
+    OpenKept = "open_kept", "reqs";
     WriteBack = "writeback", "bytes";
     WriteBackFailed = "writeback_failed", "bytes";
     Adopted = "write_adopted", "bytes";

@@ -8,7 +8,7 @@
 
 use super::batch;
 use crate::cache::drop::Dirty;
-use crate::coherence::closes;
+use crate::coherence::{closes, opened_ahead};
 use crate::inode::Inode;
 use crate::mount::Mount;
 use crate::telemetry::stats::Count;
@@ -43,6 +43,7 @@ pub(crate) fn release(mount: &Arc<Mount>, file: &Arc<Inode>, access: Access, lin
 /// use any more, and what is still dirty need not be written. The server decides that, because an open of it may be on
 /// its way.
 pub(crate) fn nameless(mount: &Arc<Mount>, ino: Ino) {
+    opened_ahead::nameless(mount, ino);
     let Some(file) = mount.files.get(ino) else { return mount.files.nameless(ino) };
     file.nameless.store(true, SeqCst);
     if file.open_count() == 0 {

@@ -4,6 +4,7 @@
 //! changed since they were asked; names of directories (`order`). Does not own: messages (`prefetch::small_files`,
 //! which says what holds for all of it), what changes and revocations take away (`coherence::opened_ahead`).
 
+use super::kept_opens::{Kept, KeptOpens};
 use super::order::{self, Directory};
 use crate::inode::open_file::Closer;
 use crate::inode::{Inode, Signal};
@@ -95,6 +96,9 @@ pub(crate) struct UnderWay {
     pub(crate) void: bool,
 }
 
+/// What does not count any more, to be closed outside the lock.
+pub(crate) type Spoilt = (Option<Ready>, Option<Kept>);
+
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) directories: BTreeMap<Ino, Directory>,
@@ -105,6 +109,7 @@ pub(crate) struct State {
     pub(crate) names: BTreeMap<(Ino, Name), Ino>,
     pub(crate) ready_bytes: u64,
     pub(crate) under_way: BTreeMap<u64, UnderWay>,
+    pub(crate) kept: KeptOpens,
     /// Changes of this mount under way.
     pub(crate) changing: Vec<Key>,
     pub(crate) off_until_ns: u64,
@@ -116,7 +121,7 @@ pub(crate) struct State {
 pub(crate) struct SmallFilePrefetch {
     pub(crate) state: Mutex<State>,
     pub(crate) answered: Signal,
-    /// Files opened ahead and questions under way, to look at before the lock is taken.
+    /// Files opened ahead, questions under way and opens kept, to look at before the lock is taken.
     pub(crate) busy: AtomicU64,
 }
 
@@ -199,15 +204,15 @@ impl State {
         self.under_way.get(&batch).is_none_or(|u| u.void || keys.iter().any(|key| u.spoiled.contains(key)))
     }
 
-    pub(crate) fn spoil(&mut self, key: &Key) -> Option<Ready> {
+    pub(crate) fn spoil(&mut self, key: &Key) -> Spoilt {
         for under_way in self.under_way.values_mut() {
             under_way.spoiled.insert(key.clone());
         }
         match key {
-            Key::Inode(ino) => self.take_out(*ino),
+            Key::Inode(ino) => (self.take_out(*ino), self.kept.spoil(*ino)),
             Key::Name(dir, name) => {
-                let ino = self.names.get(&(*dir, name.clone())).copied()?;
-                self.take_out(ino)
+                let ino = self.names.get(&(*dir, name.clone())).copied();
+                (ino.and_then(|ino| self.take_out(ino)), None)
             }
         }
     }
@@ -215,6 +220,7 @@ impl State {
 
 impl SmallFilePrefetch {
     pub(crate) fn note_busy(&self, state: &State) {
-        self.busy.store((state.ready.len() + state.under_way.len()) as u64, Relaxed);
+        let all = state.ready.len() + state.under_way.len() + state.kept.len();
+        self.busy.store(all as u64, Relaxed);
     }
 }
