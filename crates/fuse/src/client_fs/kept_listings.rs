@@ -14,8 +14,8 @@
 //! is opened after a change is not, until the last of them is closed, and then the kernel drops what it has. To a
 //! program that starts again in a directory that it keeps open (`rewinddir`) the kernel shows what is there now, since
 //! it compares the time of modification. Whoever sets that time back could deceive it, so the pages of an open
-//! directory are dropped behind a change as well, and when other mounts come. Nobody waits for that: a thread that holds a
-//! page of a listing may wait for another page, of a file.
+//! directory are dropped behind a change as well, and when other mounts come. Nobody waits for that: a thread that
+//! holds a page of a listing may wait for another page, of a file.
 //!
 //! A listing without attributes is not used again: the look-ups that follow would cost a message each. The same for one
 //! that is older than the tokens that came with it. Bound: `DIRECTORIES_MAX` directories, some 250 bytes each.
