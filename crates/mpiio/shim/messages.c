@@ -89,13 +89,12 @@ static int finish_request(MPI_Request *request, int *error)
     }
 }
 
-/* The library may touch the memory of a request that was given up at any time, so it has a copy of its own, which then
- * stays. */
-static int mail_receive(void *context, int32_t from, int32_t tag, void *to, uint64_t bytes)
+/* Sends `from`, or receives into `to`; the other one is NULL. The library may touch the memory of a request that was
+ * given up at any time, so it has a copy of its own, which then stays. */
+static int mail_move(struct mail *mail, int32_t peer, int32_t tag, const void *from, void *to, uint64_t bytes)
 {
-    struct mail *mail = context;
     MPI_Request request;
-    int late = 0;
+    int late = 0, error;
     void *copy = malloc(bytes ? bytes : 1);
     if (!copy)
         return ENOMEM;
@@ -103,38 +102,31 @@ static int mail_receive(void *context, int32_t from, int32_t tag, void *to, uint
         free(copy);
         return ECANCELED;
     }
-    int error = PMPI_Irecv(copy, (int)bytes, MPI_BYTE, from, tag, mail->comm, &request);
+    if (from) {
+        memcpy(copy, from, bytes);
+        atomic_fetch_add(&mail->sent, 1);
+        error = PMPI_Isend(copy, (int)bytes, MPI_BYTE, peer, tag, mail->comm, &request);
+    } else {
+        error = PMPI_Irecv(copy, (int)bytes, MPI_BYTE, peer, tag, mail->comm, &request);
+    }
     if (!error)
         late = finish_request(&request, &error);
-    if (!late && !error)
+    if (to && !late && !error)
         memcpy(to, copy, bytes);
     if (!late)
         free(copy);
-    int result = leave(mail, "receive from", from, error);
+    int result = leave(mail, from ? "send to" : "receive from", peer, error);
     return late ? late : result;
+}
+
+static int mail_receive(void *context, int32_t from, int32_t tag, void *to, uint64_t bytes)
+{
+    return mail_move(context, from, tag, NULL, to, bytes);
 }
 
 static int mail_send(void *context, int32_t to, int32_t tag, const void *from, uint64_t bytes)
 {
-    struct mail *mail = context;
-    MPI_Request request;
-    int late = 0;
-    void *copy = malloc(bytes ? bytes : 1);
-    if (!copy)
-        return ENOMEM;
-    if (enter(mail)) {
-        free(copy);
-        return ECANCELED;
-    }
-    memcpy(copy, from, bytes);
-    int error = PMPI_Isend(copy, (int)bytes, MPI_BYTE, to, tag, mail->comm, &request);
-    if (!error)
-        late = finish_request(&request, &error);
-    if (!late)
-        free(copy);
-    atomic_fetch_add(&mail->sent, 1);
-    int result = leave(mail, "send to", to, error);
-    return late ? late : result;
+    return mail_move(context, to, tag, from, NULL, bytes);
 }
 
 /* A communicator for the messages of a file; all ranks call. */
