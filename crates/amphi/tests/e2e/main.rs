@@ -25,6 +25,7 @@ mod memory_group;
 mod metadata;
 mod mounts_and_servers;
 mod mpi_jobs;
+mod mpi_mounts;
 mod names_replaced;
 mod network;
 mod pipes;

@@ -1,5 +1,5 @@
-//! `amphi run --mpiio`: how the shim of the MPI-IO cache reaches the ranks. The cache itself over both MPI libraries is
-//! tested in `amphi-mpiio`.
+//! `amphi run --mpiio`: how the shim of the MPI-IO cache reaches the ranks, and the cache without MPI on two mounts.
+//! The cache itself over both MPI libraries is tested in `amphi-mpiio`, jobs on two mounts in `mpi_mounts`.
 
 use crate::harness::{Place, amphi, counter};
 use amphi_mpiio::backend::Backend;
@@ -13,7 +13,6 @@ use std::io::IoSlice;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -118,75 +117,6 @@ fn nodes_of_a_job_keep_their_locks() {
     assert_eq!(callbacks("exact", true), 1);
     let grown = callbacks("grown", false);
     assert!(grown > 1, "nothing to tell the two apart: {grown}");
-}
-
-/// The shims, built for each MPI library that is installed.
-fn shims(folder: &Path) {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-    let run = |command: &mut Command| {
-        let output = command.current_dir(&root).output().unwrap();
-        assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
-    };
-    run(Command::new(env!("CARGO")).args(["build", "--locked", "--quiet", "-p", "amphi-mpiio"]));
-    // The test lies in TARGET/PROFILE/deps, the library in TARGET/debug.
-    let test = std::env::current_exe().unwrap();
-    let library = test.ancestors().nth(3).unwrap().join("debug/libamphi_mpiio.a");
-    run(Command::new(root.join("scripts/mpiio")).arg(library).arg(folder));
-}
-
-/// Goal: a job whose ranks reach the file over two mounts writes strided records of 47,008 bytes without an unaligned
-/// request but the last one, and no mount asks the other one's locks back, but for the one of whoever made the file;
-/// the bytes are right on both mounts.
-/// Method: two ranks on each mount, which a script chooses by the rank; the cache's statistics, the mounts' counters.
-#[test]
-fn a_job_on_two_mounts_asks_no_locks_back() {
-    const RECORD: usize = 47_008;
-    const RECORDS: usize = 160;
-    let tools = tempfile::tempdir().unwrap();
-    shims(tools.path());
-    let place = Place::new();
-    let _server = place.server(&[]);
-    let _mounts = [place.mount_at("a", &[]), place.mount_at("b", &[])];
-    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../mpiio/tests/programs/records.c");
-    let expected: Vec<u8> =
-        (0..RECORDS).flat_map(|record| (0..RECORD).map(move |at| (record * 7 + at / 11) as u8)).collect();
-    let callbacks = || -> u64 { ["a", "b"].iter().map(|m| counter(&place.path(m), "lock_callback")).sum() };
-    for mpi in ["openmpi", "mpich"] {
-        let at = |name: &str| tools.path().join(format!("{name}.{mpi}"));
-        let compiled =
-            Command::new(format!("mpicc.{mpi}")).arg("-O1").arg("-o").args([&at("records"), &source]).status();
-        assert!(compiled.unwrap().success());
-        let choose = "case ${OMPI_COMM_WORLD_RANK:-$PMI_RANK} in 0|1) exec $0 $1;; *) exec $0 $2;; esac";
-        let mut command = Command::new("timeout");
-        command.args(["-k", "5", "60"]).arg(format!("mpirun.{mpi}")).args(["-np", "4"]);
-        let shim = tools.path().join(format!("libamphi_mpiio_{mpi}.so"));
-        if mpi == "openmpi" {
-            command.args(["--oversubscribe", "--allow-run-as-root", "--bind-to", "none"]);
-            command.arg("-x").arg(format!("LD_PRELOAD={}", shim.display()));
-        } else {
-            command.args(["-genv", "LD_PRELOAD"]).arg(&shim);
-        }
-        let paths = ["a", "b"].map(|mount| place.path(mount).join(format!("records-{mpi}")));
-        command.args(["sh", "-c", choose]).arg(at("records")).args(&paths);
-        command.env("AMPHI_MPIIO_STATS", at("stats")).env("AMPHI_MPIIO_HINTS", "cache_ranks_per_node=2");
-        let before = callbacks();
-        let output = command.output().unwrap();
-        let asked_back = callbacks() - before;
-        let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        assert!(text.lines().any(|line| line == "ok"), "{mpi}: {text}");
-        let stats = std::fs::read_to_string(at("stats")).unwrap();
-        let value = |name: &str| -> u64 {
-            let mut words = stats.split_whitespace().filter_map(|word| word.split_once('='));
-            words.find(|(key, _)| *key == name).and_then(|(_, value)| value.parse().ok()).expect(name)
-        };
-        assert_eq!((value("nodes"), value("bytes_written")), (2, expected.len() as u64), "{mpi}: {stats}");
-        assert!(value("fs_writes") > 0 && value("fs_writes") == value("fs_writes_aligned"), "{mpi}: {stats}");
-        assert!(value("fs_writes") <= 16 && value("fs_reads") == 0, "{mpi}: {stats}");
-        assert!(asked_back <= 1, "{mpi}: {asked_back} locks were asked back");
-        for path in &paths {
-            assert!(std::fs::read(path).unwrap() == expected, "{mpi}: other bytes in {}", path.display());
-        }
-    }
 }
 
 /// A node of a job with one rank, and its thread, which writes nothing before somebody asks.
