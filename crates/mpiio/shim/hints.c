@@ -107,6 +107,8 @@ static void set_hint(struct hints *hints, const char *key, const char *value)
         set_choice(key, value, &hints->direct);
     } else if (!strcmp(key, "cache_group_lock")) {
         set_choice(key, value, &hints->group);
+    } else if (!strcmp(key, "cache_copies")) {
+        set_choice(key, value, &hints->copies);
     } else if (!strcmp(key, "cache_migration")) {
         set_choice(key, value, &hints->migration);
     } else if (!strcmp(key, "cache_lock_scope")) {
@@ -142,7 +144,7 @@ static const char *const keys[] = {"romio_caching", "romio_cache_page_size", "ca
                                    "cache_limit",   "cache_bypass_size",     "cache_stream_size", "cache_flush_size",
                                    "cache_direct_io", "cache_ranks_per_node", "cache_domains",     "cache_domain_group",
                                    "cache_idle_time", "cache_group_lock",   "cache_lock_scope",  "cache_migration",
-                                   "cache_prefetch_size", "cache_transport"};
+                                   "cache_prefetch_size", "cache_transport", "cache_copies"};
 
 void hints_read(MPI_Info info, struct hints *hints)
 {
@@ -193,6 +195,7 @@ int hints_write(MPI_Info info, const struct shadow *shadow)
     /* The paper's rule, where the size of the page alone would not give it. */
     const char *migration = s->references == 2 && s->page_bytes > 128 << 10 ? "enable" : "automatic";
     error = error ? error : PMPI_Info_set(info, "cache_migration", s->references == 0 ? "disable" : migration);
+    error = error ? error : PMPI_Info_set(info, "cache_copies", choices[s->copies]);
     error = error ? error : PMPI_Info_set(info, "cache_lock_scope", s->relaxed ? "page" : "call");
     error = error ? error : PMPI_Info_set(info, "cache_domains", domains[shadow->domain]);
     error = error ? error : PMPI_Info_set(info, "cache_transport", transports[shadow->transport]);

@@ -108,6 +108,7 @@ static void decide(struct decision *d, MPI_Info info, const char *path, int amod
     s->direct = (uint32_t)hints.direct;
     s->relaxed = (uint32_t)hints.relaxed;
     decide_migration(s, hints.migration, path);
+    s->copies = hints.copies == 1;
     /* A group lock keeps nobody of the job from the other half of a block, so no block may have pages of two nodes. */
     s->group = hints.group == 1 && s->writable && s->page_bytes % 4096 == 0;
     d->ranks_per_node = (int32_t)hints.ranks_per_node;

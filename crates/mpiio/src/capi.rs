@@ -96,6 +96,8 @@ pub struct Unasked {
     idle_ms: u64,
     /// So much is read ahead of a rank that reads in order.
     prefetch_bytes: u64,
+    /// 1: nodes keep copies of pages of other nodes that they read again.
+    copies: u64,
 }
 
 fn code(outcome: Outcome) -> c_int {
@@ -309,7 +311,9 @@ pub unsafe extern "C" fn amphi_mpiio_connect(
         let port = u16::try_from(leader.port).unwrap_or(0);
         found.push((String::from_utf8_lossy(&host).into_owned(), port, leader.rank, leader.nonce));
     }
-    let outcome = opened.locked().connect(node as usize, &found, opened.settings.references);
+    let mut team = opened.locked();
+    let outcome = team.connect(node as usize, &found, opened.settings.references);
+    team.keep_copies(opened.settings.unasked.copies != 0);
     if let Err((leader, _)) = &outcome {
         // SAFETY: the caller's promise.
         unsafe { *failed = *leader as u32 };
@@ -406,7 +410,9 @@ pub unsafe extern "C" fn amphi_mpiio_connect_messages(
     let passing: Arc<dyn Passing> = Arc::new(messages);
     let found: Vec<_> = leaders.iter().map(|leader| (leader.port as i32, leader.rank, leader.nonce)).collect();
     let references = opened.settings.references;
-    let outcome = opened.locked().connect_by_messages(node as usize, &found, references, &passing);
+    let mut team = opened.locked();
+    let outcome = team.connect_by_messages(node as usize, &found, references, &passing);
+    team.keep_copies(opened.settings.unasked.copies != 0);
     if let Err((leader, _)) = &outcome {
         // SAFETY: the caller's promise.
         unsafe { *failed = *leader as u32 };

@@ -13,7 +13,7 @@
 //! | stripes | 64 each, one for each rank | mutex of the metadata of pages `p` with `p mod ranks` = stripe |
 //! | counters | 256 each | the rank's counters as of its last call, for whoever looks from outside |
 //! | directory | 8 x slots | key + 1 of the chunk that lies in this slot, 0: free; found by hashing, never moved |
-//! | chunks | slots x entries x 32 | metadata of consecutive pages: readers, writer, queue, frame, node |
+//! | chunks | slots x entries x 48 | metadata of consecutive pages: readers, writer, queue, frame, node, copies |
 //! | frames | 64 + 2 x spans x 8 each | page, number of valid and dirty ranges, count of writes, the ranges |
 //! | arena | `page_bytes` each | the bytes of the frames; frames of one rank lie together |
 //!
@@ -27,11 +27,11 @@ use std::mem::offset_of;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"amphmpi5");
+const MAGIC: u64 = u64::from_le_bytes(*b"amphmpi6");
 /// Bytes of the header.
 pub const HEADER_BYTES: u64 = 4096;
 const CELL_BYTES: u64 = 64;
-const META_BYTES: u64 = 32;
+const META_BYTES: u64 = 48;
 /// What a frame says whose page moved to another node.
 pub const NO_PAGE: u64 = u64::MAX;
 /// Counters of a rank that others can see.
@@ -173,8 +173,10 @@ pub struct JobNodes {
     pub nodes: AtomicU32,
     /// After so many references in a row by another node a page moves there; 0: none does.
     pub references: AtomicU32,
-    /// No page moves while this is not 0.
+    /// No page moves while this is not 0, and none is copied.
     pub still: AtomicU32,
+    /// 1: nodes keep copies of pages of other nodes that they read again.
+    pub copies: AtomicU32,
 }
 
 /// What an outsider sees of a cache.
@@ -281,6 +283,11 @@ pub struct PageMeta {
     /// Where the page is (`placement`). Our own node is written under the exclusive lock of the page here, others at
     /// any time, if they are newer.
     pub place: AtomicU64,
+    /// The nodes that may have a copy of the page, a bit each, if it is here (`file/copies.rs`); bits are added under
+    /// the shared lock of the page and taken away under the exclusive one.
+    pub copies: AtomicU64,
+    /// The nodes that have read the page since it was written last.
+    pub seen: AtomicU64,
 }
 
 /// The head of a frame; followed by its valid and its dirty ranges.

@@ -1,7 +1,7 @@
 //! What the cache of one rank did, in numbers; added up over the ranks by whoever prints them.
 
 /// The names of the counters, in the order of [`Stats::values`].
-pub const NAMES: [&str; 24] = [
+pub const NAMES: [&str; 26] = [
     "calls_read",
     "calls_write",
     "bytes_read",
@@ -26,6 +26,8 @@ pub const NAMES: [&str; 24] = [
     "yields",
     "migrations",
     "prefetched",
+    "copies",
+    "recalls",
 ];
 
 /// Counters of one rank and one open file.
@@ -79,6 +81,10 @@ pub struct Stats {
     pub migrations: u64,
     /// Pages that were read before anybody asked for them.
     pub prefetched: u64,
+    /// Pages of other nodes of which this rank's node got a copy.
+    pub copies: u64,
+    /// Copies that this rank made other nodes give up, to write the page.
+    pub recalls: u64,
 }
 
 impl Stats {
@@ -109,6 +115,8 @@ impl Stats {
             self.yields,
             self.migrations,
             self.prefetched,
+            self.copies,
+            self.recalls,
         ]
     }
 }

@@ -14,9 +14,8 @@
 
 use crate::error::{Error, Outcome};
 use crate::file::idle::Looker;
-use crate::file::migrate::Handover;
+use crate::file::migrate::{Handover, Stop};
 use crate::file::{CachedFile, Extent, check, pieces};
-use crate::placement::Place;
 use crate::stats::NAMES;
 use link::Link;
 use message::{Kind, MAX_EXTENTS, Message, WHOLE_CALL, receive, send};
@@ -28,6 +27,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+mod copies;
 pub mod handover;
 pub mod link;
 pub mod message;
@@ -94,6 +94,10 @@ enum Request<'a> {
 }
 
 impl<'a> Request<'a> {
+    fn reads(&self) -> bool {
+        matches!(self, Request::Read(..))
+    }
+
     fn extents(&self) -> &'a [Extent] {
         match self {
             Request::Write(extents, ..) | Request::Read(extents, ..) => extents,
@@ -221,13 +225,14 @@ impl Team {
 
     /// Cuts what is left of a request behind its first `done` bytes into steps, each for the node that has the pages as
     /// far as we know, ascending; no page is in two steps.
-    fn steps(&self, extents: &[Extent], limit: u64, done: u64) -> Vec<Step> {
+    fn steps(&self, request: &Request<'_>, limit: u64, done: u64) -> Vec<Step> {
         let page_bytes = u64::from(self.local.memory().geometry().page_bytes);
         let mut steps: Vec<Step> = Vec::new();
         let (mut last_page, mut node) = (None, 0);
-        for piece in pieces(extents, page_bytes, limit).skip_while(|piece| (piece.memory as u64) < done) {
+        for piece in pieces(request.extents(), page_bytes, limit).skip_while(|piece| (piece.memory as u64) < done) {
             if last_page != Some(piece.page) {
-                node = self.local.node_of(piece.page);
+                let copied = request.reads() && self.local.may_have_copy(piece.page);
+                node = if copied { self.node } else { self.local.node_of(piece.page) };
             }
             let full = steps.last().is_none_or(|s| {
                 s.node != node
@@ -282,7 +287,7 @@ impl Team {
     fn all_steps(&mut self, request: &mut Request<'_>, limit: u64, reached: &mut [bool]) -> Outcome<(u64, bool)> {
         let (mut done, mut chases) = (0, 0);
         'moved: loop {
-            let steps = self.steps(request.extents(), limit, done);
+            let steps = self.steps(request, limit, done);
             // What another node can do alone takes one message there and one back, and its locks are not held
             // meanwhile.
             let alone = self.elsewhere(&steps).filter(|node| done == 0 && request.can_be_alone(*node)).is_some();
@@ -307,7 +312,14 @@ impl Team {
         let all = step.bytes as u64;
         if step.node == self.node {
             let done = match request {
-                Request::Write(_, memory, _) => self.local.write_held(&step.extents, &step.gather(memory))?,
+                Request::Write(_, memory, _) => {
+                    let done = self.local.write_held(&step.extents, &step.gather(memory))?;
+                    if done < all {
+                        let stop = self.local.why_it_stopped(&step.extents, done)?;
+                        self.recall(step.node, &stop)?;
+                    }
+                    done
+                }
                 Request::Read(_, memory, _) => match step.memory.as_slice() {
                     [one] => self.local.read_held(&step.extents, &mut memory[one.clone()])?,
                     _ => {
@@ -329,7 +341,7 @@ impl Team {
             Request::Read(..) => self.ask(step.node, Kind::Read, number, &step.extents, &[])?,
         };
         let done = answer.second;
-        let (mut extents, mut pages) = (answer.extents.as_slice(), answer.data.as_slice());
+        let (mut stop, mut extents, mut pages) = (None, answer.extents.as_slice(), answer.data.as_slice());
         if let Request::Read(_, memory, _) = request {
             let length = usize::try_from(done).map_err(|_| strange)?;
             let (data, rest) = answer.data.split_at_checked(length).ok_or(strange)?;
@@ -337,15 +349,20 @@ impl Team {
             pages = rest;
         }
         if done < all {
-            let (moved, rest) = extents.split_first().ok_or(strange)?;
-            self.local.learn(moved.offset, Place(moved.length))?;
+            let (why, rest) = Stop::decode(extents).ok_or(strange)?;
             extents = rest;
+            stop = Some(why);
         }
         if done > all {
             return Err(strange);
         }
         if !extents.is_empty() {
             self.take_over(step.node, &handover::decode(extents, pages)?, !alone || done < all)?;
+        }
+        match stop {
+            Some(stop) if stop.copies != 0 => self.recall(step.node, &stop)?,
+            Some(stop) => self.local.learn(stop.page, stop.place)?,
+            None => {}
         }
         Ok((done, done == all))
     }

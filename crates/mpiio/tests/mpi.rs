@@ -38,9 +38,19 @@ fn built() -> &'static Path {
         run(Command::new(root().join("scripts/mpiio")).arg(target.join("debug/libamphi_mpiio.a")).arg(&out));
         for mpi in MPIS {
             let sources = format!("{}/tests/programs", env!("CARGO_MANIFEST_DIR"));
-            for program in
-                ["views", "pointers", "atomic", "btio", "collective", "threads", "faults", "opens", "borrowed", "moves"]
-            {
+            for program in [
+                "views",
+                "pointers",
+                "atomic",
+                "btio",
+                "collective",
+                "threads",
+                "faults",
+                "opens",
+                "borrowed",
+                "moves",
+                "copies",
+            ] {
                 let mut compile = Command::new(format!("mpicc.{mpi}"));
                 run(compile
                     .args(["-O1", "-Wall", "-Werror", "-o"])
@@ -572,6 +582,40 @@ fn pages_move_to_the_node_that_uses_them() {
         }
         let [(0, kept), (moved, asked), (0, 0)] = counters[..] else { panic!("{mpi}: {counters:?}") };
         assert!(moved >= 16 && asked * 2 < kept, "{mpi}: {counters:?}");
+    }
+}
+
+/// Goal: with the hint a node that reads a page of another one again keeps a copy of it, so that it asks nobody any
+/// more, until somebody writes the page; without the hint there are no copies. The bytes are right.
+/// Method: `copies`, whose ranks check what they read; two nodes, each with half of eight pages, which all read twice
+/// between two writes, so that each node gets four copies twice, and the second write drops eight.
+#[test]
+fn nodes_keep_copies_of_what_they_read_again() {
+    let _alone = alone();
+    for mpi in MPIS {
+        let mut asked = Vec::new();
+        for (hints, copies) in [
+            ("cache_page_size=4K;cache_flush_size=4K;cache_ranks_per_node=2;cache_migration=disable", (0, 0)),
+            (
+                "cache_page_size=4K;cache_flush_size=4K;cache_ranks_per_node=2;cache_migration=disable;\
+                 cache_copies=enable",
+                (16, 8),
+            ),
+            (
+                "cache_page_size=4K;cache_flush_size=4K;cache_ranks_per_node=2;cache_transport=mpi;cache_copies=enable",
+                (16, 8),
+            ),
+        ] {
+            let (_, file, stats) = Job { hints, ..Job::new(mpi) }.run("copies");
+            assert!((0..8).all(|page| file[page * 4096..][..4096].iter().all(|b| *b == 50 + page as u8)), "{mpi}");
+            assert_eq!(
+                (counter(&stats, "copies"), counter(&stats, "recalls")),
+                copies,
+                "{mpi} with '{hints}': {stats}"
+            );
+            asked.push(counter(&stats, "asked"));
+        }
+        assert!(asked[1] * 3 < asked[0] && asked[2] * 3 < asked[0], "{mpi}: {asked:?}");
     }
 }
 

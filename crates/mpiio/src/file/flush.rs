@@ -106,7 +106,7 @@ impl CachedFile {
             if let Some(frame) = self.frame_of(page)?
                 && !self.segment().looks_dirty(frame)
             {
-                self.segment().valid(frame).clear();
+                self.forget_clean(page, frame)?;
             }
             self.release();
         }

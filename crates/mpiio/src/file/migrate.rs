@@ -13,6 +13,7 @@
 //!   that a call which takes over pages is as atomic as any other.
 //! * A page whose hand-over fails stays where it was. A taker never waits for anything: without a free frame or the
 //!   lock of its own node it declines.
+//! * A page of which other nodes have copies does not move (`copies`).
 //! * Dirty bytes stay dirty on the way. No page moves while somebody writes out all nodes one after the other
 //!   (`still`), and no dirty one while the nodes share a group lock, which each of them leaves on its own.
 
@@ -24,13 +25,13 @@ use crate::placement::{NODES_MAX, Place};
 use crate::segment::NO_PAGE;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 
-/// A page on its way to another node.
+/// A page on its way to another node, or a copy of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Handover {
     /// The page.
     pub page: u64,
-    /// Where it is when it has been taken over.
-    pub place: Place,
+    /// Where it is when it has been taken over; none: a copy, and the page stays (`copies`).
+    pub place: Option<Place>,
     /// Its valid ranges.
     pub valid: Vec<Span>,
     /// Its dirty ranges.
@@ -39,15 +40,42 @@ pub struct Handover {
     pub bytes: Vec<u8>,
 }
 
+/// Why a step ended before its end: a page that is not here, or one of which other nodes have copies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stop {
+    /// The page.
+    pub page: u64,
+    /// Where it is, as far as the node knows.
+    pub place: Place,
+    /// The nodes with copies, a bit each; not 0: the page is here, and the call has it alone.
+    pub copies: u64,
+}
+
+impl Stop {
+    /// As ranges of a message.
+    pub fn encode(self) -> [Extent; 2] {
+        [Extent { offset: self.page, length: self.place.0 }, Extent { offset: self.copies, length: 0 }]
+    }
+
+    /// From such, with the ranges behind it.
+    pub fn decode(extents: &[Extent]) -> Option<(Stop, &[Extent])> {
+        let ([page, copies], rest) = extents.split_first_chunk()?;
+        Some((Stop { page: page.offset, place: Place(page.length), copies: copies.offset }, rest))
+    }
+}
+
 /// What a rank remembers of pages that may move.
 #[derive(Debug, Default)]
 pub(super) struct Moves {
     /// The node for which this rank works, if that is not its own: that of the rank behind a proxy.
-    client: Option<usize>,
+    pub(super) client: Option<usize>,
     /// Pages of the present call that the client has referred to often enough.
     wanted: Vec<u64>,
-    /// Pages that were offered, with their frames: locked exclusively until the taker has answered.
-    leaving: Vec<(u64, u32, Place)>,
+    /// Pages of the present call of which the client's node shall have a copy.
+    pub(super) copied: Vec<u64>,
+    /// Pages that were offered, with their frames and new places: locked exclusively until the taker has answered, and
+    /// copies (no place) shared.
+    leaving: Vec<(u64, u32, Option<Place>)>,
     /// The call that offered them is over, so that what is declined is let go.
     over: bool,
 }
@@ -87,12 +115,14 @@ impl CachedFile {
         self.place_of(page).node().unwrap_or((page / run_pages % nodes) as usize)
     }
 
-    /// The page that ended a step after so many bytes, and where it is now.
-    pub fn where_it_went(&self, extents: &[Extent], done: u64) -> (u64, Place) {
+    /// The page that ended a step after so many bytes, and why.
+    pub fn why_it_stopped(&self, extents: &[Extent], done: u64) -> Outcome<Stop> {
         let page_bytes = self.page_bytes();
         let next = pieces(extents, page_bytes, u64::MAX).find(|piece| piece.memory as u64 >= done);
         let page = next.map_or(NO_PAGE, |piece| piece.page);
-        (page, self.place_of(page))
+        let held = self.held.last() == Some(&(page, Mode::Exclusive));
+        let copies = if held { self.nodes_with_copies(page)? } else { 0 };
+        Ok(Stop { page, place: self.place_of(page), copies })
     }
 
     /// Another node has said where it gave a page.
@@ -101,10 +131,12 @@ impl CachedFile {
         Ok(())
     }
 
-    /// Locks a page for the present call, as `hold`, if this node has it; otherwise holds nothing.
+    /// Locks a page for the present call, as `hold`, if this node has it, or a copy for who reads; otherwise holds
+    /// nothing.
     pub(super) fn hold_here(&mut self, page: u64, mode: Mode) -> Outcome<bool> {
         self.hold(page, mode)?;
-        let here = self.references() == 0 || self.is_here(page);
+        let fixed = self.references() == 0 && !self.keeps_copies();
+        let here = fixed || self.is_here(page) || (mode == Mode::Shared && self.has_whole_copy(page)?);
         if !here {
             self.held.pop();
             self.locks.unlock(page, mode)?;
@@ -161,6 +193,7 @@ impl CachedFile {
     /// Pages of the present call are not offered any more, since their locks go.
     pub(super) fn keep_pages(&mut self) {
         self.moves.wanted.clear();
+        self.moves.copied.clear();
     }
 
     /// Whether pages wait for the answer of their taker.
@@ -168,23 +201,29 @@ impl CachedFile {
         !self.moves.leaving.is_empty()
     }
 
-    /// The pages of the present call that are to move to the client's node, as far as they have frames and come to no
-    /// more than `bytes` and `spans`. Their locks stay until `handed_over`, whatever is released. `over`: the call ends
-    /// with this step, so that a page which is declined needs no lock.
+    /// The pages of the present call that are to move to the client's node or to be copied there, as far as they have
+    /// frames and come to no more than `bytes` and `spans`. Their locks stay until `handed_over`, whatever is released.
+    /// `over`: the call ends with this step, so that a page which is declined or copied needs no lock then.
     pub fn offer(&mut self, (bytes, spans): (usize, usize), over: bool) -> Outcome<Vec<Handover>> {
         self.moves.over = over;
         let (mut offered, mut room) = (Vec::new(), (bytes, spans));
         let (wanted, client) = (std::mem::take(&mut self.moves.wanted), self.moves.client);
+        let copied = std::mem::take(&mut self.moves.copied);
         let header = self.segment().header();
         if header.job.still.load(SeqCst) != 0 {
             return Ok(offered);
         }
         let group = header.group_state.load(SeqCst) != 0;
-        for page in wanted {
-            let Some(at) = self.held.iter().rposition(|held| *held == (page, Mode::Exclusive)) else { continue };
+        let moved = wanted.into_iter().map(|page| (page, Mode::Exclusive));
+        for (page, mode) in moved.chain(copied.into_iter().map(|page| (page, Mode::Shared))) {
+            let Some(at) = self.held.iter().rposition(|held| *held == (page, mode)) else { continue };
             let (Some(frame), Some(node)) = (self.frame_of(page)?, client) else { continue };
-            let valid = self.segment().valid(frame).as_slice().to_vec();
-            let dirty = self.segment().dirty(frame).as_slice().to_vec();
+            let copy = mode == Mode::Shared;
+            if !copy && self.nodes_with_copies(page)? != 0 {
+                continue;
+            }
+            let valid = self.segment().valid_shared(frame).to_vec();
+            let dirty = if copy { Vec::new() } else { self.segment().dirty(frame).as_slice().to_vec() };
             let length: usize = valid.iter().map(|s| (s.end - s.start) as usize).sum();
             let lists = valid.len() + dirty.len();
             if length > room.0 || lists > room.1 || (group && !dirty.is_empty()) {
@@ -194,7 +233,10 @@ impl CachedFile {
             let mut bytes = Vec::with_capacity(length);
             let page_bytes = self.segment().bytes(frame);
             valid.iter().for_each(|s| bytes.extend_from_slice(&page_bytes[s.start as usize..s.end as usize]));
-            let place = self.place_of(page).moved_to(node);
+            if copy {
+                self.add_copy(page, node)?;
+            }
+            let place = if copy { None } else { Some(self.place_of(page).moved_to(node)) };
             self.held.remove(at);
             self.moves.leaving.push((page, frame, place));
             offered.push(Handover { page, place, valid, dirty, bytes });
@@ -208,17 +250,25 @@ impl CachedFile {
         for (page, frame, place) in std::mem::take(&mut self.moves.leaving) {
             let segment = self.segment();
             let meta = segment.meta(page)?;
-            // A page that was declined is not offered again at once.
-            meta.streak.store(0, Relaxed);
-            if taken.contains(&page) {
-                meta.frame.store(0, Release);
-                segment.vacate(frame);
-                meta.place.fetch_max(place.0, SeqCst);
-            } else if !self.moves.over {
-                self.held.push((page, Mode::Exclusive));
-                continue;
+            let mode = if place.is_some() { Mode::Exclusive } else { Mode::Shared };
+            if mode == Mode::Exclusive {
+                // A page that was declined is not offered again at once.
+                meta.streak.store(0, Relaxed);
             }
-            result = result.and(self.locks.unlock(page, Mode::Exclusive));
+            match place.filter(|_| taken.contains(&page)) {
+                Some(place) => {
+                    meta.frame.store(0, Release);
+                    segment.vacate(frame);
+                    meta.place.fetch_max(place.0, SeqCst);
+                }
+                None if !self.moves.over => {
+                    // In front: a write that stopped goes on at the page that it took last.
+                    self.held.insert(0, (page, mode));
+                    continue;
+                }
+                None => {}
+            }
+            result = result.and(self.locks.unlock(page, mode));
             self.locks.pace.point();
         }
         result
@@ -228,13 +278,14 @@ impl CachedFile {
     /// page stays locked to the end of the present call.
     pub fn take_over(&mut self, handover: &Handover, keep: bool) -> Outcome<bool> {
         let page = handover.page;
-        let ours = handover.place.node() == Some(self.segment().header().job.node.load(Relaxed) as usize);
+        let Some(place) = handover.place else { return self.take_copy(handover) };
+        let ours = place.node() == Some(self.segment().header().job.node.load(Relaxed) as usize);
         if !ours || self.references() == 0 || !self.locks.try_lock(page)? {
             return Ok(false);
         }
         let taken = self.put_into_frame(handover);
         if matches!(taken, Ok(true)) {
-            self.segment().meta(page)?.place.fetch_max(handover.place.0, SeqCst);
+            self.segment().meta(page)?.place.fetch_max(place.0, SeqCst);
             self.stats.migrations += 1;
             if keep {
                 self.held.push((page, Mode::Exclusive));
@@ -245,7 +296,7 @@ impl CachedFile {
         taken
     }
 
-    fn put_into_frame(&mut self, handover: &Handover) -> Outcome<bool> {
+    pub(super) fn put_into_frame(&mut self, handover: &Handover) -> Outcome<bool> {
         if self.frame_of(handover.page)?.is_some() {
             return Ok(false);
         }

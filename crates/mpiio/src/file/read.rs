@@ -103,11 +103,11 @@ impl CachedFile {
         if run.memory.is_empty() && missing.pages.is_empty() && self.is_relaxed() {
             self.release();
         }
-        let mode = if self.may_leave(page)? { Mode::Exclusive } else { Mode::Shared };
+        let mode = self.mode_to_read(page)?;
         if !self.hold_here(page, mode)? {
             return Ok(false);
         }
-        self.refer(page)?;
+        self.refer_to_read(page)?;
         let mut frame = self.frame_of(page)?;
         if whole && frame.is_none() {
             let (offset, range) = (page * self.page_bytes(), group[0].memory_range());
@@ -161,6 +161,7 @@ impl CachedFile {
         };
         self.stats.remote += u64::from(self.is_remote(frame));
         self.touch(frame);
+        self.offer_copy(page, frame)?;
         let bytes = self.locks.segment.bytes(frame);
         for piece in group {
             memory[piece.memory_range()].copy_from_slice(&bytes[piece.start as usize..piece.end as usize]);
@@ -197,6 +198,7 @@ impl CachedFile {
             self.locks.pace.point();
             self.stats.remote += u64::from(self.is_remote(frame));
             self.touch(frame);
+            self.offer_copy(page, frame)?;
             let bytes = self.locks.segment.bytes(frame);
             for piece in pieces {
                 memory[piece.memory_range()].copy_from_slice(&bytes[piece.start as usize..piece.end as usize]);

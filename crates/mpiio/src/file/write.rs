@@ -59,6 +59,10 @@ impl CachedFile {
                 }
                 self.refer(piece.page)?;
             }
+            // The lock stays, so that nobody gets a new copy before the write goes on.
+            if self.has_copies_elsewhere(piece.page)? {
+                break;
+            }
             done += piece.length() as u64;
             let offset = piece.page * page_bytes + u64::from(piece.start);
             let whole = piece.length() as u64 == page_bytes && self.frame_of(piece.page)?.is_none();

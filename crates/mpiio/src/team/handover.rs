@@ -1,7 +1,7 @@
-//! Pages that move to another node, as a part of a reply.
+//! Pages that move to another node or are copied there, as a part of a reply.
 //!
-//! Owns their form: for each page a range with its number and its place, one with the numbers of its valid and of its
-//! dirty ranges, and these ranges; behind the data of the reply the bytes of the valid ones.
+//! Owns their form: for each page a range with its number and its place (0: a copy), one with the numbers of its valid
+//! and of its dirty ranges, and these ranges; behind the data of the reply the bytes of the valid ones.
 
 use super::message::MAX_EXTENTS;
 use crate::error::{Error, Outcome};
@@ -10,7 +10,7 @@ use crate::file::migrate::Handover;
 use crate::intervals::Span;
 use crate::placement::Place;
 
-/// Most ranges of the pages of one reply; each page takes two more, and the place of a page that has moved one.
+/// Most ranges of the pages of one reply; each page takes two more, and why a step ended early two.
 pub const SPANS_MAX: usize = MAX_EXTENTS / 4;
 
 /// Most pages of one reply.
@@ -20,7 +20,7 @@ const PAGES_MAX: usize = MAX_EXTENTS / 4;
 pub fn encode(pages: &[Handover], extents: &mut Vec<Extent>, data: &mut Vec<u8>) {
     debug_assert!(pages.len() <= PAGES_MAX);
     for page in pages {
-        extents.push(Extent { offset: page.page, length: page.place.0 });
+        extents.push(Extent { offset: page.page, length: page.place.unwrap_or_default().0 });
         extents.push(Extent { offset: page.valid.len() as u64, length: page.dirty.len() as u64 });
         let spans = page.valid.iter().chain(&page.dirty);
         extents.extend(spans.map(|s| Extent { offset: s.start.into(), length: s.end.into() }));
@@ -45,7 +45,8 @@ pub fn decode(mut extents: &[Extent], mut data: &[u8]) -> Outcome<Vec<Handover>>
         let length = valid.iter().map(|s| (s.end - s.start) as usize).sum();
         let (bytes, others) = data.split_at_checked(length).ok_or(strange)?;
         data = others;
-        pages.push(Handover { page: page.offset, place: Place(page.length), valid, dirty, bytes: bytes.to_vec() });
+        let place = Some(Place(page.length)).filter(|place| *place != Place::default());
+        pages.push(Handover { page: page.offset, place, valid, dirty, bytes: bytes.to_vec() });
     }
     if extents.is_empty() && data.is_empty() { Ok(pages) } else { Err(strange) }
 }
@@ -61,12 +62,13 @@ mod tests {
         let span = |start, end| Span { start, end };
         let first = Handover {
             page: 7,
-            place: Place::default().moved_to(2),
+            place: Some(Place::default().moved_to(2)),
             valid: vec![span(0, 3), span(5, 6)],
             dirty: vec![span(5, 6)],
             bytes: b"abcd".to_vec(),
         };
         let second = Handover { page: 9, valid: vec![span(1, 2)], dirty: Vec::new(), bytes: vec![1], ..first.clone() };
+        let second = Handover { place: None, ..second };
         let (mut extents, mut data) = (Vec::new(), Vec::new());
         encode(&[first.clone(), second.clone()], &mut extents, &mut data);
         assert_eq!(decode(&extents, &data).unwrap(), [first, second]);

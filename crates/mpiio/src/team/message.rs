@@ -1,23 +1,23 @@
 //! Messages between a rank and the leaders of other nodes.
 //!
 //! Owns their form. A message is a head of 40 bytes, ranges (16 bytes each) and data; all numbers are little-endian and
-//! 64 bits wide but the first two. A rank sends a request and waits for its reply, except behind `Release` and
-//! `Taken`.
+//! 64 bits wide but the first two. A rank sends a request and waits for its reply, if its kind has one
+//! (`Kind::has_reply`).
 //!
 //! | bytes | content |
 //! |---|---|
 //! | 0..4 | magic and version |
 //! | 4..8 | kind |
 //! | 8..16 | number: rank, length, pointer, errno value of a reply |
-//! | 16..24 | second number: nonce; in the reply of a step the bytes that were done, before a page that has moved |
-//! | 24..32 | number of ranges; in the reply of a step first page and place of a page that has moved, then `handover` |
+//! | 16..24 | second number: nonce; in the reply of a step the bytes that were done |
+//! | 24..32 | number of ranges; in the reply of a step first `Stop`, if it ended early, then `handover` |
 //! | 32..40 | bytes of data |
 
 use crate::error::{Error, Outcome};
 use crate::file::Extent;
 use std::io::{Read, Write};
 
-const MAGIC: u32 = u32::from_le_bytes(*b"amq3");
+const MAGIC: u32 = u32::from_le_bytes(*b"amq4");
 const HEAD_BYTES: usize = 40;
 
 /// Most ranges of one message.
@@ -71,9 +71,20 @@ pub enum Kind {
     Still,
     /// Whether this rank of the node lives; the second number is the tag of the answer (`passing`).
     Alive,
+    /// Drops the copy that this node has of a page of another one: the number.
+    DropCopy,
+    /// No node has a copy of this page any more, which the call has locked alone. Has no reply.
+    Recalled,
 }
 
-const KINDS: [Kind; 19] = [
+impl Kind {
+    /// Whether a reply follows.
+    pub fn has_reply(self) -> bool {
+        !matches!(self, Kind::Release | Kind::Taken | Kind::Recalled | Kind::Bye)
+    }
+}
+
+const KINDS: [Kind; 21] = [
     Kind::Hello,
     Kind::Write,
     Kind::Read,
@@ -93,6 +104,8 @@ const KINDS: [Kind; 19] = [
     Kind::Taken,
     Kind::Still,
     Kind::Alive,
+    Kind::DropCopy,
+    Kind::Recalled,
 ];
 
 /// A message as it came.

@@ -462,7 +462,7 @@ impl Desk {
             Ok(None) => {}
             Ok(Some(message)) if message.kind == Kind::Hello => self.admit(from, &message),
             Ok(Some(message)) => {
-                let waits = !matches!(message.kind, Kind::Bye | Kind::Release | Kind::Taken);
+                let waits = message.kind.has_reply();
                 let taken = client.inbox.as_ref().is_some_and(|inbox| inbox.send(message).is_ok());
                 if !taken && waits {
                     // Nobody serves it.

@@ -112,7 +112,7 @@ pub fn serve(mut link: impl Link, mut proxy: CachedFile) {
         proxy.publish();
         match kind {
             Kind::Bye => break Ok(()),
-            Kind::Release | Kind::Taken => continue,
+            kind if !kind.has_reply() => continue,
             _ => {}
         }
         let sent = match answer {
@@ -143,8 +143,7 @@ fn end_step(proxy: &mut CachedFile, message: &Message, wanted: u64, done: u64, d
     let mut answer = Answer { number: done, extents: Vec::new(), data };
     let whole = message.number == WHOLE_CALL && done == wanted;
     if done < wanted {
-        let (page, place) = proxy.where_it_went(&message.extents, done);
-        answer.extents.push(Extent { offset: page, length: place.0 });
+        answer.extents.extend(proxy.why_it_stopped(&message.extents, done)?.encode());
     } else if whole {
         if message.kind == Kind::Write
             && let Some(last) = message.extents.last()
@@ -176,6 +175,8 @@ fn answer(proxy: &mut CachedFile, message: Message) -> Outcome<Answer> {
             let taken: Vec<u64> = message.extents.iter().map(|e| e.offset).collect();
             proxy.handed_over(&taken).map(nothing)
         }
+        Kind::DropCopy => proxy.drop_copy(message.number).map(nothing),
+        Kind::Recalled => proxy.recalled(message.number).map(nothing),
         Kind::Still => {
             proxy.keep_still(message.number != 0);
             number(0)

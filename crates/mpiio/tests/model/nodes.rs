@@ -1,7 +1,7 @@
 //! Ranks of several nodes, and the proxies that work for them, run under the scheduler: one thread goes on at a time,
 //! and a message arrives when the scheduler lets its receiver go on, so messages of different connections come late and
-//! in any order. Tiny pages, three pages of memory for each rank and proxy; pages move to the nodes that use them. What
-//! each call returns is compared with an array of bytes, and so is the file.
+//! in any order. Tiny pages, three pages of memory for each rank and proxy; pages move to the nodes that use them, or
+//! are copied to those that read them. What each call returns is compared with an array of bytes, and so is the file.
 
 use super::scheduler::{ActorPace, Random, Scheduler, go_on, random_extents};
 use amphi_mpiio::backend::Backend;
@@ -39,6 +39,17 @@ enum Planted {
     EarlyRelease,
     /// Node 0 does not learn that the file is longer.
     GrowLost,
+    /// A node keeps its copy of a page that is written.
+    CopyKept,
+    /// The page is let go before its copy lies in its frame.
+    CopyLate,
+}
+
+/// After how many references in a row pages move; 0: never. Whether nodes keep copies of what they read.
+#[derive(Clone, Copy, Debug)]
+struct Paging {
+    references: u32,
+    copies: bool,
 }
 
 type Queue = Arc<Mutex<VecDeque<Message>>>;
@@ -66,9 +77,14 @@ impl Wire {
         if self.planted == Planted::EarlyRelease && step {
             self.put(message(Kind::Release, (0, 0), &[], &[]));
         }
-        let at_moved = usize::from(reply.second < bytes);
+        let at_moved = if reply.second < bytes { 2 } else { 0 };
         let at_pages = if kind == Kind::Read { reply.second as usize } else { 0 };
         let has_pages = matches!(kind, Kind::Read | Kind::Write) && reply.extents.len() > at_moved;
+        if has_pages && self.planted == Planted::CopyLate {
+            self.put(message(Kind::Taken, (0, 0), &[], &[]));
+            // The copy takes its time.
+            (0..100).for_each(|_| self.pace.point());
+        }
         if has_pages && matches!(self.planted, Planted::PageLost | Planted::DirtyLost) {
             let mut pages = decode(&reply.extents[at_moved..], &reply.data[at_pages..]).unwrap();
             reply.extents.truncate(at_moved);
@@ -92,7 +108,7 @@ fn message(kind: Kind, numbers: (u64, u64), extents: &[Extent], data: &[u8]) -> 
 impl Link for Wire {
     fn send(&mut self, kind: Kind, numbers: (u64, u64), extents: &[Extent], data: &[u8]) -> Outcome {
         let step = matches!(kind, Kind::Read | Kind::Write);
-        if !matches!(kind, Kind::Taken | Kind::Release) {
+        if kind.has_reply() {
             self.asked = (extents.iter().map(|e| e.length).sum(), kind, step && numbers.0 != WHOLE_CALL);
         }
         match (self.planted, kind) {
@@ -100,6 +116,9 @@ impl Link for Wire {
             (Planted::LateTaken, Kind::Taken) => self.late = Some(message(kind, numbers, extents, data)),
             (Planted::GrowLost, Kind::Grow) => {
                 self.pace.committed();
+                self.back.lock().unwrap().push_back(message(Kind::Reply, (0, 0), &[], &[]));
+            }
+            (Planted::CopyKept, Kind::DropCopy) => {
                 self.back.lock().unwrap().push_back(message(Kind::Reply, (0, 0), &[], &[]));
             }
             _ => self.put(message(kind, numbers, extents, data)),
@@ -142,7 +161,7 @@ fn geometry(ranks: usize) -> Geometry {
 }
 
 /// Node by node its ranks, and behind them the proxies for the ranks of the other nodes.
-fn job(of_node: &[usize], seed: u64, backend: &MemoryFile, settings: Settings, references: u32, lie: Planted) -> Job {
+fn job(of_node: &[usize], seed: u64, backend: &MemoryFile, settings: Settings, paging: Paging, lie: Planted) -> Job {
     let all: usize = of_node.iter().sum();
     let actors = all + all * (of_node.len() - 1);
     let scheduler = Scheduler::new(actors, seed, backend.bytes());
@@ -184,7 +203,8 @@ fn job(of_node: &[usize], seed: u64, backend: &MemoryFile, settings: Settings, r
     }
     let teams = locals.into_iter().zip(links).zip(&node_of).map(|((local, links), node)| {
         let mut team = Team::new(local);
-        team.join(*node, links, references);
+        team.join(*node, links, paging.references);
+        team.keep_copies(paging.copies);
         team
     });
     Job { of_node: of_node.to_vec(), teams: teams.collect(), paces, proxies }
@@ -221,6 +241,12 @@ fn settle(team: &mut Team, scheduler: &Scheduler, backend: &MemoryFile, stable: 
 
 fn calls(team: &mut Team, pace: &ActorPace, random: &mut Random, readable: bool, backend: &MemoryFile) {
     let scheduler = pace.scheduler();
+    // Some ranks read far more than they write, so that what they read is copied.
+    let kinds = match (readable, random.below(2)) {
+        (false, _) => 8,
+        (true, 0) => 13,
+        (true, _) => 40,
+    };
     let mut extents = random_extents(random, FILE_BYTES);
     for _ in 0..10 {
         // Programs come back to where they were, or go on behind it.
@@ -230,7 +256,7 @@ fn calls(team: &mut Team, pace: &ActorPace, random: &mut Random, readable: bool,
             _ => {}
         }
         let total: usize = extents.iter().map(|e| e.length as usize).sum();
-        match random.below(if readable { 13 } else { 8 }) {
+        match random.below(kinds) {
             0 => team.local().flush_share(random.below(2) as u32, 2).unwrap(),
             1 if random.below(2) == 0 => team.drop_clean().unwrap(),
             1 => settle(team, &scheduler, backend, random.below(2) == 0),
@@ -293,7 +319,7 @@ fn program(team: &mut Team, pace: &ActorPace, of_node: &[usize], seed: u64, read
 }
 
 /// The counters of all ranks and proxies, if nothing went wrong.
-fn run_seed(seed: u64, references: u32, planted: Planted) -> [u64; NAMES.len()] {
+fn run_seed(seed: u64, paging: Paging, planted: Planted) -> [u64; NAMES.len()] {
     let mut random = Random::new(seed ^ 0xfedc);
     let shapes: [&[usize]; 5] = [&[1, 1], &[2, 1], &[2, 2], &[1, 1, 1], &[1, 2, 1]];
     let of_node = shapes[random.below(5) as usize];
@@ -308,7 +334,7 @@ fn run_seed(seed: u64, references: u32, planted: Planted) -> [u64; NAMES.len()] 
         run_bytes: u64::from(PAGE_BYTES) * (1 + random.below(3)),
         prefetch_bytes: if random.below(2) == 0 { 0 } else { 64 },
     };
-    let job = job(of_node, seed, &backend, settings, references, planted);
+    let job = job(of_node, seed, &backend, settings, paging, planted);
     let scheduler = job.paces[0].scheduler();
     let sums = Mutex::new([0u64; NAMES.len()]);
     std::thread::scope(|scope| {
@@ -342,17 +368,25 @@ fn counter(counters: &[u64; NAMES.len()], name: &str) -> u64 {
 }
 
 /// Goal: calls over nodes are atomic and see what all calls before them wrote, byte for byte, while pages move, are
-/// evicted, flushed and dropped; what somebody writes out alone is in the file; nobody waits for ever.
-/// Method: random programs of 2 to 4 ranks on 2 or 3 nodes; pages move after two references in a row, after one, never.
+/// copied, evicted, flushed and dropped; what somebody writes out alone is in the file; nobody waits for ever.
+/// Method: random programs of 2 to 4 ranks on 2 or 3 nodes; pages move after two references in a row, after one, never,
+/// and half of the time they are copied to who reads them again.
 #[test]
 fn nodes_agree_with_an_array_of_bytes() {
-    let mut sums = [[0u64; NAMES.len()]; 3];
-    for seed in 0..seeds(60) {
+    let (mut sums, mut copied) = ([[0u64; NAMES.len()]; 3], [0u64; NAMES.len()]);
+    for seed in 0..seeds(90) {
         let references = [2, 1, 0][(seed % 3) as usize];
+        let paging = Paging { references, copies: seed % 2 == 1 };
         println!("seed {seed}");
-        let stats = run_seed(seed, references, Planted::Nothing);
-        sums[references as usize].iter_mut().zip(stats).for_each(|(sum, value)| *sum += value);
+        let stats = run_seed(seed, paging, Planted::Nothing);
+        let sums = if paging.copies { &mut copied } else { &mut sums[references as usize] };
+        sums.iter_mut().zip(stats).for_each(|(sum, value)| *sum += value);
     }
+    println!("copied {copied:?}");
+    for name in ["copies", "recalls", "migrations", "evictions", "lock_waits", "asked", "hits"] {
+        assert!(counter(&copied, name) > 30, "{name}");
+    }
+    assert!(sums.iter().all(|sum| counter(sum, "copies") + counter(sum, "recalls") == 0));
     println!("never {:?}\nafter one {:?}\nafter two {:?}", sums[0], sums[1], sums[2]);
     assert_eq!(counter(&sums[0], "migrations"), 0);
     assert!(counter(&sums[1], "migrations") > counter(&sums[2], "migrations"));
@@ -376,8 +410,12 @@ fn planted_mistakes_are_found() {
         Planted::LateTaken,
         Planted::EarlyRelease,
         Planted::GrowLost,
+        Planted::CopyKept,
+        Planted::CopyLate,
     ] {
-        let found = (0..80).find(|seed| catch_unwind(AssertUnwindSafe(|| run_seed(*seed, 1, planted))).is_err());
+        let copies = matches!(planted, Planted::CopyKept | Planted::CopyLate);
+        let paging = Paging { references: u32::from(!copies), copies };
+        let found = (0..80).find(|seed| catch_unwind(AssertUnwindSafe(|| run_seed(*seed, paging, planted))).is_err());
         match found {
             Some(seed) => println!("{planted:?}: seed {seed}"),
             None => missed.push(planted),

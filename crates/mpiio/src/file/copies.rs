@@ -1,0 +1,164 @@
+//! Copies of pages that are only read, on nodes that read them again; an option that is off unless it is asked for.
+//!
+//! Owns who gets a copy, who has one, and how it is dropped. Does not own the messages (`team/copies.rs`, and
+//! `team/handover.rs` for the bytes).
+//!
+//! A page is on one node. When a second read of another node comes to it and nobody has written it since the first one,
+//! the reply brings a copy of the whole page, which that node's rank puts into a frame of its own. Reads of that node
+//! find it there from then on. A write holds the page alone at its node, finds that there are copies, stops, makes
+//! their nodes drop them, and goes on. Pages do not move to who reads them then, and none moves of which there are
+//! copies.
+//!
+//! Invariants:
+//! * A copy is whole and never dirty. It is what the page is: a node gets a copy while its page is locked shared at its
+//!   node, until the copy lies in its frame, and who writes the page, locked exclusively, has had all copies dropped
+//!   before. So to lock a copy shared is as good as to lock its page.
+//! * `PageMeta::copies` names each node that has a copy, and perhaps some that have dropped theirs.
+//! * A copy takes a frame of the rank that read, so the bound of memory is as without copies; it leaves as other pages
+//!   do, and with every sync.
+
+use super::migrate::Handover;
+use super::{CachedFile, HANDOVER_BYTES};
+use crate::error::Outcome;
+use crate::intervals::Span;
+use crate::locks::Mode;
+use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
+
+/// Most nodes of a job that keeps copies: each has a bit.
+const NODES_MAX: u32 = 64;
+
+impl CachedFile {
+    /// The nodes keep copies from now on, or not; after `join_nodes`, and every rank of the node says the same.
+    pub fn keep_copies(&self, on: bool) {
+        let job = &self.segment().header().job;
+        let few = (2..=NODES_MAX).contains(&job.nodes.load(Relaxed));
+        let small = self.segment().geometry().page_bytes as usize <= HANDOVER_BYTES;
+        job.copies.store(u32::from(on && few && small), Release);
+    }
+
+    pub(super) fn keeps_copies(&self) -> bool {
+        self.segment().header().job.copies.load(Relaxed) != 0
+    }
+
+    /// Whether this node may have a copy of a page of another one; a hint.
+    pub fn may_have_copy(&self, page: u64) -> bool {
+        self.keeps_copies()
+            && !self.is_here(page)
+            && self.segment().find_meta(page).is_some_and(|meta| meta.frame.load(SeqCst) != 0)
+    }
+
+    /// Whether what this node has of a page, which is locked, is a copy that one of its ranks may read. A proxy does
+    /// not use it: who asks it has been told wrong where the page is.
+    pub(super) fn has_whole_copy(&self, page: u64) -> Outcome<bool> {
+        if !self.keeps_copies() || self.moves.client.is_some() {
+            return Ok(false);
+        }
+        let frame = self.frame_of(page)?;
+        Ok(frame.is_some_and(|frame| self.is_whole(frame)))
+    }
+
+    fn is_whole(&self, frame: u32) -> bool {
+        let whole = Span { start: 0, end: self.segment().geometry().page_bytes };
+        self.segment().valid_shared(frame) == [whole]
+    }
+
+    /// How a page is locked to be read: alone if it may move by that.
+    pub(super) fn mode_to_read(&self, page: u64) -> Outcome<Mode> {
+        let moves = !self.keeps_copies() && self.may_leave(page)?;
+        Ok(if moves { Mode::Exclusive } else { Mode::Shared })
+    }
+
+    /// Counts a read as a reference: with copies no page moves to who reads it.
+    pub(super) fn refer_to_read(&mut self, page: u64) -> Outcome {
+        if self.keeps_copies() && self.moves.client.is_some() {
+            return Ok(());
+        }
+        self.refer(page)
+    }
+
+    /// A page that the present call holds shared was read from its frame. If that was for another node which has read
+    /// it before, it shall have a copy.
+    pub(super) fn offer_copy(&mut self, page: u64, frame: u32) -> Outcome {
+        let Some(node) = self.moves.client.filter(|_| self.keeps_copies()) else { return Ok(()) };
+        let seen = self.segment().meta(page)?.seen.fetch_or(1 << node, Relaxed);
+        if seen >> node & 1 == 1 && self.is_whole(frame) {
+            self.moves.copied.push(page);
+        }
+        Ok(())
+    }
+
+    /// The nodes that may have a copy of a page.
+    pub(super) fn nodes_with_copies(&self, page: u64) -> Outcome<u64> {
+        Ok(if self.keeps_copies() { self.segment().meta(page)?.copies.load(SeqCst) } else { 0 })
+    }
+
+    /// The node is about to have a copy of a page that is locked shared.
+    pub(super) fn add_copy(&self, page: u64, node: usize) -> Outcome {
+        self.segment().meta(page)?.copies.fetch_or(1 << node, SeqCst);
+        Ok(())
+    }
+
+    /// Whether other nodes may have copies of a page that the present call, which holds it alone, is about to write.
+    pub(super) fn has_copies_elsewhere(&self, page: u64) -> Outcome<bool> {
+        if !self.keeps_copies() {
+            return Ok(false);
+        }
+        let meta = self.segment().meta(page)?;
+        meta.seen.store(0, Relaxed);
+        Ok(meta.copies.load(SeqCst) != 0)
+    }
+
+    /// No other node has a copy any more of a page that the present call holds alone.
+    pub fn recalled(&self, page: u64) -> Outcome {
+        if self.held.contains(&(page, Mode::Exclusive)) {
+            self.segment().meta(page)?.copies.store(0, SeqCst);
+        }
+        Ok(())
+    }
+
+    /// A copy had to be dropped elsewhere.
+    pub fn count_recall(&mut self) {
+        self.stats.recalls += 1;
+    }
+
+    /// Puts a copy of a page of another node into a frame of this rank; false: there is no room. The page is locked
+    /// shared at its node until that is told.
+    pub(super) fn take_copy(&mut self, copy: &Handover) -> Outcome<bool> {
+        let page = copy.page;
+        if !self.keeps_copies() || self.is_here(page) || !self.locks.try_lock(page)? {
+            return Ok(false);
+        }
+        let taken = self.put_into_frame(copy);
+        self.stats.copies += u64::from(matches!(taken, Ok(true)));
+        self.locks.unlock(page, Mode::Exclusive)?;
+        taken
+    }
+
+    /// Drops this node's copy of a page of another one, after those that read it. The page is locked alone at its node,
+    /// so that no new copy comes.
+    pub fn drop_copy(&mut self, page: u64) -> Outcome {
+        self.usable()?;
+        self.locks.lock(page, Mode::Exclusive)?;
+        if let Some(frame) = self.frame_of(page)?
+            && !self.is_here(page)
+        {
+            self.forget(page, frame)?;
+        }
+        self.locks.unlock(page, Mode::Exclusive)
+    }
+
+    /// Forgets what is valid of a clean page that is locked alone: a copy as a whole.
+    pub(super) fn forget_clean(&self, page: u64, frame: u32) -> Outcome {
+        if self.is_here(page) {
+            self.segment().valid(frame).clear();
+            return Ok(());
+        }
+        self.forget(page, frame)
+    }
+
+    fn forget(&self, page: u64, frame: u32) -> Outcome {
+        self.segment().meta(page)?.frame.store(0, Release);
+        self.segment().vacate(frame);
+        Ok(())
+    }
+}

@@ -1,0 +1,42 @@
+//! Copies of pages, over all nodes: who wants to write a page makes the nodes that have copies of it drop them.
+//!
+//! Owns the order of these messages. The rank that writes has a connection to each leader, so it asks them itself,
+//! while it holds the page alone at its node. There it waits for the calls that read the copy. These wait for higher
+//! pages alone, of which the writer has none yet: a copy counts in the order of locks as behind its page and before the
+//! next one, so there is no circle.
+
+use super::Team;
+use super::message::Kind;
+use crate::error::Outcome;
+use crate::file::migrate::Stop;
+
+impl Team {
+    /// This job's nodes keep copies of pages of other nodes that they read again, or not; as for `join_nodes`.
+    pub fn keep_copies(&self, on: bool) {
+        self.local.keep_copies(on);
+    }
+
+    /// A write stopped at a page. If other nodes have copies of it, the write holds it alone at `home`; makes these
+    /// nodes drop them, so that the write can go on.
+    pub(super) fn recall(&mut self, home: usize, stop: &Stop) -> Outcome {
+        let page = stop.page;
+        if stop.copies == 0 {
+            return Ok(());
+        }
+        for node in (0..self.peers.len().min(64)).filter(|node| stop.copies >> node & 1 == 1) {
+            self.local.count_recall();
+            if node == self.node {
+                self.local.drop_copy(page)?;
+            } else {
+                self.ask(node, Kind::DropCopy, page, &[], &[])?;
+            }
+        }
+        if home == self.node {
+            return self.local.recalled(page);
+        }
+        let Some(Some(link)) = self.peers.get_mut(home) else { return Ok(()) };
+        let sent = link.send(Kind::Recalled, (page, 0), &[], &[]);
+        self.broken = self.broken.or(sent.err());
+        sent
+    }
+}
