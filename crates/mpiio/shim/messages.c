@@ -194,13 +194,14 @@ int MPI_Init(int *argc, char ***argv)
 {
     int provided;
     if (!wants_threads())
-        return NATIVE(MPI_Init)(argc, argv);
-    return NATIVE(MPI_Init_thread)(argc, argv, MPI_THREAD_MULTIPLE, &provided);
+        return finish_init(NATIVE(MPI_Init)(argc, argv));
+    return finish_init(NATIVE(MPI_Init_thread)(argc, argv, MPI_THREAD_MULTIPLE, &provided));
 }
 BOTH_NAMES(MPI_Init);
 
 int MPI_Init_thread(int *argc, char ***argv, int required, int *provided)
 {
-    return NATIVE(MPI_Init_thread)(argc, argv, wants_threads() ? MPI_THREAD_MULTIPLE : required, provided);
+    int asked = wants_threads() ? MPI_THREAD_MULTIPLE : required;
+    return finish_init(NATIVE(MPI_Init_thread)(argc, argv, asked, provided));
 }
 BOTH_NAMES(MPI_Init_thread);

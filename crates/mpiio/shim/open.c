@@ -436,11 +436,22 @@ void shadow_flush_alone(struct shadow *f)
         mail_close(f->mail);
 }
 
+/* Our attribute of MPI_COMM_SELF is set, and MPI_Finalize has come to it. */
+static bool ends_with_self, in_self;
+
+/* What MPI_Finalize calls first are the attributes of MPI_COMM_SELF, the one that was set last before the others. HDF5
+ * writes and closes its files there. Ours is the first one, so what is still open when it is called stays open. With
+ * messages of the library that is too late: MPICH keeps threads no longer apart by then. */
+static bool ends_now(const struct shadow *f)
+{
+    return is_ours(f) && (in_self ? !f->mail : f->mail || !ends_with_self);
+}
+
 /* The file was forgotten on all ranks, which come here when they are done with it. So nobody may wait for one file
  * before he has taken leave of all. */
 static void warn_and_part(struct shadow *f)
 {
-    if (!is_ours(f))
+    if (!ends_now(f))
         return;
     if (f->rank == 0)
         fprintf(stderr, "amphi-mpiio: %s is still open at MPI_Finalize; its cached writes are flushed\n", f->path);
@@ -450,17 +461,39 @@ static void warn_and_part(struct shadow *f)
 /* What ranks of other nodes wrote here until they came to the same place is flushed, too. */
 static void see_off_and_flush(struct shadow *f)
 {
-    if (!is_ours(f))
+    if (!ends_now(f))
         return;
     if (f->local_rank == 0)
         amphi_mpiio_see_off(f->cache);
     shadow_flush_alone(f);
 }
 
-int MPI_Finalize(void)
+/* Ends the files that are due. */
+static void end_all(void)
 {
     shadow_each(warn_and_part);
     shadow_each(see_off_and_flush);
+}
+
+static int at_end_of_self(MPI_Comm comm, int key, void *value, void *extra)
+{
+    (void)comm, (void)key, (void)value, (void)extra;
+    in_self = true;
+    end_all();
+    return MPI_SUCCESS;
+}
+
+int finish_init(int error)
+{
+    int key;
+    if (!error && !ends_with_self && !PMPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, at_end_of_self, &key, NULL))
+        ends_with_self = !PMPI_Comm_set_attr(MPI_COMM_SELF, key, NULL);
+    return error;
+}
+
+int MPI_Finalize(void)
+{
+    end_all();
     return NATIVE(MPI_Finalize)();
 }
 BOTH_NAMES(MPI_Finalize);

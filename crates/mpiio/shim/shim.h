@@ -161,6 +161,7 @@ int find_nodes(struct shadow *f, int ranks_per_node, int *first, bool *one_host)
 int connect_nodes(struct shadow *f, const int *first, bool one_host);
 
 /* open.c */
+int finish_init(int error);
 void shadow_flush_alone(struct shadow *shadow);
 void shadow_forget(struct shadow *shadow);
 

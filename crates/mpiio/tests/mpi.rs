@@ -362,6 +362,8 @@ fn faults_are_clear_and_lose_nothing() {
             // Everything that the others wrote through a rank that is in MPI_Finalize is in the file, too.
             ("late", "cache_ranks_per_node=1;cache_page_size=4K;cache_flush_size=4K;cache_migration=disable"),
             ("late", MESSAGES),
+            ("callback", ""),
+            ("callback", "cache_ranks_per_node=2;cache_page_size=4K;cache_flush_size=4K"),
             ("exit", ""),
             ("exit", MESSAGES),
             ("full", ""),
@@ -382,8 +384,9 @@ fn faults_are_clear_and_lose_nothing() {
                     assert!(!output.status.success(), "{mpi}: {printed}");
                     assert!(std::fs::read(&path).unwrap().starts_with(&expected), "{mpi}: {printed}");
                 }
-                "late" => {
-                    assert!(output.status.success(), "{mpi}: {printed}");
+                "late" | "callback" => {
+                    assert!(output.status.success() && printed.contains("ok"), "{mpi} with '{hints}': {printed}");
+                    assert_eq!(printed.contains("still open"), fault == "late", "{mpi}: {printed}");
                     let mut expected = expected.clone();
                     (0..4).for_each(|i| expected[i * 10000..][..4].copy_from_slice(b"late"));
                     assert!(std::fs::read(&path).unwrap() == expected, "{mpi} with '{hints}': {printed}");

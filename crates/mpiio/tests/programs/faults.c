@@ -1,6 +1,7 @@
 /* What goes wrong. argv[1]: path; argv[2]: which fault.
  * finalize: the file is still open at MPI_Finalize. late: so it is, and the last rank writes when the others have been
- * there for a while. exit: no MPI_Finalize at all, on any rank.
+ * there for a while. callback: what MPI_Finalize calls, as an attribute of MPI_COMM_SELF says, writes and closes the
+ * file, as HDF5 does. exit: no MPI_Finalize at all, on any rank.
  * full: the file may not grow as far as it was written (RLIMIT_FSIZE); every rank hears of it at close.
  * nospace: the file system is full; every rank hears of it at sync, and what was written is in the file as soon as there
  * is space again. argv[3]: a file whose removal makes space.
@@ -9,10 +10,29 @@
 #include <signal.h>
 #include <sys/resource.h>
 
+static MPI_File file;
+
+/* Every rank writes to what another one had, and all read it. */
+static int close_at_end(MPI_Comm comm, int key, void *value, void *extra)
+{
+    char seen[4];
+    MPI_Status status;
+    int other = (rank + 1) % ranks;
+    (void)comm, (void)key, (void)value, (void)extra;
+    OK(MPI_File_write_at_all(file, (MPI_Offset)other * 10000, "late", 4, MPI_BYTE, &status));
+    MPI_Barrier(MPI_COMM_WORLD);
+    OK(MPI_File_read_at_all(file, (MPI_Offset)rank * 10000, seen, 4, MPI_BYTE, &status));
+    CHECK(!memcmp(seen, "late", 4));
+    OK(MPI_File_close(&file));
+    if (rank == 0 && !failures)
+        printf("ok\n");
+    fflush(stdout);
+    return MPI_SUCCESS;
+}
+
 int main(int argc, char **argv)
 {
     start(&argc, &argv);
-    MPI_File file;
     MPI_Status status;
     char line[1000];
     memset(line, 'a' + rank, sizeof line);
@@ -37,6 +57,14 @@ int main(int argc, char **argv)
         fflush(stdout);
         MPI_Finalize();
         return 0;
+    }
+    if (!strcmp(fault, "callback")) {
+        int key;
+        MPI_Barrier(MPI_COMM_WORLD);
+        MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, close_at_end, &key, NULL);
+        MPI_Comm_set_attr(MPI_COMM_SELF, key, NULL);
+        MPI_Finalize();
+        return failures != 0;
     }
     if (!strcmp(fault, "nospace")) {
         int class = MPI_SUCCESS;
