@@ -81,8 +81,9 @@ impl Passing for Seat {
     }
 }
 
-/// Nobody is missed for a test's whole time, or very soon.
-const PATIENT: Silence = Silence { ask: Duration::from_millis(200), gone: Duration::from_secs(60) };
+/// Nobody is missed for a test's whole time, or very soon. The patient never ask, however busy the machine is: a
+/// question that comes when its leader has ended would stay behind.
+const PATIENT: Silence = Silence { ask: Duration::from_secs(30), gone: Duration::from_secs(60) };
 const CURIOUS: Silence = Silence { ask: Duration::from_millis(1), gone: Duration::from_secs(60) };
 const IMPATIENT: Silence = Silence { ask: Duration::from_millis(50), gone: Duration::from_millis(800) };
 
