@@ -37,7 +37,7 @@ amphi_types::tunables! {
     DiskReadBytes = "server.disk_read_bytes", Bytes, 4 * M, 64 * K => 1 << 40, "bytes of file data that a worker reads from one disk at a time; more waits for its turn", for_tests;
     DiskWriteDelayUs = "server.disk_write_delay_us", Microseconds, 0, 0 => 1_000_000, "how long each disk write is held back before it is begun: a slow disk", for_tests;
     WorkerSpinUs = "server.worker_spin_us", Microseconds, 0, 0 => 1_000_000, "how long a worker polls after its last work before it sleeps, if nobody else needs the core", default "what the program is started with";
-    Checksums = "server.checksums", Switch, 0, 0 => 1, "each block of file data that is written gets a checksum; what has one is verified when it is read, also when this is off";
+    Checksums = "server.checksums", Switch, 1, 0 => 1, "each block of file data that is written gets a checksum; what has one is verified when it is read, also when this is off";
     ScrubBytesPerS = "server.scrub_bytes_per_s", Bytes, 0, 0 => 1 << 40, "file data of each target that is read and verified in a second, without end; 0: none";
     WriteBack = "server.write_back", Switch, 1, 0 => 1, "small writes are answered when they are in memory that outlives the server; off: when they are on the disk";
     WriteBackBytes = "server.write_back_bytes", Bytes, 64 * M, M => 4 * G, "memory of each target for them; a change counts from when it is switched on the next time";

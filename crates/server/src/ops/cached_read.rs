@@ -22,8 +22,9 @@ use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, Errno, ObjectId, Result};
 use std::cell::Cell;
 
-/// What is verified at once of a large read, while the disk reads the rest.
-const VERIFIED_BYTES: usize = 256 << 10;
+/// What is verified at once of a large read, while the disk reads the rest. A read of so much in four pieces took 1.13
+/// times as long as in one, verifying it afterwards 1.04 times (56 us a MiB).
+const VERIFIED_BYTES: usize = 1 << 20;
 
 /// Blocks of a file that lie side by side on the disk.
 #[derive(Clone, Copy)]
