@@ -18,7 +18,7 @@ const BACKED_SLOTS_MIN: u64 = 128;
 impl<E: Env> Shared<E> {
     /// Bytes of the metadata region that have storage of the file system below.
     pub fn backed_bytes(st: &State) -> u64 {
-        st.slots.backed() * SLOT_BYTES
+        st.medium.slots.backed() * SLOT_BYTES
     }
 
     /// Slots that should have storage with so many bytes of items: enough for a merge of them, what it replaces, and as
@@ -33,9 +33,9 @@ impl<E: Env> Shared<E> {
     pub async fn back_region(&self) {
         let (wanted, used) = {
             let st = self.state.borrow();
-            (self.slots_for(Self::item_bytes(&st)).max(st.slots.end()), st.slots.end())
+            (self.slots_for(Self::item_bytes(&st)).max(st.medium.slots.end()), st.medium.slots.end())
         };
-        self.state.borrow_mut().slots.set_backed(used);
+        self.state.borrow_mut().medium.slots.set_backed(used);
         self.back_slots(wanted, 0).await;
     }
 
@@ -54,35 +54,35 @@ impl<E: Env> Shared<E> {
                 self.geometry.meta_slots
             }
         };
-        self.state.borrow_mut().slots.set_backed(backed);
+        self.state.borrow_mut().medium.slots.set_backed(backed);
         true
     }
 
     /// Gives more of the metadata region storage behind a checkpoint that found no free slot: the file system below may
     /// have room again.
     pub async fn back_after_refusal(&self) {
-        let backed = self.state.borrow().slots.backed();
+        let backed = self.state.borrow().medium.slots.backed();
         let wanted = (backed + BACKED_SLOTS_MIN).min(self.geometry.meta_slots);
         if wanted > backed && !self.backing.replace(true) {
             self.back_slots(wanted, backed).await;
             self.backing.set(false);
-            self.room.notify();
+            self.events.room.notify();
         }
     }
 
     /// Gives more of the metadata region storage, ahead of items that grow by `growth`. Whether anything has changed.
     pub async fn back_more(&self, growth: u64) -> bool {
         if self.backing.replace(true) {
-            self.room.wait_until(|| !self.backing.get()).await;
+            self.events.room.wait_until(|| !self.backing.get()).await;
             return true;
         }
         let (wanted, backed) = {
             let st = self.state.borrow();
-            (self.slots_for(Self::item_bytes(&st) + growth), st.slots.backed())
+            (self.slots_for(Self::item_bytes(&st) + growth), st.medium.slots.backed())
         };
         let more = wanted > backed && self.back_slots(wanted, backed).await;
         self.backing.set(false);
-        self.room.notify();
+        self.events.room.notify();
         more
     }
 }

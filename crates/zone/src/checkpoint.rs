@@ -36,7 +36,7 @@ pub fn start<E: Env>(shared: &Rc<Shared<E>>) {
     let shared = shared.clone();
     shared.env.clone().spawn(async move {
         run(&shared).await;
-        shared.state.borrow_mut().checkpointing = false;
+        shared.state.borrow_mut().life.checkpointing = false;
         shared.agent_ended();
     });
 }
@@ -44,34 +44,35 @@ pub fn start<E: Env>(shared: &Rc<Shared<E>>) {
 async fn run<E: Env>(shared: &Shared<E>) {
     loop {
         shared
+            .events
             .checkpoint_asked
             .wait_until(|| {
                 let st = shared.state.borrow();
-                st.failed.is_some()
-                    || (st.closing && !st.committing)
-                    || st.checkpoint_wanted > st.checkpoint_started
-                    || st.log_full
-                    || (shared.auto_checkpoint && shared.checkpoint_due(&st))
+                st.life.failed.is_some()
+                    || (st.life.closing && !st.life.committing)
+                    || st.checkpoints.wanted > st.checkpoints.started
+                    || st.log.is_full
+                    || (shared.bounds.auto_checkpoint && shared.checkpoint_due(&st))
                     || shared.kept_differs(&st)
             })
             .await;
         let (round, merge) = {
             let mut st = shared.state.borrow_mut();
-            if st.failed.is_some() {
+            if st.life.failed.is_some() {
                 return;
             }
-            if st.closing && !st.committing && st.checkpoint_wanted <= st.checkpoint_started {
+            if st.life.closing && !st.life.committing && st.checkpoints.wanted <= st.checkpoints.started {
                 break;
             }
-            st.log_full = false;
-            st.checkpoint_started += 1;
-            st.checkpoint_wanted = st.checkpoint_wanted.max(st.checkpoint_started);
-            (st.checkpoint_started, std::mem::take(&mut st.merge_wanted))
+            st.log.is_full = false;
+            st.checkpoints.started += 1;
+            st.checkpoints.wanted = st.checkpoints.wanted.max(st.checkpoints.started);
+            (st.checkpoints.started, std::mem::take(&mut st.checkpoints.merge_wanted))
         };
         let mut result = checkpoint(shared, merge).await;
         let matters = || {
             let st = shared.state.borrow();
-            !st.fresh.is_empty() || st.is_told()
+            !st.marks.fresh.is_empty() || st.is_told()
         };
         if result.is_err() && matters() {
             // A mark may be waiting for the log space that there will not be; the root proves as much.
@@ -88,20 +89,20 @@ async fn run<E: Env>(shared: &Shared<E>) {
         let full = result.is_err();
         {
             let mut st = shared.state.borrow_mut();
-            st.checkpoint_done = round;
-            st.checkpoint_error = result.err();
+            st.checkpoints.done = round;
+            st.checkpoints.error = result.err();
         }
-        shared.room.notify();
+        shared.events.room.notify();
         if full {
             let wanted = || {
                 let st = shared.state.borrow();
-                st.failed.is_some() || st.closing || st.checkpoint_wanted > st.checkpoint_started
+                st.life.failed.is_some() || st.life.closing || st.checkpoints.wanted > st.checkpoints.started
             };
-            let asked = std::pin::pin!(shared.checkpoint_asked.wait_until(wanted));
+            let asked = std::pin::pin!(shared.events.checkpoint_asked.wait_until(wanted));
             let pause = std::pin::pin!(shared.env.sleep(RETRY_PAUSE));
             futures_util::future::select(asked, pause).await;
             let st = shared.state.borrow();
-            if st.closing && st.log_full {
+            if st.life.closing && st.log.is_full {
                 drop(st);
                 // What is still queued was not answered, or is kept; waiting for space that nobody will free helps
                 // nobody.
@@ -120,7 +121,7 @@ async fn run<E: Env>(shared: &Shared<E>) {
 /// Makes everything written stable without a checkpoint: the root that there is learns that the log is synced.
 async fn prove<E: Env>(shared: &Shared<E>, closed: bool) -> Result<(), ZoneError> {
     sync(shared).await?;
-    let mut root = shared.state.borrow().root.clone();
+    let mut root = shared.state.borrow().medium.root.clone();
     if closed {
         root.boot = 0.into();
         root.kept = 0.into();
@@ -129,7 +130,7 @@ async fn prove<E: Env>(shared: &Shared<E>, closed: bool) -> Result<(), ZoneError
 }
 
 async fn checkpoint<E: Env>(shared: &Shared<E>, merge: bool) -> Result<(), ZoneError> {
-    let idle = |st: &State| st.head.position == st.start_position && !(merge && st.segments.len() > 1);
+    let idle = |st: &State| st.log.head.position == st.log.start_position && !(merge && st.medium.segments.len() > 1);
     let (kept_differs, told_only) = {
         let st = shared.state.borrow();
         (shared.kept_differs(&st), idle(&st) && st.is_told())
@@ -145,24 +146,24 @@ async fn checkpoint<E: Env>(shared: &Shared<E>, merge: bool) -> Result<(), ZoneE
         if idle(&st) {
             return Ok(());
         }
-        let bytes = std::mem::take(&mut st.dirty_bytes);
-        let deletions = std::mem::take(&mut st.deletions);
-        st.frozen_bytes = bytes;
-        let frozen = std::mem::take(&mut st.dirty);
-        let inputs = if merge { st.segments.len() } else { to_merge(&st.segments, bytes) };
-        (frozen, bytes, deletions, st.head, st.root.next_segment.get(), inputs)
+        let bytes = std::mem::take(&mut st.changes.dirty_bytes);
+        let deletions = std::mem::take(&mut st.changes.deletions);
+        st.changes.frozen_bytes = bytes;
+        let frozen = std::mem::take(&mut st.changes.dirty);
+        let inputs = if merge { st.medium.segments.len() } else { to_merge(&st.medium.segments, bytes) };
+        (frozen, bytes, deletions, st.log.head, st.medium.root.next_segment.get(), inputs)
     };
     let result = write_segment(shared, &frozen, id, inputs).await;
     let segment = match result {
         Ok(segment) => segment,
         Err((slots, e)) => {
             let mut st = shared.state.borrow_mut();
-            st.slots.release(&slots);
-            st.frozen_bytes = 0;
-            st.deletions += deletions;
-            st.dirty_bytes += bytes;
+            st.medium.slots.release(&slots);
+            st.changes.frozen_bytes = 0;
+            st.changes.deletions += deletions;
+            st.changes.dirty_bytes += bytes;
             for (key, value) in frozen {
-                st.dirty.entry(key).or_insert(value);
+                st.changes.dirty.entry(key).or_insert(value);
             }
             return Err(e);
         }
@@ -214,14 +215,14 @@ async fn write_segment<E: Env>(
     id: u64,
     inputs: usize,
 ) -> Result<Option<Segment>, (Vec<u32>, ZoneError)> {
-    let (g, zone_id, disk) = (shared.geometry, shared.zone_id, &*shared.disk);
+    let (g, zone_id, disk) = (shared.geometry, shared.ids.zone, &*shared.disk);
     let (named, oldest): (Vec<SegmentRef>, bool) = {
         let st = shared.state.borrow();
-        let from = st.segments.len() - inputs;
-        (st.segments[from..].iter().map(Segment::as_ref).collect(), from == 0)
+        let from = st.medium.segments.len() - inputs;
+        (st.medium.segments[from..].iter().map(Segment::as_ref).collect(), from == 0)
     };
     let mut writer = SegmentWriter::new(disk, g, zone_id, id);
-    let mut take_slot = || shared.state.borrow_mut().slots.take();
+    let mut take_slot = || shared.state.borrow_mut().medium.slots.take();
     // Newest first: the first source that has a key decides.
     let mut readers: Vec<_> = named.into_iter().rev().map(|n| SegmentReader::new(disk, g, zone_id, n)).collect();
     let mut heads = Vec::new();
@@ -304,10 +305,10 @@ async fn install_segment<E: Env>(
     }
     let (root, kept, replaced) = {
         let st = shared.state.borrow();
-        let mut kept = st.segments.clone();
+        let mut kept = st.medium.segments.clone();
         let replaced = kept.split_off(kept.len() - inputs);
         kept.extend(segment.clone());
-        let mut root = st.root.clone();
+        let mut root = st.medium.root.clone();
         root.start_position = start.position.into();
         root.start_seq = (start.seq + 1).into();
         root.start_lsn = (start.lsn + 1).into();
@@ -322,17 +323,17 @@ async fn install_segment<E: Env>(
         (root, kept, replaced)
     };
     if planted::is(Mistake::TrimBeforeRoot) {
-        shared.state.borrow_mut().start_position = start.position;
-        shared.room.notify();
+        shared.state.borrow_mut().log.start_position = start.position;
+        shared.events.room.notify();
     }
     install(shared, root).await?;
     let mut st = shared.state.borrow_mut();
     for s in &replaced {
-        st.slots.release(&s.slots);
+        st.medium.slots.release(&s.slots);
     }
-    st.segments = kept;
-    st.start_position = start.position;
-    st.frozen_bytes = 0;
+    st.medium.segments = kept;
+    st.log.start_position = start.position;
+    st.changes.frozen_bytes = 0;
     st.counters.checkpoints += 1;
     st.counters.segment_bytes += segment.map_or(0, |s| s.bytes);
     Ok(())
@@ -349,9 +350,9 @@ async fn install<E: Env>(shared: &Shared<E>, mut root: Superblock) -> Result<(),
         }
         if root.kept.get() == 0 {
             // From here on nothing is kept that the new root would not lead to.
-            st.root.kept = 0.into();
+            st.medium.root.kept = 0.into();
         }
-        (st.synced_seq, st.lost)
+        (st.reached.synced_seq, st.medium.lost)
     };
     root.stable_seq = proven_seq.into();
     root.lost = lost.into();
@@ -364,15 +365,15 @@ async fn install<E: Env>(shared: &Shared<E>, mut root: Superblock) -> Result<(),
     }
     {
         let mut st = shared.state.borrow_mut();
-        st.root = root;
+        st.medium.root = root;
         st.settle(proven_seq);
-        if st.root.boot.get() != 0 && st.root.kept.get() == 0 && shared.kept_wanted() == 0 {
+        if st.medium.root.boot.get() != 0 && st.medium.root.kept.get() == 0 && shared.kept_wanted() == 0 {
             shared.forget_kept();
         }
     }
-    shared.synced.notify();
-    shared.written.notify();
-    shared.room.notify();
+    shared.events.synced.notify();
+    shared.events.written.notify();
+    shared.events.room.notify();
     Ok(())
 }
 

@@ -37,7 +37,7 @@ pub fn start<E: Env>(shared: &Rc<Shared<E>>) {
     let committer = shared.clone();
     shared.env.spawn(async move {
         commit_loop(&committer).await;
-        committer.state.borrow_mut().committing = false;
+        committer.state.borrow_mut().life.committing = false;
         committer.agent_ended();
     });
     let syncer = shared.clone();
@@ -55,18 +55,18 @@ pub fn start<E: Env>(shared: &Rc<Shared<E>>) {
 /// Looks whether kept memory was removed, also while nothing is written: the root must not name what is gone.
 async fn watch_kept<E: Env>(shared: &Shared<E>) {
     loop {
-        let ended = pin!(shared.checkpoint_asked.wait_until(|| {
+        let ended = pin!(shared.events.checkpoint_asked.wait_until(|| {
             let st = shared.state.borrow();
-            st.failed.is_some() || st.closing
+            st.life.failed.is_some() || st.life.closing
         }));
         if let Either::Left(_) = select(ended, pin!(shared.env.sleep(LOOK_PAUSE))).await {
             return;
         }
-        if let Some(keep) = &*shared.keep.borrow() {
+        if let Some(keep) = &*shared.kept.areas.borrow() {
             keep.look();
         }
         if shared.kept_differs(&shared.state.borrow()) {
-            shared.checkpoint_asked.notify();
+            shared.events.checkpoint_asked.notify();
         }
     }
 }
@@ -74,33 +74,34 @@ async fn watch_kept<E: Env>(shared: &Shared<E>) {
 async fn commit_loop<E: Env>(shared: &Shared<E>) {
     loop {
         shared
+            .events
             .queued
             .wait_until(|| {
                 let st = shared.state.borrow();
-                st.failed.is_some() || st.closing || !st.queue.is_empty() || st.mark_due()
+                st.life.failed.is_some() || st.life.closing || !st.waiting.groups.is_empty() || st.mark_due()
             })
             .await;
         if !shared.state.borrow().write_due() {
-            let asked = pin!(shared.queued.wait_until(|| shared.state.borrow().write_due()));
+            let asked = pin!(shared.events.queued.wait_until(|| shared.state.borrow().write_due()));
             select(asked, pin!(shared.env.sleep(UNASKED_PAUSE))).await;
         }
         let group = {
             let mut st = shared.state.borrow_mut();
-            if st.failed.is_some() {
-                st.queue.clear();
+            if st.life.failed.is_some() {
+                st.waiting.groups.clear();
                 return;
             }
-            match st.queue.pop_front() {
+            match st.waiting.groups.pop_front() {
                 Some(group) => {
-                    st.writing_area = group.area;
+                    st.waiting.writing_area = group.area;
                     group
                 }
                 // All is written; the root will say that all is stable.
-                None if st.closing => return,
+                None if st.life.closing => return,
                 None => {
-                    let mut mark = st.spare.pop().unwrap_or_else(Group::new);
+                    let mut mark = st.waiting.spare.pop().unwrap_or_else(Group::new);
                     mark.reset();
-                    mark.first_lsn = st.head.lsn + 1;
+                    mark.first_lsn = st.log.head.lsn + 1;
                     mark
                 }
             }
@@ -116,10 +117,11 @@ async fn commit_loop<E: Env>(shared: &Shared<E>) {
 async fn write_group<E: Env>(shared: &Shared<E>, mut group: Group) -> Option<()> {
     let blocks = group.blocks();
     let queued = group.changes_bytes();
-    let has_room = |st: &State| st.head.position - st.start_position + blocks <= shared.geometry.log_blocks;
-    let given_up = |st: &State| group.records == 0 && (st.closing || !st.queue.is_empty() || !st.mark_due());
+    let has_room = |st: &State| st.log.head.position - st.log.start_position + blocks <= shared.geometry.log_blocks;
+    let given_up =
+        |st: &State| group.records == 0 && (st.life.closing || !st.waiting.groups.is_empty() || !st.mark_due());
     if !has_room(&shared.state.borrow()) {
-        shared.state.borrow_mut().log_full = true;
+        shared.state.borrow_mut().log.is_full = true;
         shared.wait_log_room(|st| has_room(st) || given_up(st)).await;
         shared.healthy().ok()?;
     }
@@ -129,9 +131,9 @@ async fn write_group<E: Env>(shared: &Shared<E>, mut group: Group) -> Option<()>
     }
     let (head, mark) = {
         let st = shared.state.borrow();
-        (st.head, st.synced_seq)
+        (st.log.head, st.reached.synced_seq)
     };
-    let (buf, link) = group.seal(shared.zone_id, shared.opening, head.link, head.seq + 1, mark);
+    let (buf, link) = group.seal(shared.ids.zone, shared.ids.opening, head.link, head.seq + 1, mark);
     let bytes = buf.len() as u64;
     match write_ring(&*shared.disk, &shared.geometry, head.position, buf).await {
         Ok(buf) => group.restore(buf),
@@ -143,34 +145,34 @@ async fn write_group<E: Env>(shared: &Shared<E>, mut group: Group) -> Option<()>
     {
         let mut st = shared.state.borrow_mut();
         let lsn = head.lsn + u64::from(group.records);
-        st.head = LogPoint { position: head.position + blocks, seq: head.seq + 1, lsn, link };
-        st.written_lsn = lsn;
-        st.kept_lsn = st.kept_lsn.max(lsn);
-        st.writing_area = None;
-        st.head_mark = mark;
+        st.log.head = LogPoint { position: head.position + blocks, seq: head.seq + 1, lsn, link };
+        st.reached.written_lsn = lsn;
+        st.reached.kept_lsn = st.reached.kept_lsn.max(lsn);
+        st.waiting.writing_area = None;
+        st.marks.written = mark;
         if group.fresh {
-            st.fresh.push_back(Fresh { seq: head.seq + 1, before: head.lsn });
+            st.marks.fresh.push_back(Fresh { seq: head.seq + 1, before: head.lsn });
         }
-        st.queued_bytes -= queued;
+        st.waiting.bytes -= queued;
         st.counters.groups += 1;
         st.counters.marks += u64::from(group.records == 0);
         st.counters.log_bytes += bytes;
         Shared::<E>::absorb(&mut st, &mut group.changes);
         Shared::<E>::recycle(&mut st, group);
-        if let Some(keep) = &*shared.keep.borrow() {
+        if let Some(keep) = &*shared.kept.areas.borrow() {
             keep.on_disk(lsn);
         }
         // What found no area has one now.
         shared.keep_queued(&mut st);
-        let due = (shared.auto_checkpoint && shared.checkpoint_due(&st)) || shared.kept_differs(&st);
+        let due = (shared.bounds.auto_checkpoint && shared.checkpoint_due(&st)) || shared.kept_differs(&st);
         drop(st);
         if due {
-            shared.checkpoint_asked.notify();
+            shared.events.checkpoint_asked.notify();
         }
     }
-    shared.written.notify();
-    shared.room.notify();
-    shared.sync_asked.notify();
+    shared.events.written.notify();
+    shared.events.room.notify();
+    shared.events.sync_asked.notify();
     Some(())
 }
 
@@ -191,42 +193,46 @@ pub async fn write_ring(disk: &impl Disk, g: &Geometry, position: u64, mut buf: 
 async fn sync_loop<E: Env>(shared: &Shared<E>) {
     loop {
         shared
+            .events
             .sync_asked
             .wait_until(|| {
                 let st = shared.state.borrow();
-                let ended = st.closing && !st.committing && !st.checkpointing;
-                st.failed.is_some() || ended || st.sync_wanted > st.sync_started || st.stable_lsn < st.written_lsn
+                let ended = st.life.closing && !st.life.committing && !st.life.checkpointing;
+                st.life.failed.is_some()
+                    || ended
+                    || st.syncs.wanted > st.syncs.started
+                    || st.reached.stable_lsn < st.reached.written_lsn
             })
             .await;
         let mut by_itself = false;
         let urgent = || {
             let st = shared.state.borrow();
-            st.failed.is_some() || st.closing || st.sync_wanted > st.sync_started
+            st.life.failed.is_some() || st.life.closing || st.syncs.wanted > st.syncs.started
         };
         if !urgent() {
-            let asked = pin!(shared.sync_asked.wait_until(urgent));
-            let pause = pin!(shared.env.sleep(shared.sync_interval.get()));
+            let asked = pin!(shared.events.sync_asked.wait_until(urgent));
+            let pause = pin!(shared.env.sleep(shared.bounds.sync_interval.get()));
             if let Either::Right(((), _)) = select(asked, pause).await {
-                shared.state.borrow_mut().sync_wanted += 1;
+                shared.state.borrow_mut().syncs.wanted += 1;
                 by_itself = true;
             }
         }
         let (head, mark, round) = {
             let mut st = shared.state.borrow_mut();
-            let idle = st.sync_wanted <= st.sync_started;
-            if st.failed.is_some() || (idle && st.closing && !st.committing && !st.checkpointing) {
+            let idle = st.syncs.wanted <= st.syncs.started;
+            if st.life.failed.is_some() || (idle && st.life.closing && !st.life.committing && !st.life.checkpointing) {
                 return;
             }
-            st.sync_started += 1;
-            st.syncing_lsn = st.head.lsn;
-            st.sync_wanted = st.sync_wanted.max(st.sync_started);
-            (st.head, st.head_mark, st.sync_started)
+            st.syncs.started += 1;
+            st.syncs.lsn = st.log.head.lsn;
+            st.syncs.wanted = st.syncs.wanted.max(st.syncs.started);
+            (st.log.head, st.marks.written, st.syncs.started)
         };
         if let Err(e) = shared.disk.sync().await {
             // Before anybody is told, since whoever is may end the process.
-            let note = pin!(note_doubt(&*shared.disk, shared.zone_id, shared.env.boot_id()));
+            let note = pin!(note_doubt(&*shared.disk, shared.ids.zone, shared.env.boot_id()));
             select(note, pin!(shared.env.sleep(NOTE_MAX))).await;
-            if let Some(keep) = &*shared.keep.borrow() {
+            if let Some(keep) = &*shared.kept.areas.borrow() {
                 keep.note_doubt();
             }
             shared.fail("syncing", &e);
@@ -234,17 +240,17 @@ async fn sync_loop<E: Env>(shared: &Shared<E>) {
         }
         {
             let mut st = shared.state.borrow_mut();
-            st.sync_done = round;
-            st.synced_lsn = head.lsn;
-            st.synced_seq = head.seq;
+            st.syncs.done = round;
+            st.reached.synced_lsn = head.lsn;
+            st.reached.synced_seq = head.seq;
             st.settle(mark);
             st.counters.syncs += 1;
-            if by_itself && st.fresh.front().is_some_and(|f| f.seq <= head.seq) {
-                st.mark_wanted = head.seq;
-                shared.queued.notify();
+            if by_itself && st.marks.fresh.front().is_some_and(|f| f.seq <= head.seq) {
+                st.marks.wanted = head.seq;
+                shared.events.queued.notify();
             }
         }
-        shared.synced.notify();
+        shared.events.synced.notify();
     }
 }
 

@@ -44,7 +44,7 @@ pub async fn fsck<E: Env>(env: &E, path: &str) -> Result<Report, ZoneError> {
             target: TargetId(image.root.target.get()),
             data_blocks: image.geometry.data_blocks,
             data_offset: image.geometry.data_offset,
-            log_groups: image.seq + 1 - image.root.start_seq.get(),
+            log_groups: image.end.seq + 1 - image.root.start_seq.get(),
             log_records: image.replayed,
             segments: image.segments.len() as u64,
             items: image.items,

@@ -49,6 +49,16 @@ pub struct Damage {
     pub mended: MendedBlocks,
 }
 
+/// Records behind the log's that a killed process has left in memory.
+pub struct KeptRecords {
+    /// Records behind the log's, which are in memory only.
+    pub records: Vec<Vec<u8>>,
+    /// The memory that has the last records of a killed process is gone, or of no use.
+    pub gone: bool,
+    /// There is such memory, and it is ahead of the log: that of a zone that this one may be a copy of.
+    pub of_another: bool,
+}
+
 /// A zone as it was found.
 pub struct Image {
     pub root: Superblock,
@@ -61,18 +71,11 @@ pub struct Image {
     pub items: BTreeMap<Key, Vec<u8>>,
     /// What the log changes over the segments.
     pub dirty: Changes,
-    /// Position behind the last group, its number, its last record, its link.
-    pub position: u64,
-    pub seq: u64,
-    pub lsn: u64,
-    pub link: Link,
+    /// Behind the last group that is replayed.
+    pub end: LogPoint,
     pub replayed: u64,
-    /// Records behind the log's, which are in memory only.
-    pub kept: Vec<Vec<u8>>,
-    /// The memory that has the last records of a killed process is gone, or of no use.
-    pub kept_gone: bool,
-    /// There is such memory, and it is ahead of the log: that of a zone that this one may be a copy of.
-    pub kept_of_another: bool,
+    /// What a killed process has left in memory.
+    pub left: KeptRecords,
     /// Whether a sync has failed in this life of the machine.
     pub doubted: bool,
     /// Positions of the first block of a whole group that is not replayed and must never be, and of its parity.
@@ -127,10 +130,12 @@ pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Im
         segments.push(Segment { id, bytes, items: count, slots: reader.slots });
     }
     let mut image = Image {
-        position: root.start_position.get(),
-        seq: root.start_seq.get() - 1,
-        lsn: root.start_lsn.get() - 1,
-        link: Link { opening: root.start_opening.get(), crc: root.start_crc.get() },
+        end: LogPoint {
+            position: root.start_position.get(),
+            seq: root.start_seq.get() - 1,
+            lsn: root.start_lsn.get() - 1,
+            link: Link { opening: root.start_opening.get(), crc: root.start_crc.get() },
+        },
         root,
         damage: Damage { copies, mended },
         geometry,
@@ -139,9 +144,7 @@ pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Im
         items,
         dirty: Changes::new(),
         replayed: 0,
-        kept: Vec::new(),
-        kept_gone: false,
-        kept_of_another: false,
+        left: KeptRecords { records: Vec::new(), gone: false, of_another: false },
         doubted: false,
         cut: Vec::new(),
         notes,
@@ -209,7 +212,7 @@ async fn read_root(disk: &impl Disk, notes: &mut Vec<String>) -> Result<(Superbl
 /// Replays what counts of the log.
 async fn read_log(disk: &impl Disk, image: &mut Image, boot: u64) -> Result<(), ZoneError> {
     let zone_id = image.root.zone_id.get();
-    let start = LogPoint { position: image.position, seq: image.seq, lsn: image.lsn, link: image.link };
+    let start = LogPoint { position: image.end.position, seq: image.end.seq, lsn: image.end.lsn, link: image.end.link };
     let ring_end = start.position + image.geometry.log_blocks;
     let mut log = LogBlocks::new(disk, image.geometry, zone_id);
     let same_life = (image.root.boot.get() == boot && !image.doubted) || planted::is(Mistake::FreshReplayed);
@@ -253,7 +256,7 @@ async fn read_log(disk: &impl Disk, image: &mut Image, boot: u64) -> Result<(), 
     // What lies behind the cut is not mended.
     log.forget();
     let end = log.follow(start, ring_end, replay).await?;
-    (image.position, image.seq, image.lsn, image.link) = (end.position, end.seq, end.lsn, end.link);
+    (image.end.position, image.end.seq, image.end.lsn, image.end.link) = (end.position, end.seq, end.lsn, end.link);
     if same_life {
         read_tail(&mut log, image, end, ring_end).await?;
     }
@@ -275,27 +278,27 @@ fn read_kept<E: Env>(env: &E, path: &str, image: &mut Image) -> Result<(), ZoneE
     }
     let read = keep::read(env, path, zone_id, opening).map_err(|e| ZoneError::io("memory of the last changes", &e))?;
     let mut records = match read {
-        Found::Records(records, on_disk) if on_disk <= image.lsn => records,
+        Found::Records(records, on_disk) if on_disk <= image.end.lsn => records,
         found => {
             let note = match found {
                 Found::Gone => "the memory that has the last changes of a killed server is gone; they may be, too",
                 // The storage has lost writes, or is an old copy, which data may be missing from.
                 Found::Records(..) => "a killed server had written more than there is; what its memory has is not used",
             };
-            image.kept_gone = true;
-            image.kept_of_another = matches!(found, Found::Records(..));
+            image.left.gone = true;
+            image.left.of_another = matches!(found, Found::Records(..));
             image.notes.push(note.into());
             return Ok(());
         }
     };
-    let mut lsn = image.lsn;
+    let mut lsn = image.end.lsn;
     while let Some(record) = records.remove(&(lsn + 1)).filter(|_| !planted::is(Mistake::KeptIgnored)) {
         lsn += 1;
         replay_record(&mut image.dirty, &record, || format!("kept record {lsn}"))?;
-        image.kept.push(record);
+        image.left.records.push(record);
     }
-    if !image.kept.is_empty() {
-        image.notes.push(format!("{} records of a killed server were in memory only", image.kept.len()));
+    if !image.left.records.is_empty() {
+        image.notes.push(format!("{} records of a killed server were in memory only", image.left.records.len()));
     }
     Ok(())
 }

@@ -66,19 +66,23 @@ pub struct Fresh {
     pub before: u64,
 }
 
-/// The changing part.
-pub struct State {
-    pub queue: VecDeque<Group>,
+/// Records that were appended and wait to be written.
+pub struct Queue {
+    pub groups: VecDeque<Group>,
     pub spare: Vec<Group>,
-    pub queued_bytes: u64,
+    pub bytes: u64,
     pub appended_lsn: u64,
     /// Records up to this one are waited for. The others need not be written by themselves.
     pub wanted_lsn: u64,
+    /// Area of the group that is being written.
+    pub writing_area: Option<usize>,
+}
+
+/// How far records have got: `stable <= synced <= written <= kept`.
+pub struct Reached {
     pub written_lsn: u64,
     /// Records up to this one survive the process: they are kept or written.
     pub kept_lsn: u64,
-    /// Area of the group that is being written.
-    pub writing_area: Option<usize>,
     /// Records up to this one are replayed after power loss: they are synced, and no fresh group in front of or with
     /// them lacks its proof.
     pub stable_lsn: u64,
@@ -87,111 +91,165 @@ pub struct State {
     pub synced_seq: u64,
     /// Highest mark that is itself synced: in the root, or in a group.
     pub proven_seq: u64,
+}
+
+/// Fresh groups, and the marks that prove them.
+pub struct Marks {
     /// Fresh groups that are not proven, oldest first. As many as the log has room for, at most.
     pub fresh: VecDeque<Fresh>,
     /// Mark of the last written group.
-    pub head_mark: u64,
+    pub written: u64,
     /// A mark up to here is to be written, with a group of its own if there is nothing else to write.
-    pub mark_wanted: u64,
+    pub wanted: u64,
+}
+
+/// Where the log begins and ends.
+pub struct LogBounds {
     /// Behind the last written group.
     pub head: LogPoint,
     /// Oldest position that the root still needs.
     pub start_position: u64,
+    /// A group or a reservation waits for log space.
+    pub is_full: bool,
+}
+
+/// What the log changes over the segments: the work of the next checkpoint.
+pub struct Unmerged {
     pub dirty: Changes,
     pub dirty_bytes: u64,
     /// Bytes of changes that a running checkpoint has taken.
     pub frozen_bytes: u64,
     /// Deletions since the last full merge: what it could win back.
     pub deletions: u64,
+}
+
+/// What lies on the medium beside the log.
+pub struct Medium {
     /// What the next root says of a loss.
     pub lost: bool,
     pub root: Superblock,
     pub segments: Vec<Segment>,
     pub slots: SlotMap,
-    pub sync_started: u64,
+}
+
+/// Syncs: those begun, those done, and those asked for, counted from the opening.
+pub struct Syncs {
+    pub started: u64,
     /// The last record that the sync which was started last will make stable.
-    pub syncing_lsn: u64,
-    pub sync_done: u64,
-    pub sync_wanted: u64,
-    pub checkpoint_started: u64,
-    pub checkpoint_done: u64,
-    pub checkpoint_wanted: u64,
+    pub lsn: u64,
+    pub done: u64,
+    pub wanted: u64,
+}
+
+/// Checkpoints: those begun, those done, and those asked for, counted from the opening.
+pub struct Checkpoints {
+    pub started: u64,
+    pub done: u64,
+    pub wanted: u64,
     pub merge_wanted: bool,
-    /// A group or a reservation waits for log space.
-    pub log_full: bool,
     /// How the last checkpoint ended.
-    pub checkpoint_error: Option<ZoneError>,
+    pub error: Option<ZoneError>,
+}
+
+/// Whether the zone goes on, and who still works for it.
+pub struct Life {
     pub closing: bool,
     pub committing: bool,
     pub checkpointing: bool,
     pub agents: u32,
     pub failed: Option<String>,
+}
+
+/// The changing part.
+pub struct State {
+    /// Records that wait for the commit agent.
+    pub waiting: Queue,
+    /// How far records have got.
+    pub reached: Reached,
+    /// What proves that groups are whole.
+    pub marks: Marks,
+    /// Where the log begins and ends.
+    pub log: LogBounds,
+    /// What the log changes over the segments.
+    pub changes: Unmerged,
+    /// What lies on the medium beside the log.
+    pub medium: Medium,
+    /// Syncs, counted.
+    pub syncs: Syncs,
+    /// Checkpoints, counted.
+    pub checkpoints: Checkpoints,
+    /// Whether the zone goes on.
+    pub life: Life,
     pub counters: ZoneStats,
 }
 
 impl State {
     /// Everybody has been told of a loss, and the root does not say so yet.
     pub fn is_told(&self) -> bool {
-        self.root.lost != 0 && !self.lost
+        self.medium.root.lost != 0 && !self.medium.lost
     }
 
     /// A sync or a root has proven groups up to `proven_seq`: moves what is stable.
     pub fn settle(&mut self, proven_seq: u64) {
-        self.proven_seq = self.proven_seq.max(proven_seq);
-        while self.fresh.front().is_some_and(|f| f.seq <= self.proven_seq) {
-            self.fresh.pop_front();
+        self.reached.proven_seq = self.reached.proven_seq.max(proven_seq);
+        while self.marks.fresh.front().is_some_and(|f| f.seq <= self.reached.proven_seq) {
+            self.marks.fresh.pop_front();
         }
-        let limit = match self.fresh.front() {
+        let limit = match self.marks.fresh.front() {
             Some(f) if !planted::is(Mistake::StableUnproven) => f.before,
             _ => u64::MAX,
         };
-        self.stable_lsn = self.stable_lsn.max(self.synced_lsn.min(limit));
+        self.reached.stable_lsn = self.reached.stable_lsn.max(self.reached.synced_lsn.min(limit));
     }
 
     /// Whether the next group has to be written now: somebody waits for a record, a mark, or the end; or more than one
     /// group is queued.
     pub fn write_due(&self) -> bool {
-        let asked = self.wanted_lsn > self.written_lsn || self.mark_due() || self.closing;
-        asked || self.failed.is_some() || self.queue.len() > 1
+        let asked = self.waiting.wanted_lsn > self.reached.written_lsn || self.mark_due() || self.life.closing;
+        asked || self.life.failed.is_some() || self.waiting.groups.len() > 1
     }
 
     /// Whether a mark has to be written.
     pub fn mark_due(&self) -> bool {
-        self.mark_wanted > self.head_mark.max(self.proven_seq)
+        self.marks.wanted > self.marks.written.max(self.reached.proven_seq)
     }
 
     /// Number of the last fresh group that keeps record `lsn` from being stable, if it is synced and only a mark is
     /// missing.
     fn lacks_mark(&self, lsn: u64) -> Option<u64> {
-        let blocking = self.fresh.partition_point(|f| f.before < lsn);
-        let last = self.fresh.get(blocking.checked_sub(1)?)?.seq;
-        (last <= self.synced_seq && last > self.head_mark).then_some(last)
+        let blocking = self.marks.fresh.partition_point(|f| f.before < lsn);
+        let last = self.marks.fresh.get(blocking.checked_sub(1)?)?.seq;
+        (last <= self.reached.synced_seq && last > self.marks.written).then_some(last)
     }
 }
 
-/// A zone as its handle and its agents see it.
-pub struct Shared<E: Env> {
-    pub env: E,
-    pub path: String,
-    pub disk: Rc<E::Disk>,
-    pub geometry: Geometry,
-    pub zone_id: u64,
+/// Which zone it is, and which opening of it.
+pub struct Identity {
+    pub zone: u64,
     pub cluster: u64,
     pub target: TargetId,
     /// Random number of this opening; groups name it.
     pub opening: u64,
+}
+
+/// Sizes and intervals that bound the work of the agents.
+pub struct Bounds {
     pub record_bytes_max: usize,
     pub group_bytes_max: usize,
-    pub on_failure: OnFailure,
-    /// Slots are being given storage.
-    pub backing: Cell<bool>,
     pub dirty_max: Cell<u64>,
     pub sync_interval: Cell<Duration>,
     pub auto_checkpoint: bool,
+}
+
+/// Memory that outlives the process, if there is any, and whether it is used.
+pub struct KeptMemory<E: Env> {
     /// Memory that outlives the process, if there is any, and whether it is used.
-    pub keep: RefCell<Option<Keep<E>>>,
-    pub keeps: Cell<bool>,
-    pub state: RefCell<State>,
+    pub areas: RefCell<Option<Keep<E>>>,
+    pub used: Cell<bool>,
+}
+
+/// What agents and callers wait for.
+pub struct Events {
     /// Something for the commit agent.
     pub queued: Event,
     /// Something for the sync agent.
@@ -208,6 +266,26 @@ pub struct Shared<E: Env> {
     pub done: Event,
 }
 
+/// A zone as its handle and its agents see it.
+pub struct Shared<E: Env> {
+    pub env: E,
+    pub path: String,
+    pub disk: Rc<E::Disk>,
+    pub geometry: Geometry,
+    /// Which zone it is.
+    pub ids: Identity,
+    /// Sizes and intervals that bound its work.
+    pub bounds: Bounds,
+    pub on_failure: OnFailure,
+    /// Slots are being given storage.
+    pub backing: Cell<bool>,
+    /// Memory that outlives the process.
+    pub kept: KeptMemory<E>,
+    pub state: RefCell<State>,
+    /// What agents and callers wait for.
+    pub events: Events,
+}
+
 impl<E: Env> Shared<E> {
     /// State of a zone that was just read and made stable, its items, replayed records and notes.
     pub fn new(
@@ -221,50 +299,43 @@ impl<E: Env> Shared<E> {
     ) -> (Shared<E>, BTreeMap<Key, Vec<u8>>, u64, Vec<String>) {
         let g = image.geometry;
         let log_bytes = (g.log_blocks * BLOCK) as usize;
-        let head = LogPoint { position: image.position, seq: image.seq, lsn: image.lsn, link: image.link };
+        let head = image.end;
         let dirty_bytes = image.dirty.iter().map(|(k, v)| dirty_cost(k, v.as_deref())).sum();
         let region = g.meta_slots * SLOT_BYTES;
         let state = State {
-            queue: VecDeque::new(),
-            spare: Vec::new(),
-            queued_bytes: 0,
-            appended_lsn: image.lsn,
-            wanted_lsn: image.lsn,
-            written_lsn: image.lsn,
-            kept_lsn: image.lsn,
-            writing_area: None,
-            stable_lsn: image.lsn,
-            synced_lsn: image.lsn,
-            synced_seq: image.seq,
-            proven_seq: image.seq,
-            fresh: VecDeque::new(),
-            head_mark: image.seq,
-            mark_wanted: 0,
-            head,
-            start_position: image.root.start_position.get(),
-            deletions: image.dirty.values().filter(|v| v.is_none()).count() as u64,
-            dirty: image.dirty,
-            dirty_bytes,
-            frozen_bytes: 0,
-            lost: image.root.lost != 0,
-            root: image.root.clone(),
-            segments: image.segments,
-            slots: image.slots,
-            sync_started: 0,
-            syncing_lsn: 0,
-            sync_done: 0,
-            sync_wanted: 0,
-            checkpoint_started: 0,
-            checkpoint_done: 0,
-            checkpoint_wanted: 0,
-            merge_wanted: false,
-            log_full: false,
-            checkpoint_error: None,
-            closing: false,
-            committing: true,
-            checkpointing: true,
-            agents: 4,
-            failed: None,
+            waiting: Queue {
+                groups: VecDeque::new(),
+                spare: Vec::new(),
+                bytes: 0,
+                appended_lsn: image.end.lsn,
+                wanted_lsn: image.end.lsn,
+                writing_area: None,
+            },
+            reached: Reached {
+                written_lsn: image.end.lsn,
+                kept_lsn: image.end.lsn,
+                stable_lsn: image.end.lsn,
+                synced_lsn: image.end.lsn,
+                synced_seq: image.end.seq,
+                proven_seq: image.end.seq,
+            },
+            marks: Marks { fresh: VecDeque::new(), written: image.end.seq, wanted: 0 },
+            log: LogBounds { head, start_position: image.root.start_position.get(), is_full: false },
+            changes: Unmerged {
+                deletions: image.dirty.values().filter(|v| v.is_none()).count() as u64,
+                dirty: image.dirty,
+                dirty_bytes,
+                frozen_bytes: 0,
+            },
+            medium: Medium {
+                lost: image.root.lost != 0,
+                root: image.root.clone(),
+                segments: image.segments,
+                slots: image.slots,
+            },
+            syncs: Syncs { started: 0, lsn: 0, done: 0, wanted: 0 },
+            checkpoints: Checkpoints { started: 0, done: 0, wanted: 0, merge_wanted: false, error: None },
+            life: Life { closing: false, committing: true, checkpointing: true, agents: 4, failed: None },
             counters: ZoneStats::default(),
         };
         let shared = Shared {
@@ -272,27 +343,32 @@ impl<E: Env> Shared<E> {
             path: path.to_string(),
             disk,
             geometry: g,
-            zone_id: image.root.zone_id.get(),
-            cluster: image.root.cluster.get(),
-            target: TargetId(image.root.target.get()),
-            opening,
-            record_bytes_max: (log_bytes / 4 - 2 * GROUP_HEADER).min(RECORD_BYTES_MAX),
-            group_bytes_max: GROUP_BYTES_MAX.min(log_bytes / 8),
+            ids: Identity {
+                zone: image.root.zone_id.get(),
+                cluster: image.root.cluster.get(),
+                target: TargetId(image.root.target.get()),
+                opening,
+            },
+            bounds: Bounds {
+                record_bytes_max: (log_bytes / 4 - 2 * GROUP_HEADER).min(RECORD_BYTES_MAX),
+                group_bytes_max: GROUP_BYTES_MAX.min(log_bytes / 8),
+                dirty_max: Cell::new(options.dirty_bytes.min(region / 8)),
+                sync_interval: Cell::new(options.sync_interval),
+                auto_checkpoint: options.auto_checkpoint,
+            },
             on_failure: options.on_failure.clone(),
             backing: Cell::new(false),
-            dirty_max: Cell::new(options.dirty_bytes.min(region / 8)),
-            sync_interval: Cell::new(options.sync_interval),
-            auto_checkpoint: options.auto_checkpoint,
-            keep: RefCell::new(keep),
-            keeps: Cell::new(options.keeps),
+            kept: KeptMemory { areas: RefCell::new(keep), used: Cell::new(options.keeps) },
             state: RefCell::new(state),
-            queued: Event::default(),
-            sync_asked: Event::default(),
-            checkpoint_asked: Event::default(),
-            written: Event::default(),
-            synced: Event::default(),
-            room: Event::default(),
-            done: Event::default(),
+            events: Events {
+                queued: Event::default(),
+                sync_asked: Event::default(),
+                checkpoint_asked: Event::default(),
+                written: Event::default(),
+                synced: Event::default(),
+                room: Event::default(),
+                done: Event::default(),
+            },
         };
         (shared, image.items, image.replayed, image.notes)
     }
@@ -300,13 +376,13 @@ impl<E: Env> Shared<E> {
     /// Wakes everybody: after a failure or at closing.
     pub fn notify_all(&self) {
         for event in [
-            &self.queued,
-            &self.sync_asked,
-            &self.checkpoint_asked,
-            &self.written,
-            &self.synced,
-            &self.room,
-            &self.done,
+            &self.events.queued,
+            &self.events.sync_asked,
+            &self.events.checkpoint_asked,
+            &self.events.written,
+            &self.events.synced,
+            &self.events.room,
+            &self.events.done,
         ] {
             event.notify();
         }
@@ -318,9 +394,9 @@ impl<E: Env> Shared<E> {
         tracing::error!(zone = %self.path, "the zone has failed: {text}");
         let (is_first, closing) = {
             let mut st = self.state.borrow_mut();
-            let is_first = st.failed.is_none();
-            st.failed.get_or_insert_with(|| text.clone());
-            (is_first, st.closing)
+            let is_first = st.life.failed.is_none();
+            st.life.failed.get_or_insert_with(|| text.clone());
+            (is_first, st.life.closing)
         };
         // Before anybody whose record waits is woken. Who closes the zone is told by that.
         if let Some(told) = self.on_failure.0.as_ref().filter(|_| is_first && !closing) {
@@ -331,12 +407,12 @@ impl<E: Env> Shared<E> {
 
     /// Errors: `Io` when the zone has failed.
     pub fn healthy(&self) -> Result<(), Errno> {
-        if self.state.borrow().failed.is_some() { Err(Errno::Io) } else { Ok(()) }
+        if self.state.borrow().life.failed.is_some() { Err(Errno::Io) } else { Ok(()) }
     }
 
     /// Counts an agent as ended.
     pub fn agent_ended(&self) {
-        self.state.borrow_mut().agents -= 1;
+        self.state.borrow_mut().life.agents -= 1;
         self.notify_all();
     }
 
@@ -344,74 +420,85 @@ impl<E: Env> Shared<E> {
     pub fn append(&self, txn: Txn, after_data: bool) -> u64 {
         let bytes = Group::record_bytes(&txn);
         assert!(!txn.is_empty(), "an empty record");
-        assert!(bytes <= self.record_bytes_max, "a record of {bytes} bytes, at most {}", self.record_bytes_max);
+        assert!(
+            bytes <= self.bounds.record_bytes_max,
+            "a record of {bytes} bytes, at most {}",
+            self.bounds.record_bytes_max
+        );
         let mut st = self.state.borrow_mut();
-        assert!(!st.closing, "appended to a zone that is being closed");
-        st.appended_lsn += 1;
-        let lsn = st.appended_lsn;
-        if st.failed.is_some() {
+        assert!(!st.life.closing, "appended to a zone that is being closed");
+        st.waiting.appended_lsn += 1;
+        let lsn = st.waiting.appended_lsn;
+        if st.life.failed.is_some() {
             return lsn;
         }
-        let fits = st.queue.back().is_some_and(|g| g.bytes() + bytes <= self.group_bytes_max);
+        let fits = st.waiting.groups.back().is_some_and(|g| g.bytes() + bytes <= self.bounds.group_bytes_max);
         if !fits {
-            let mut group = st.spare.pop().unwrap_or_else(Group::new);
+            let mut group = st.waiting.spare.pop().unwrap_or_else(Group::new);
             group.reset();
             group.first_lsn = lsn;
-            st.queue.push_back(group);
+            st.waiting.groups.push_back(group);
         }
-        st.queued_bytes += bytes as u64;
+        st.waiting.bytes += bytes as u64;
         st.counters.appends += 1;
-        let group = st.queue.back_mut().expect("just made sure of it");
+        let group = st.waiting.groups.back_mut().expect("just made sure of it");
         group.fresh |= after_data;
         group.push(txn, bytes);
-        let before = st.kept_lsn;
+        let before = st.reached.kept_lsn;
         self.keep_queued(&mut st);
         // Somebody may wait for those in front of it.
-        let others = st.kept_lsn > before + 1;
+        let others = st.reached.kept_lsn > before + 1;
         drop(st);
-        self.queued.notify();
+        self.events.queued.notify();
         if others {
-            self.written.notify();
+            self.events.written.notify();
         }
         lsn
     }
 
     /// What the root should say of kept memory.
     pub fn kept_wanted(&self) -> u64 {
-        let keeps = self.keeps.get() && self.keep.borrow().as_ref().is_some_and(|keep| !keep.has_failed());
-        if keeps { self.opening } else { 0 }
+        let keeps = self.kept.used.get() && self.kept.areas.borrow().as_ref().is_some_and(|keep| !keep.has_failed());
+        if keeps { self.ids.opening } else { 0 }
     }
 
     /// Removes the memory, which the root does not name any more. It is made again when it is wanted again.
     pub fn forget_kept(&self) {
-        if self.keep.take().is_some() {
-            keep::forget(&self.env, self.zone_id, self.opening);
+        if self.kept.areas.take().is_some() {
+            keep::forget(&self.env, self.ids.zone, self.ids.opening);
         }
     }
 
     /// Whether the root has to say something else of it, and may: what is kept alone must be found.
     pub fn kept_differs(&self, st: &State) -> bool {
         let wanted = self.kept_wanted();
-        st.root.kept.get() != wanted && (wanted != 0 || st.written_lsn >= st.kept_lsn)
+        st.medium.root.kept.get() != wanted && (wanted != 0 || st.reached.written_lsn >= st.reached.kept_lsn)
     }
 
     /// Keeps the queued records in their order, as far as there is room. They must have room in the log as well, in
     /// whatever groups, since after a kill they go there before anything else can make any.
     pub fn keep_queued(&self, st: &mut State) {
-        let keep = self.keep.borrow();
+        let keep = self.kept.areas.borrow();
         // What the root does not name nobody looks for.
-        let Some(keep) = keep.as_ref().filter(|_| self.keeps.get() && st.root.kept.get() == self.opening) else {
+        let Some(keep) =
+            keep.as_ref().filter(|_| self.kept.used.get() && st.medium.root.kept.get() == self.ids.opening)
+        else {
             return;
         };
         // For each group a part of a block for its records, one for its header and one for its parity.
-        let blocks = st.queued_bytes / BLOCK + 3 * (st.queue.len() as u64 + 1);
-        if st.head.position - st.start_position + blocks > self.geometry.log_blocks {
+        let blocks = st.waiting.bytes / BLOCK + 3 * (st.waiting.groups.len() as u64 + 1);
+        if st.log.head.position - st.log.start_position + blocks > self.geometry.log_blocks {
             return;
         }
         let mut taken = [false; AREAS];
-        st.queue.iter().filter_map(|g| g.area).chain(st.writing_area).for_each(|area| taken[area] = true);
-        let State { queue, kept_lsn, counters, .. } = st;
-        for group in queue.iter_mut() {
+        st.waiting
+            .groups
+            .iter()
+            .filter_map(|g| g.area)
+            .chain(st.waiting.writing_area)
+            .for_each(|area| taken[area] = true);
+        let State { waiting, reached: Reached { kept_lsn, .. }, counters, .. } = st;
+        for group in waiting.groups.iter_mut() {
             if group.last_lsn() <= *kept_lsn {
                 continue;
             }
@@ -435,47 +522,48 @@ impl<E: Env> Shared<E> {
         for c in changes.drain(..) {
             let cost = dirty_cost(&c.key, c.value.as_deref());
             let key_cost = dirty_cost(&c.key, None);
-            st.deletions += u64::from(c.value.is_none());
-            st.dirty_bytes += cost;
-            if let Some(old) = st.dirty.insert(c.key, c.value) {
-                st.dirty_bytes -= key_cost + old.map_or(0, |v| v.len() as u64);
+            st.changes.deletions += u64::from(c.value.is_none());
+            st.changes.dirty_bytes += cost;
+            if let Some(old) = st.changes.dirty.insert(c.key, c.value) {
+                st.changes.dirty_bytes -= key_cost + old.map_or(0, |v| v.len() as u64);
             }
         }
     }
 
     /// Keeps a group's memory for the next one.
     pub fn recycle(st: &mut State, group: Group) {
-        if st.spare.len() < SPARE_GROUPS {
-            st.spare.push(group);
+        if st.waiting.spare.len() < SPARE_GROUPS {
+            st.waiting.spare.push(group);
         }
     }
 
     /// Waits until record `lsn` survives the process, and has it written now.
     pub async fn wait_kept(&self, lsn: u64) -> Result<(), Errno> {
-        self.wait(lsn, |st| st.kept_lsn).await
+        self.wait(lsn, |st| st.reached.kept_lsn).await
     }
 
     /// Waits until record `lsn` is on the disk, and has it written now.
     pub async fn wait_written(&self, lsn: u64) -> Result<(), Errno> {
-        self.wait(lsn, |st| st.written_lsn).await
+        self.wait(lsn, |st| st.reached.written_lsn).await
     }
 
     async fn wait(&self, lsn: u64, reached: impl Fn(&State) -> u64) -> Result<(), Errno> {
         let news = {
             let mut st = self.state.borrow_mut();
-            let news = lsn > st.wanted_lsn;
-            st.wanted_lsn = st.wanted_lsn.max(lsn);
+            let news = lsn > st.waiting.wanted_lsn;
+            st.waiting.wanted_lsn = st.waiting.wanted_lsn.max(lsn);
             news
         };
         if news {
-            self.queued.notify();
+            self.events.queued.notify();
         }
         let mut ok = false;
-        self.written
+        self.events
+            .written
             .wait_until(|| {
                 let st = self.state.borrow();
                 ok = reached(&st) >= lsn;
-                ok || st.failed.is_some()
+                ok || st.life.failed.is_some()
             })
             .await;
         if ok { Ok(()) } else { Err(Errno::Io) }
@@ -483,11 +571,12 @@ impl<E: Env> Shared<E> {
 
     pub async fn wait_stable(&self, lsn: u64) -> Result<(), Errno> {
         let mut ok = false;
-        self.synced
+        self.events
+            .synced
             .wait_until(|| {
                 let st = self.state.borrow();
-                ok = st.stable_lsn >= lsn;
-                ok || st.failed.is_some()
+                ok = st.reached.stable_lsn >= lsn;
+                ok || st.life.failed.is_some()
             })
             .await;
         if ok { Ok(()) } else { Err(Errno::Io) }
@@ -499,15 +588,15 @@ impl<E: Env> Shared<E> {
         loop {
             let mark = {
                 let mut st = self.state.borrow_mut();
-                if st.failed.is_some() {
+                if st.life.failed.is_some() {
                     return Err(Errno::Io);
                 }
-                if st.stable_lsn >= lsn && !data {
+                if st.reached.stable_lsn >= lsn && !data {
                     return Ok(());
                 }
                 let mark = st.lacks_mark(lsn);
                 if mark.is_some() {
-                    st.mark_wanted = st.mark_wanted.max(st.synced_seq);
+                    st.marks.wanted = st.marks.wanted.max(st.reached.synced_seq);
                 }
                 mark
             };
@@ -517,9 +606,11 @@ impl<E: Env> Shared<E> {
                     data = false;
                 }
                 Some(seq) => {
-                    self.queued.notify();
-                    let marked = |st: &State| st.head_mark >= seq || st.proven_seq >= seq || st.failed.is_some();
-                    self.written.wait_until(|| marked(&self.state.borrow())).await;
+                    self.events.queued.notify();
+                    let marked = |st: &State| {
+                        st.marks.written >= seq || st.reached.proven_seq >= seq || st.life.failed.is_some()
+                    };
+                    self.events.written.wait_until(|| marked(&self.state.borrow())).await;
                 }
             }
         }
@@ -534,19 +625,20 @@ impl<E: Env> Shared<E> {
     async fn wait_sync(&self, enough: Option<u64>) -> Result<(), Errno> {
         let round = {
             let mut st = self.state.borrow_mut();
-            let under_way = st.sync_done < st.sync_started && enough.is_some_and(|lsn| st.syncing_lsn >= lsn);
+            let under_way = st.syncs.done < st.syncs.started && enough.is_some_and(|lsn| st.syncs.lsn >= lsn);
             if !under_way {
-                st.sync_wanted = st.sync_started + 1;
+                st.syncs.wanted = st.syncs.started + 1;
             }
-            st.sync_started + u64::from(!under_way)
+            st.syncs.started + u64::from(!under_way)
         };
-        self.sync_asked.notify();
+        self.events.sync_asked.notify();
         let mut ok = false;
-        self.synced
+        self.events
+            .synced
             .wait_until(|| {
                 let st = self.state.borrow();
-                ok = st.sync_done >= round;
-                ok || st.failed.is_some()
+                ok = st.syncs.done >= round;
+                ok || st.life.failed.is_some()
             })
             .await;
         if ok { Ok(()) } else { Err(Errno::Io) }
@@ -556,57 +648,60 @@ impl<E: Env> Shared<E> {
     pub async fn request_checkpoint(&self, merge: bool) -> Result<(), ZoneError> {
         let round = {
             let mut st = self.state.borrow_mut();
-            st.checkpoint_wanted = st.checkpoint_started + 1;
-            st.merge_wanted |= merge;
-            st.checkpoint_wanted
+            st.checkpoints.wanted = st.checkpoints.started + 1;
+            st.checkpoints.merge_wanted |= merge;
+            st.checkpoints.wanted
         };
-        self.checkpoint_asked.notify();
+        self.events.checkpoint_asked.notify();
         let mut ok = false;
-        self.room
+        self.events
+            .room
             .wait_until(|| {
                 let st = self.state.borrow();
-                ok = st.checkpoint_done >= round;
-                ok || !st.checkpointing
+                ok = st.checkpoints.done >= round;
+                ok || !st.life.checkpointing
             })
             .await;
         let st = self.state.borrow();
-        match &st.failed {
+        match &st.life.failed {
             Some(text) => Err(ZoneError::new(ZoneErrorKind::Io, &self.path, text.clone())),
-            None if ok => st.checkpoint_error.clone().map_or(Ok(()), Err),
+            None if ok => st.checkpoints.error.clone().map_or(Ok(()), Err),
             None => Err(ZoneError::new(ZoneErrorKind::Io, &self.path, "the zone is closed")),
         }
     }
 
     /// Upper bound of the bytes that the items take in segments.
     pub fn item_bytes(st: &State) -> u64 {
-        let segments: u64 = st.segments.iter().map(|s| s.bytes.div_ceil(PAGE_PAYLOAD as u64) * SLOT_BYTES).sum();
+        let segments: u64 = st.medium.segments.iter().map(|s| s.bytes.div_ceil(PAGE_PAYLOAD as u64) * SLOT_BYTES).sum();
         // Of a slot, not all is payload.
-        let unwritten = st.dirty_bytes + st.frozen_bytes + st.queued_bytes;
+        let unwritten = st.changes.dirty_bytes + st.changes.frozen_bytes + st.waiting.bytes;
         segments + unwritten * SLOT_BYTES / PAGE_PAYLOAD as u64
     }
 
     /// Whether a checkpoint is due.
     pub fn checkpoint_due(&self, st: &State) -> bool {
-        (st.head.position - st.start_position) * 2 > self.geometry.log_blocks || st.dirty_bytes > self.dirty_max.get()
+        (st.log.head.position - st.log.start_position) * 2 > self.geometry.log_blocks
+            || st.changes.dirty_bytes > self.bounds.dirty_max.get()
     }
 
     fn has_log_room(&self, st: &State) -> bool {
-        let used = st.head.position - st.start_position + st.queued_bytes.div_ceil(BLOCK);
-        used * 4 < self.geometry.log_blocks * 3 && st.queued_bytes < QUEUE_BYTES_MAX
+        let used = st.log.head.position - st.log.start_position + st.waiting.bytes.div_ceil(BLOCK);
+        used * 4 < self.geometry.log_blocks * 3 && st.waiting.bytes < QUEUE_BYTES_MAX
     }
 
     /// Waits until `enough` holds or the zone has failed, with a checkpoint if the log needs one.
     pub async fn wait_log_room(&self, enough: impl Fn(&State) -> bool) {
-        self.room
+        self.events
+            .room
             .wait_until(|| {
                 let mut st = self.state.borrow_mut();
-                let ready = st.failed.is_some() || enough(&st);
+                let ready = st.life.failed.is_some() || enough(&st);
                 // With nothing queued only a checkpoint can help; a group that waits sets the mark too.
-                st.log_full |= !ready && st.queue.is_empty();
-                let ask = st.log_full;
+                st.log.is_full |= !ready && st.waiting.groups.is_empty();
+                let ask = st.log.is_full;
                 drop(st);
                 if !ready && ask {
-                    self.checkpoint_asked.notify();
+                    self.events.checkpoint_asked.notify();
                 }
                 ready
             })
@@ -615,8 +710,8 @@ impl<E: Env> Shared<E> {
 
     /// Bytes of items that a full merge could win back, at most.
     fn unmerged_bytes(st: &State) -> u64 {
-        let newer: u64 = st.segments.iter().skip(1).map(|s| s.bytes).sum();
-        newer + st.dirty_bytes + st.frozen_bytes + st.queued_bytes
+        let newer: u64 = st.medium.segments.iter().skip(1).map(|s| s.bytes).sum();
+        newer + st.changes.dirty_bytes + st.changes.frozen_bytes + st.waiting.bytes
     }
 
     /// Whether `growth` bytes have room among the items, and if not, whether a full merge may make some.
@@ -628,8 +723,9 @@ impl<E: Env> Shared<E> {
             return (bytes <= Self::backed_bytes(st) / 100 * CHANGES_PERCENT, worth);
         }
         // A merge is worth its cost if something was overwritten or deleted.
-        let unseen = st.written_lsn < st.appended_lsn || st.frozen_bytes > 0;
-        let worth = unseen || st.segments.len() > 1 || st.dirty_bytes > SLOT_BYTES || st.deletions >= 16;
+        let unseen = st.reached.written_lsn < st.waiting.appended_lsn || st.changes.frozen_bytes > 0;
+        let worth =
+            unseen || st.medium.segments.len() > 1 || st.changes.dirty_bytes > SLOT_BYTES || st.changes.deletions >= 16;
         (bytes <= Self::backed_bytes(st) / 100 * ITEMS_PERCENT, worth)
     }
 
@@ -639,11 +735,11 @@ impl<E: Env> Shared<E> {
         loop {
             let (room, fits, worth, appended) = {
                 let st = self.state.borrow();
-                if st.failed.is_some() {
+                if st.life.failed.is_some() {
                     return Err(Errno::Io);
                 }
                 let (fits, worth) = self.items_room(&st, growth);
-                (self.has_log_room(&st), fits, worth, st.appended_lsn)
+                (self.has_log_room(&st), fits, worth, st.waiting.appended_lsn)
             };
             if !fits && growth > 0 && !backed {
                 // Once more if there is more now, until there is none.
@@ -673,9 +769,9 @@ impl<E: Env> Shared<E> {
     pub fn stats(&self) -> ZoneStats {
         let st = self.state.borrow();
         ZoneStats {
-            log_used_blocks: st.head.position - st.start_position,
+            log_used_blocks: st.log.head.position - st.log.start_position,
             log_blocks: self.geometry.log_blocks,
-            dirty_bytes: st.dirty_bytes,
+            dirty_bytes: st.changes.dirty_bytes,
             item_bytes: Self::item_bytes(&st),
             item_bytes_max: self.geometry.meta_slots * SLOT_BYTES / 100 * ITEMS_PERCENT,
             ..st.counters

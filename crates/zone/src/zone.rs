@@ -225,10 +225,10 @@ impl<E: Env> Zone<E> {
         let mut image = read_zone(env, path, &*disk).await.map_err(|e| e.at(path))?;
         check_owner(&image, path, options)?;
         let other_life = ![0, boot].contains(&image.root.boot.get());
-        let lost = image.doubted || image.kept_gone || other_life || image.root.lost != 0;
+        let lost = image.doubted || image.left.gone || other_life || image.root.lost != 0;
         let (zone_id, last) = (image.root.zone_id.get(), image.root.kept.get());
         let opening = env.rand().max(1);
-        if !image.kept.is_empty() {
+        if !image.left.records.is_empty() {
             // Whatever comes of it, the memory is there for the next try.
             restore(&*disk, &mut image, opening).await.map_err(|e| ZoneError::io(path, &e))?;
         }
@@ -246,7 +246,7 @@ impl<E: Env> Zone<E> {
             return Err(ZoneError::io(path, &e));
         }
         // That of a zone that this one is a copy of, which may be open, stays.
-        if last != 0 && !image.kept_of_another {
+        if last != 0 && !image.left.of_another {
             keep::forget(env, zone_id, last);
         }
         let rebuilt = image.rebuilt_blocks();
@@ -264,7 +264,7 @@ impl<E: Env> Zone<E> {
     ///
     /// Errors: `Io` when the zone has failed.
     pub async fn losses_told(&self) -> Result<(), ZoneError> {
-        self.shared.state.borrow_mut().lost = false;
+        self.shared.state.borrow_mut().medium.lost = false;
         self.checkpoint().await
     }
 
@@ -273,14 +273,14 @@ impl<E: Env> Zone<E> {
     ///
     /// Errors: `Io` when the zone has failed.
     pub async fn note_lost(&self) -> Result<(), ZoneError> {
-        self.shared.state.borrow_mut().lost = true;
+        self.shared.state.borrow_mut().medium.lost = true;
         self.checkpoint().await
     }
 
     /// The name of memory that outlives the process and is this zone's, for its owner: that of a copy of the zone which
     /// is open on the same machine has another number.
     pub fn memory_name(&self, number: u64) -> String {
-        format!("{:016x}-{number:016x}-data", self.shared.zone_id)
+        format!("{:016x}-{number:016x}-data", self.shared.ids.zone)
     }
 
     /// The file that it lies in.
@@ -291,13 +291,13 @@ impl<E: Env> Zone<E> {
     /// Changes what `OpenOptions` said of syncs, checkpoints and kept records; counts from the next of each.
     pub fn tune(&self, sync_interval: Duration, dirty_bytes: u64, keeps: bool) {
         let shared = &self.shared;
-        shared.keeps.set(keeps);
-        if keeps && shared.keep.borrow().is_none() {
-            *shared.keep.borrow_mut() = make_keep(&shared.env, &shared.path, shared.zone_id, shared.opening);
+        shared.kept.used.set(keeps);
+        if keeps && shared.kept.areas.borrow().is_none() {
+            *shared.kept.areas.borrow_mut() = make_keep(&shared.env, &shared.path, shared.ids.zone, shared.ids.opening);
         }
-        self.shared.sync_interval.set(sync_interval);
-        self.shared.dirty_max.set(dirty_bytes.min(self.shared.geometry.meta_slots * SLOT_BYTES / 8));
-        self.shared.checkpoint_asked.notify();
+        self.shared.bounds.sync_interval.set(sync_interval);
+        self.shared.bounds.dirty_max.set(dirty_bytes.min(self.shared.geometry.meta_slots * SLOT_BYTES / 8));
+        self.shared.events.checkpoint_asked.notify();
     }
 
     /// The disk, for the owner's data I/O inside the data region.
@@ -317,12 +317,12 @@ impl<E: Env> Zone<E> {
 
     /// Cluster of the zone.
     pub fn cluster(&self) -> u64 {
-        self.shared.cluster
+        self.shared.ids.cluster
     }
 
     /// Target of the zone.
     pub fn target(&self) -> TargetId {
-        self.shared.target
+        self.shared.ids.target
     }
 
     /// Waits until an operation whose items grow by about `growth_bytes` may be planned: there is log and
@@ -345,7 +345,7 @@ impl<E: Env> Zone<E> {
 
     /// Largest encoded record: 4 bytes, and 6 + key + value bytes for each change.
     pub fn record_bytes_max(&self) -> u64 {
-        self.shared.record_bytes_max as u64
+        self.shared.bounds.record_bytes_max as u64
     }
 
     /// Waits until record `lsn` survives a kill of the process, and begins to write it: it is in memory that outlives
@@ -392,22 +392,22 @@ impl<E: Env> Zone<E> {
 
     /// The last appended record.
     pub fn appended_lsn(&self) -> Lsn {
-        Lsn(self.shared.state.borrow().appended_lsn)
+        Lsn(self.shared.state.borrow().waiting.appended_lsn)
     }
 
     /// The last record that survives a kill of the process.
     pub fn kept_lsn(&self) -> Lsn {
-        Lsn(self.shared.state.borrow().kept_lsn)
+        Lsn(self.shared.state.borrow().reached.kept_lsn)
     }
 
     /// The last written record.
     pub fn written_lsn(&self) -> Lsn {
-        Lsn(self.shared.state.borrow().written_lsn)
+        Lsn(self.shared.state.borrow().reached.written_lsn)
     }
 
     /// The last stable record.
     pub fn stable_lsn(&self) -> Lsn {
-        Lsn(self.shared.state.borrow().stable_lsn)
+        Lsn(self.shared.state.borrow().reached.stable_lsn)
     }
 
     /// Puts the changes of all written records into a segment and gives their log space back. Other calls go
@@ -425,7 +425,7 @@ impl<E: Env> Zone<E> {
 
     /// Why the zone refuses everything, if it does.
     pub fn failure(&self) -> Option<String> {
-        self.shared.state.borrow().failed.clone()
+        self.shared.state.borrow().life.failed.clone()
     }
 
     /// Writes and syncs what is queued, notes in the superblock how far the log is stable, and ends the agents.
@@ -434,15 +434,15 @@ impl<E: Env> Zone<E> {
     /// Errors: `Io` when the zone has failed before or now.
     pub async fn close(&self) -> Result<(), ZoneError> {
         let shared = &self.shared;
-        shared.state.borrow_mut().closing = true;
+        shared.state.borrow_mut().life.closing = true;
         shared.notify_all();
-        shared.done.wait_until(|| shared.state.borrow().agents == 0).await;
+        shared.events.done.wait_until(|| shared.state.borrow().life.agents == 0).await;
         shared.healthy().map_err(|_| {
             let text = self.failure().unwrap_or_default();
             ZoneError::new(ZoneErrorKind::Io, &shared.path, text)
         })?;
-        if shared.keep.borrow().is_some() {
-            keep::forget(&shared.env, shared.zone_id, shared.opening);
+        if shared.kept.areas.borrow().is_some() {
+            keep::forget(&shared.env, shared.ids.zone, shared.ids.opening);
         }
         Ok(())
     }
@@ -474,20 +474,20 @@ fn check_owner(image: &Image, path: &str, options: &OpenOptions) -> Result<(), Z
 /// Writes what a killed process has kept as one more group of the log.
 async fn restore(disk: &impl Disk, image: &mut Image, opening: u64) -> std::io::Result<()> {
     let mut group = Group::new();
-    group.first_lsn = image.lsn + 1;
+    group.first_lsn = image.end.lsn + 1;
     // Some of it may point at data, which is synced with this group: until the root says so, power loss must take it
     // back.
     group.fresh = true;
     group.parity &= image.root.version.get() >= VERSION_PARITY;
-    let kept = std::mem::take(&mut image.kept);
+    let kept = std::mem::take(&mut image.left.records);
     kept.iter().for_each(|record| group.push_encoded(record));
     let (blocks, mark) = (group.blocks(), image.root.stable_seq.get());
-    let (buf, link) = group.seal(image.root.zone_id.get(), opening, image.link, image.seq + 1, mark);
-    commit::write_ring(disk, &image.geometry, image.position, buf).await?;
-    image.position += blocks;
-    image.seq += 1;
-    image.lsn = group.last_lsn();
-    image.link = link;
+    let (buf, link) = group.seal(image.root.zone_id.get(), opening, image.end.link, image.end.seq + 1, mark);
+    commit::write_ring(disk, &image.geometry, image.end.position, buf).await?;
+    image.end.position += blocks;
+    image.end.seq += 1;
+    image.end.lsn = group.last_lsn();
+    image.end.link = link;
     image.replayed += kept.len() as u64;
     Ok(())
 }
@@ -528,7 +528,7 @@ async fn make_stable(
         }
         sync(disk, at).await?;
     }
-    let proven = image.root.boot.get() == boot && image.root.stable_seq.get() == image.seq && !image.doubted;
+    let proven = image.root.boot.get() == boot && image.root.stable_seq.get() == image.end.seq && !image.doubted;
     if !proven || image.root.kept.get() != kept || image.root.version.get() != VERSION {
         let root = &mut image.root;
         root.version = VERSION.into();
@@ -536,7 +536,7 @@ async fn make_stable(
         root.sequence = (root.sequence.get() + 1).into();
         root.boot = boot.into();
         root.lost = lost.into();
-        root.stable_seq = image.seq.into();
+        root.stable_seq = image.end.seq.into();
         root.seal();
         write_copies(disk, root, at).await?;
     }

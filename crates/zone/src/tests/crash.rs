@@ -99,7 +99,7 @@ async fn scenario(env: SimEnv, zone: Zone<SimEnv>, track: Shared<Track>, seed: u
         assert_eq!(lsn.0, n);
         if n.is_multiple_of(16) {
             // Memory is out of use for some records.
-            zone.shared().keeps.set(!n.is_multiple_of(32));
+            zone.shared().kept.used.set(!n.is_multiple_of(32));
         }
         let choice = match load {
             Load::Heavy => rng.below(20) * 4,

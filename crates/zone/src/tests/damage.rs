@@ -34,7 +34,7 @@ fn zone_with_everything() -> (Sim, BTreeMap<Key, Vec<u8>>) {
 
 impl Zone<SimEnv> {
     fn shared_segments(&self) -> usize {
-        self.state().segments.len()
+        self.state().medium.segments.len()
     }
 }
 
@@ -290,7 +290,7 @@ fn older_versions_are_taken_over() {
 fn a_merge_rebuilds_what_it_reads() {
     let (sim, mut model) = zone_with_everything();
     let (zone, _) = open(&sim, &manual()).unwrap();
-    let slots: Vec<u32> = zone.state().segments.iter().flat_map(|s| s.slots.clone()).collect();
+    let slots: Vec<u32> = zone.state().medium.segments.iter().flat_map(|s| s.slots.clone()).collect();
     for &slot in &slots {
         let at = zone.shared().geometry.slot_offset(slot) + 4096;
         sim.poke(NODE, PATH, at, &[0x99; 512]).unwrap();

@@ -8,7 +8,7 @@ use amphi_env::{Env, Kept};
 use std::time::Duration;
 
 fn name_of(zone: &Zone<SimEnv>) -> String {
-    format!("{:016x}-{:016x}", zone.shared().zone_id, zone.shared().opening)
+    format!("{:016x}-{:016x}", zone.shared().ids.zone, zone.shared().ids.opening)
 }
 
 fn memory_of(sim: &Sim, zone: &Zone<SimEnv>) -> std::io::Result<Vec<u8>> {
@@ -24,7 +24,7 @@ fn a_kept_record_survives_the_process_alone() {
         let sim = sim(1);
         format(&sim, &params());
         let (zone, _) = open(&sim, &manual()).unwrap();
-        let mut openings = vec![zone.shared().opening];
+        let mut openings = vec![zone.shared().ids.opening];
         let before = sim.disk_ops(NODE).writes;
         let lsn = plain(&zone, txn("Ia", b"1"));
         sim.block_on(zone.kept(lsn)).unwrap().unwrap();
@@ -43,7 +43,7 @@ fn a_kept_record_survives_the_process_alone() {
         let (zone, found) = open(&sim, &manual()).unwrap();
         assert_eq!((found.items.len(), found.lost), (usize::from(survives), !survives));
         let opened = zone.written_lsn();
-        openings.push(zone.shared().opening);
+        openings.push(zone.shared().ids.opening);
         drop(zone);
         // It is on the disk now, and stable.
         sim.crash(NODE, CrashKind::Power);
@@ -51,8 +51,8 @@ fn a_kept_record_survives_the_process_alone() {
         assert_eq!((found.items.len(), zone.written_lsn()), (usize::from(survives), opened));
         let env = sim.node(NODE);
         let there =
-            |opening: u64| env.kept(&format!("{:016x}-{opening:016x}", zone.shared().zone_id), PATH, 24).is_ok();
-        let openings = openings.iter().chain([&zone.shared().opening]);
+            |opening: u64| env.kept(&format!("{:016x}-{opening:016x}", zone.shared().ids.zone), PATH, 24).is_ok();
+        let openings = openings.iter().chain([&zone.shared().ids.opening]);
         assert_eq!(openings.clone().map(|o| there(*o)).collect::<Vec<bool>>(), [false, false, true]);
         sim.block_on(zone.close()).unwrap().unwrap();
         assert!(!openings.clone().any(|o| there(*o)));
