@@ -291,7 +291,7 @@ impl Run {
         for p in &self.programs {
             all.extend(p.borrow().history.iter().cloned());
         }
-        all.extend(self.area.borrow().history.iter().cloned());
+        all.extend(self.area.borrow().told.history.iter().cloned());
         // Lines begin with the time in a field of fixed width; a stable sort keeps each program's order.
         all.sort_by(|a, b| a.get(..15).cmp(&b.get(..15)));
         all
@@ -426,12 +426,12 @@ impl Run {
     }
 
     fn resting(&self) -> bool {
-        self.programs.iter().all(|p| p.borrow().rests) && self.area.borrow().working == 0
+        self.programs.iter().all(|p| p.borrow().rests) && self.area.borrow().tasks.working == 0
     }
 
     fn complaints(&self) -> Checked {
         let wrong = self.programs.iter().filter_map(|p| p.borrow().wrong.clone());
-        let wrong: Vec<String> = wrong.chain(self.area.borrow().wrong.clone()).collect();
+        let wrong: Vec<String> = wrong.chain(self.area.borrow().told.wrong.clone()).collect();
         if wrong.is_empty() { Ok(()) } else { Err(wrong) }
     }
 
@@ -469,7 +469,7 @@ impl Run {
         }
         {
             let mut area = self.area.borrow_mut();
-            (area.left, area.stop, area.working) = (vec![calls; self.sharers], false, self.sharers);
+            (area.tasks.left, area.tasks.stop, area.tasks.working) = (vec![calls; self.sharers], false, self.sharers);
             area.arena.begin(self.sharers, mounts.len(), victim.map(|v| v.mount));
         }
         for task in 0..self.sharers {
@@ -516,13 +516,13 @@ impl Run {
     }
 
     fn calls_made(&self) -> u64 {
-        self.programs.iter().map(|p| p.borrow().calls).sum::<u64>() + self.area.borrow().calls
+        self.programs.iter().map(|p| p.borrow().calls).sum::<u64>() + self.area.borrow().told.calls
     }
 
     /// How long the longest call took, without waits for locks of applications and for groups.
     fn longest(&self) -> Duration {
         let of_programs = self.programs.iter().map(|p| p.borrow().longest).max().unwrap_or_default();
-        of_programs.max(self.area.borrow().longest)
+        of_programs.max(self.area.borrow().told.longest)
     }
 
     fn stuck(&self) -> Vec<String> {

@@ -48,39 +48,42 @@ const RECORDS: usize = 5;
 /// The shared area, as tasks and the controller see it.
 pub type SharedArea = Rc<RefCell<Shared>>;
 
-/// What is known of the shared area.
-pub struct Shared {
-    /// The directory.
-    pub root: Ino,
+/// Names that are fought for, and those that move between directories.
+struct FoughtNames {
     /// The directory of names that are fought for.
-    names_dir: Ino,
+    dir: Ino,
     /// Directory in which `MOVED` begin.
     move_dir: Ino,
     moved: BTreeMap<Ino, &'static str>,
     /// The directory in which each of them lies, as far as is known.
     lies_in: BTreeMap<&'static str, Ino>,
-    record_file: Ino,
+}
+
+/// The file of records, and what was written into it.
+struct RecordArea {
+    file: Ino,
     records: Vec<Record>,
-    log_file: Ino,
+}
+
+/// The file that tasks append to.
+struct LogArea {
+    file: Ino,
     log: Log,
-    logs_made: u64,
-    /// The file of cells, if tasks use one.
-    pub cells: CellFile,
-    /// Files that are fought for, if the run is one of contention.
-    pub arena: Arena,
-    holdings: Holdings,
-    claims: Claims,
-    /// Whether tasks take locks.
-    pub locks: bool,
-    /// Whether tasks that have some wait for more, so that circles come to be.
-    pub circles: bool,
-    next_tag: u64,
+    made: u64,
+}
+
+/// The tasks at work.
+pub struct Tasks {
     /// Calls that each task still makes.
     pub left: Vec<u64>,
     /// Tasks asked to rest.
     pub stop: bool,
     /// Tasks at work; counted by whoever starts them.
     pub working: usize,
+}
+
+/// What has happened, for people.
+pub struct Happened {
     /// Calls made.
     pub calls: u64,
     /// How long the longest call took that nothing but others' calls can have held up: locks of applications and groups
@@ -94,6 +97,33 @@ pub struct Shared {
     pub talks: bool,
 }
 
+/// What is known of the shared area.
+pub struct Shared {
+    /// The directory.
+    pub root: Ino,
+    /// Names that are fought for.
+    fought: FoughtNames,
+    /// Records that tasks write.
+    record_area: RecordArea,
+    /// The log that tasks append to.
+    log_area: LogArea,
+    /// The file of cells, if tasks use one.
+    pub cells: CellFile,
+    /// Files that are fought for, if the run is one of contention.
+    pub arena: Arena,
+    holdings: Holdings,
+    claims: Claims,
+    /// Whether tasks take locks.
+    pub locks: bool,
+    /// Whether tasks that have some wait for more, so that circles come to be.
+    pub circles: bool,
+    next_tag: u64,
+    /// The tasks at work.
+    pub tasks: Tasks,
+    /// What has happened.
+    pub told: Happened,
+}
+
 type Checked = std::result::Result<(), Vec<String>>;
 
 impl Shared {
@@ -101,15 +131,14 @@ impl Shared {
     pub fn new(talks: bool) -> Shared {
         Shared {
             root: Ino::ROOT,
-            names_dir: Ino::ROOT,
-            move_dir: Ino::ROOT,
-            moved: BTreeMap::new(),
-            lies_in: BTreeMap::new(),
-            record_file: Ino::ROOT,
-            records: Vec::new(),
-            log_file: Ino::ROOT,
-            log: Log::default(),
-            logs_made: 0,
+            fought: FoughtNames {
+                dir: Ino::ROOT,
+                move_dir: Ino::ROOT,
+                moved: BTreeMap::new(),
+                lies_in: BTreeMap::new(),
+            },
+            record_area: RecordArea { file: Ino::ROOT, records: Vec::new() },
+            log_area: LogArea { file: Ino::ROOT, log: Log::default(), made: 0 },
             cells: CellFile::default(),
             arena: Arena::default(),
             holdings: Holdings::default(),
@@ -117,14 +146,8 @@ impl Shared {
             locks: false,
             circles: false,
             next_tag: 1 << 56,
-            left: Vec::new(),
-            stop: false,
-            working: 0,
-            calls: 0,
-            longest: Duration::ZERO,
-            wrong: None,
-            history: VecDeque::new(),
-            talks,
+            tasks: Tasks { left: Vec::new(), stop: false, working: 0 },
+            told: Happened { calls: 0, longest: Duration::ZERO, wrong: None, history: VecDeque::new(), talks },
         }
     }
 
@@ -139,19 +162,19 @@ impl Shared {
     }
 
     fn complain(&mut self, what: String) {
-        self.wrong.get_or_insert(format!("shared area: {what}"));
-        self.stop = true;
+        self.told.wrong.get_or_insert(format!("shared area: {what}"));
+        self.tasks.stop = true;
     }
 
     fn note(&mut self, at_ns: u64, task: usize, line: String) {
         let line = format!("{:>12.6} ms  s{task}  {line}", at_ns as f64 / 1e6);
-        if self.talks {
+        if self.told.talks {
             println!("{line}");
         }
-        if self.history.len() == crate::program::HISTORY_LINES {
-            self.history.pop_front();
+        if self.told.history.len() == crate::program::HISTORY_LINES {
+            self.told.history.pop_front();
         }
-        self.history.push_back(line);
+        self.told.history.push_back(line);
     }
 }
 
@@ -181,9 +204,9 @@ pub async fn set_up(client: &Client, area: &SharedArea, dice: &mut Dice) -> Resu
     }
     {
         let mut a = area.borrow_mut();
-        (a.root, a.names_dir, a.move_dir, a.moved) = (root, names_dir, move_dir, moved);
-        a.lies_in = MOVED.iter().map(|name| (*name, move_dir)).collect();
-        (a.record_file, a.records) = (record_file, records);
+        (a.root, a.fought.dir, a.fought.move_dir, a.fought.moved) = (root, names_dir, move_dir, moved);
+        a.fought.lies_in = MOVED.iter().map(|name| (*name, move_dir)).collect();
+        (a.record_area.file, a.record_area.records) = (record_file, records);
     }
     cells::new_file(client, area).await?;
     arena::new_files(client, area).await?;
@@ -193,22 +216,22 @@ pub async fn set_up(client: &Client, area: &SharedArea, dice: &mut Dice) -> Resu
 async fn new_log(client: &Client, area: &SharedArea) -> Result<()> {
     let (root, name) = {
         let mut a = area.borrow_mut();
-        a.logs_made += 1;
-        (a.root, format!("log{}", a.logs_made))
+        a.log_area.made += 1;
+        (a.root, format!("log{}", a.log_area.made))
     };
     let ino = client.create(&Ctx::root(), root, name.as_bytes(), 0o644, OpenFlags::WRITE).await?.attr.ino;
     let mut a = area.borrow_mut();
-    (a.log_file, a.log) = (ino, Log::default());
+    (a.log_area.file, a.log_area.log) = (ino, Log::default());
     Ok(())
 }
 
 /// Counts one more call of a task; false once it shall make no more.
 fn takes_call(area: &SharedArea, task: usize) -> bool {
     let mut a = area.borrow_mut();
-    let goes_on = !a.stop && a.left[task] > 0;
+    let goes_on = !a.tasks.stop && a.tasks.left[task] > 0;
     if goes_on {
-        a.left[task] -= 1;
-        a.calls += 1;
+        a.tasks.left[task] -= 1;
+        a.told.calls += 1;
     }
     goes_on
 }
@@ -243,7 +266,7 @@ pub async fn run(env: SimEnv, client: Client, area: SharedArea, task: usize, mut
         };
         {
             let mut a = area.borrow_mut();
-            a.longest = a.longest.max(env.now().since(begin));
+            a.told.longest = a.told.longest.max(env.now().since(begin));
         }
         if let Err(e) = locked.and(celled).and(done) {
             area.borrow_mut().complain(format!("task {task}: {e}"));
@@ -256,7 +279,7 @@ pub async fn run(env: SimEnv, client: Client, area: SharedArea, task: usize, mut
         area.borrow_mut().complain(format!("task {task}: {e}"));
     }
     drop(sharer);
-    area.borrow_mut().working -= 1;
+    area.borrow_mut().tasks.working -= 1;
 }
 
 struct Sharer {
@@ -290,7 +313,7 @@ impl Sharer {
         if let Some(file) = &self.record {
             return Ok(file.clone());
         }
-        let ino = self.area.borrow().record_file;
+        let ino = self.area.borrow().record_area.file;
         let flags = OpenFlags { direct: dice.one_in(3), dsync: dice.one_in(8), ..OpenFlags::READ_WRITE };
         let file = self.open(ino, flags).await?;
         self.record = Some(file.clone());
@@ -303,8 +326,8 @@ impl Sharer {
         let (offset, bytes, tag) = {
             let mut a = self.area.borrow_mut();
             let tag = a.tag();
-            let bytes = a.records[i].begin_write(tag, self.env.now().0);
-            (a.records[i].offset, bytes, tag)
+            let bytes = a.record_area.records[i].begin_write(tag, self.env.now().0);
+            (a.record_area.records[i].offset, bytes, tag)
         };
         let flags = file.flags();
         let reach = match (flags.dsync, direct || flags.direct) {
@@ -320,20 +343,20 @@ impl Sharer {
             return Err(format!("write of record {i}: {n} of {} bytes", bytes.len()));
         }
         self.note(format!("  ... record {i} is #{tag:x}"));
-        self.area.borrow_mut().records[i].end_write(tag, self.env.now().0, reach);
+        self.area.borrow_mut().record_area.records[i].end_write(tag, self.env.now().0, reach);
         Ok(())
     }
 
     async fn read_record(&mut self, dice: &mut Dice) -> Told {
         let file = self.record_file(dice).await?;
         let (i, direct) = (dice.below(RECORDS as u64) as usize, dice.one_in(4));
-        let (offset, len) = (self.area.borrow().records[i].offset, self.area.borrow().records[i].len);
+        let (offset, len) = (self.area.borrow().record_area.records[i].offset, self.area.borrow().record_area.records[i].len);
         let begin = self.env.now().0;
         self.note(format!("read record {i} ..."));
         let bytes = read(&self.client, &self.ctx(), &file, offset, len, direct).await;
         let bytes = bytes.map_err(|e| format!("read of record {i}: {e}"))?;
         let end = self.env.now().0;
-        let found = self.area.borrow_mut().records[i].read(begin, end, &bytes);
+        let found = self.area.borrow_mut().record_area.records[i].read(begin, end, &bytes);
         let tag = found.map_err(|e| format!("record {i}, read from {begin} to {end} ns: {e}"))?;
         self.note(format!("  ... record {i} was #{tag:x}"));
         Ok(())
@@ -344,7 +367,7 @@ impl Sharer {
             Some(file) => file.clone(),
             None => {
                 let flags = OpenFlags { append: true, direct: dice.one_in(3), ..OpenFlags::WRITE };
-                let ino = self.area.borrow().log_file;
+                let ino = self.area.borrow().log_area.file;
                 let file = self.open(ino, flags).await?;
                 self.log.insert(file).clone()
             }
@@ -353,7 +376,7 @@ impl Sharer {
         let (tag, bytes) = {
             let mut a = self.area.borrow_mut();
             let tag = a.tag();
-            (tag, a.log.begin(tag, len, self.env.now().0))
+            (tag, a.log_area.log.begin(tag, len, self.env.now().0))
         };
         self.note(format!("append #{tag:x} of {} bytes ...", bytes.len()));
         let n = write(&self.client, &self.ctx(), &file, 0, &bytes, dice.one_in(4)).await;
@@ -362,7 +385,7 @@ impl Sharer {
             return Err(format!("append of {} bytes wrote {n}", bytes.len()));
         }
         self.note(format!("  ... appended #{tag:x}"));
-        self.area.borrow_mut().log.end(tag, self.env.now().0);
+        self.area.borrow_mut().log_area.log.end(tag, self.env.now().0);
         Ok(())
     }
 
@@ -372,7 +395,7 @@ impl Sharer {
         let synced = self.client.fsync(&self.ctx(), &file, dice.one_in(2)).await;
         synced.map_err(|e| format!("fsync of the records: {e}"))?;
         let mut a = self.area.borrow_mut();
-        a.records.iter_mut().for_each(|r| r.synced(begin));
+        a.record_area.records.iter_mut().for_each(|r| r.synced(begin));
         Ok(())
     }
 }
@@ -381,17 +404,17 @@ impl Sharer {
 pub async fn check(client: &Client, area: &SharedArea, now: u64) -> Checked {
     let one = |e: String| vec![e];
     let ctx = Ctx::root();
-    let (record_file, log_file) = (area.borrow().record_file, area.borrow().log_file);
+    let (record_file, log_file) = (area.borrow().record_area.file, area.borrow().log_area.file);
     let bytes = whole(client, record_file).await.map_err(one)?;
     {
         let mut a = area.borrow_mut();
-        for (i, record) in a.records.iter_mut().enumerate() {
+        for (i, record) in a.record_area.records.iter_mut().enumerate() {
             let part = part_of(&bytes, record.offset, record.len);
             record.read(now, now, &part).map_err(|e| vec![format!("shared record {i} at rest: {e}")])?;
         }
     }
     let bytes = whole(client, log_file).await.map_err(one)?;
-    area.borrow().log.check(&bytes).map_err(|e| vec![format!("shared log: {e}")])?;
+    area.borrow().log_area.log.check(&bytes).map_err(|e| vec![format!("shared log: {e}")])?;
     cells::check(client, area).await.map_err(|e| vec![format!("shared cells at rest: {e}")])?;
     arena::check(client, area).await.map_err(|e| vec![format!("at rest: {e}")])?;
     names_check(client, &ctx, area, Names::Exact).await
@@ -432,7 +455,7 @@ enum Names {
 /// fight for.
 async fn names_check(client: &Client, ctx: &Ctx, area: &SharedArea, demand: Names) -> Checked {
     let said = |e: Errno| vec![format!("shared area: {e}")];
-    let (names_dir, move_dir) = (area.borrow().names_dir, area.borrow().move_dir);
+    let (names_dir, move_dir) = (area.borrow().fought.dir, area.borrow().fought.move_dir);
     let names = list(client, ctx, names_dir, 7, false).await.map_err(said)?;
     let mut wrong = Vec::new();
     for i in 0..KEPT {
@@ -451,8 +474,8 @@ async fn names_check(client: &Client, ctx: &Ctx, area: &SharedArea, demand: Name
     while let Some(dir) = left.pop() {
         for (_, ino) in list(client, ctx, dir, 7, true).await.map_err(said)? {
             let a = &mut *area.borrow_mut();
-            if let Some(name) = a.moved.get(&ino) {
-                a.lies_in.insert(name, dir);
+            if let Some(name) = a.fought.moved.get(&ino) {
+                a.fought.lies_in.insert(name, dir);
             }
             seen.push(ino);
             left.push(ino);
@@ -462,7 +485,7 @@ async fn names_check(client: &Client, ctx: &Ctx, area: &SharedArea, demand: Name
         }
     }
     seen.sort();
-    let want: Vec<Ino> = area.borrow().moved.keys().copied().collect();
+    let want: Vec<Ino> = area.borrow().fought.moved.keys().copied().collect();
     if seen != want {
         wrong.push(format!("shared area: moved directories are {seen:?}, should be {want:?}"));
     }
@@ -474,16 +497,16 @@ async fn names_check(client: &Client, ctx: &Ctx, area: &SharedArea, demand: Name
 pub async fn crashed(client: &Client, area: &SharedArea, level: Level) -> Checked {
     let one = |e: String| vec![e];
     let ctx = Ctx::root();
-    let record_file = area.borrow().record_file;
+    let record_file = area.borrow().record_area.file;
     let bytes = whole(client, record_file).await.map_err(one)?;
     {
         let mut a = area.borrow_mut();
-        for (i, record) in a.records.iter_mut().enumerate() {
+        for (i, record) in a.record_area.records.iter_mut().enumerate() {
             let part = part_of(&bytes, record.offset, record.len);
             record.crashed(level, part).map_err(|e| vec![format!("shared record {i} after a crash: {e}")])?;
         }
-        a.working = 0;
-        a.stop = false;
+        a.tasks.working = 0;
+        a.tasks.stop = false;
         a.claims.crashed();
     }
     // Nobody made these names stable: lost power may take them.
@@ -493,7 +516,7 @@ pub async fn crashed(client: &Client, area: &SharedArea, level: Level) -> Checke
     cells::crashed(client, area).await.map_err(|e| vec![format!("shared cells after a crash: {e}")])?;
     arena::crashed(client, area).await.map_err(|e| vec![format!("after a crash: {e}")])?;
     let said = |e: Errno| vec![format!("shared area: {e}")];
-    let names_dir = area.borrow().names_dir;
+    let names_dir = area.borrow().fought.dir;
     for (name, _) in list(client, &ctx, names_dir, 100, false).await.map_err(said)? {
         if !name.starts_with(b"kept") {
             client.unlink(&ctx, names_dir, &name).await.map_err(said)?;

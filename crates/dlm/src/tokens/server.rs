@@ -159,21 +159,35 @@ struct Recovery {
     until_ns: u64,
 }
 
+/// What was granted and asked back so far.
+#[cfg_attr(test, derive(Clone, Hash))]
+struct Counts {
+    grants: u64,
+    revocations: u64,
+}
+
+/// Revocations under way.
+#[cfg_attr(test, derive(Clone, Hash))]
+struct Revoking {
+    pending: BTreeMap<RevokeId, Pending>,
+    /// Unanswered revocations that were not reported as overdue.
+    deadlines: BTreeSet<(u64, RevokeId)>,
+}
+
 /// All tokens of one target: a state machine without I/O.
 #[cfg_attr(test, derive(Clone, Hash))]
 pub struct TokenSpace {
     limits: TokenLimits,
     generation: u16,
-    grants: u64,
-    revocations: u64,
+    /// For people.
+    counts: Counts,
     tokens: BTreeMap<(TokenKey, SessionId), Token>,
     held: BTreeMap<Age, (TokenKey, SessionId)>,
     /// Under revocation, or orphans.
     leaving: BTreeMap<Age, (TokenKey, SessionId)>,
     sessions: BTreeMap<SessionId, Session>,
-    revokes: BTreeMap<RevokeId, Pending>,
-    /// Unanswered revocations that were not reported as overdue.
-    deadlines: BTreeSet<(u64, RevokeId)>,
+    /// Revocations under way.
+    revoking: Revoking,
     changes: BTreeMap<ChangeId, Change>,
     next_change: u64,
     /// Keys with a change that waits or is ready.
@@ -191,14 +205,12 @@ impl TokenSpace {
         TokenSpace {
             limits,
             generation,
-            grants: 0,
-            revocations: 0,
+            counts: Counts { grants: 0, revocations: 0 },
             tokens: BTreeMap::new(),
             held: BTreeMap::new(),
             leaving: BTreeMap::new(),
             sessions: BTreeMap::new(),
-            revokes: BTreeMap::new(),
-            deadlines: BTreeSet::new(),
+            revoking: Revoking { pending: BTreeMap::new(), deadlines: BTreeSet::new() },
             changes: BTreeMap::new(),
             next_change: 0,
             queues: BTreeMap::new(),
@@ -261,7 +273,7 @@ impl TokenSpace {
         if self.tokens.len() >= limits.max_tokens || of_session >= limits.max_session_tokens {
             return Err(NoGrant::Full);
         }
-        self.grants += 1;
+        self.counts.grants += 1;
         let number = self.number();
         let expires_ns = now_ns.saturating_add(limits.life_ns).saturating_add(limits.margin_ns);
         self.tokens.insert((key, session), Token { number, expires_ns, state: State::Held });
@@ -273,13 +285,13 @@ impl TokenSpace {
 
     /// The newest number granted. Every grant up to it was read before this moment.
     pub fn number(&self) -> TokenNumber {
-        TokenNumber::new(self.generation, self.grants)
+        TokenNumber::new(self.generation, self.counts.grants)
     }
 
     /// The session answered: it has dropped what the revocation names and uses it no more. Answers to what is not known
     /// (answered before, or the session was dropped) are passed over. Returns whether it was known.
     pub fn revoked(&mut self, session: SessionId, id: RevokeId) -> bool {
-        if self.revokes.get(&id).is_none_or(|pending| pending.revoke.session != session) {
+        if self.revoking.pending.get(&id).is_none_or(|pending| pending.revoke.session != session) {
             return false;
         }
         for key in self.forget_revoke(id) {
@@ -329,7 +341,7 @@ impl TokenSpace {
     /// Revocations that the session has not answered, to be sent again over a new connection.
     pub fn unanswered(&self, session: SessionId) -> impl Iterator<Item = &Revoke> {
         let ids = self.sessions.get(&session).into_iter().flat_map(|known| &known.revokes);
-        ids.filter_map(|id| self.revokes.get(id)).map(|pending| &pending.revoke)
+        ids.filter_map(|id| self.revoking.pending.get(id)).map(|pending| &pending.revoke)
     }
 
     /// After a restart, before anything else: these sessions may use tokens that nobody here knows of. Changes wait
@@ -380,7 +392,7 @@ impl TokenSpace {
     /// When [`TokenSpace::tick`] and [`TokenSpace::poll_overdue`] have something to do next.
     pub fn next_deadline(&self) -> Option<u64> {
         let recovery = self.recovery.as_ref().map(|recovery| recovery.until_ns);
-        let overdue = self.deadlines.first().map(|&(deadline_ns, _)| deadline_ns);
+        let overdue = self.revoking.deadlines.first().map(|&(deadline_ns, _)| deadline_ns);
         let ages = [&self.held, &self.leaving].map(|ages| ages.first_key_value().map(|(age, _)| age.0));
         [recovery, overdue, ages[0], ages[1]].into_iter().flatten().min()
     }
@@ -388,29 +400,31 @@ impl TokenSpace {
     /// Revocations that were made at least `quiet_ns` ago and are not answered; the oldest first.
     pub fn unanswered_for(&self, now_ns: u64, quiet_ns: u64) -> impl Iterator<Item = &Revoke> {
         let until_ns = now_ns.saturating_add(self.limits.callback_deadline_ns).saturating_sub(quiet_ns);
-        let quiet = self.deadlines.range(..=(until_ns, RevokeId(u64::MAX)));
-        quiet.filter_map(|(_, id)| self.revokes.get(id).map(|pending| &pending.revoke))
+        let quiet = self.revoking.deadlines.range(..=(until_ns, RevokeId(u64::MAX)));
+        quiet.filter_map(|(_, id)| self.revoking.pending.get(id).map(|pending| &pending.revoke))
     }
 
     /// Whether a session has not answered a revocation that was made at least `quiet_ns` ago, for a change of somebody
     /// else.
     pub fn leaves_unanswered(&self, session: SessionId, now_ns: u64, quiet_ns: u64) -> bool {
         let until_ns = now_ns.saturating_add(self.limits.callback_deadline_ns).saturating_sub(quiet_ns);
-        let quiet = self.deadlines.range(..=(until_ns, RevokeId(u64::MAX)));
-        quiet.filter_map(|(_, id)| self.revokes.get(id)).any(|p| p.revoke.session == session && !p.own)
+        let quiet = self.revoking.deadlines.range(..=(until_ns, RevokeId(u64::MAX)));
+        quiet.filter_map(|(_, id)| self.revoking.pending.get(id)).any(|p| p.revoke.session == session && !p.own)
     }
 
     /// Whether a revocation is unanswered.
     pub fn awaits_answers(&self) -> bool {
-        !self.deadlines.is_empty()
+        !self.revoking.deadlines.is_empty()
     }
 
     /// A session that left a revocation unanswered beyond its deadline; each revocation is reported once. Not one for a
     /// change of that session itself: its end would help nobody, as changes wait for the end of the tokens anyway.
     pub fn poll_overdue(&mut self, now_ns: u64) -> Option<TokenOverdue> {
-        while let Some(&(deadline_ns, id)) = self.deadlines.first().filter(|(deadline_ns, _)| *deadline_ns <= now_ns) {
-            self.deadlines.remove(&(deadline_ns, id));
-            if let Some(pending) = self.revokes.get(&id).filter(|pending| !pending.own) {
+        while let Some(&(deadline_ns, id)) =
+            self.revoking.deadlines.first().filter(|(deadline_ns, _)| *deadline_ns <= now_ns)
+        {
+            self.revoking.deadlines.remove(&(deadline_ns, id));
+            if let Some(pending) = self.revoking.pending.get(&id).filter(|pending| !pending.own) {
                 return Some(TokenOverdue { session: pending.revoke.session, id });
             }
         }
@@ -463,8 +477,8 @@ impl TokenSpace {
             {
                 keys.push(key);
             }
-            self.revocations += 1;
-            let id = RevokeId(TokenNumber::new(self.generation, self.revocations).0);
+            self.counts.revocations += 1;
+            let id = RevokeId(TokenNumber::new(self.generation, self.counts.revocations).0);
             for &key in &keys {
                 let Some(token) = self.tokens.get_mut(&(key, session)) else { continue };
                 token.state = State::Revoked(id);
@@ -480,16 +494,16 @@ impl TokenSpace {
             let upto = if self.bug == Some(PlantedBug::RevokeNumberTooLow) { TokenNumber(upto.0 - 1) } else { upto };
             let revoke = Revoke { session, id, upto, keys };
             let deadline_ns = now_ns.saturating_add(self.limits.callback_deadline_ns);
-            self.deadlines.insert((deadline_ns, id));
+            self.revoking.deadlines.insert((deadline_ns, id));
             self.sessions.entry(session).or_default().revokes.insert(id);
             self.actions.push_back(TokenAction::Revoke(revoke.clone()));
-            self.revokes.insert(id, Pending { revoke, deadline_ns, own: by == Some(session) });
+            self.revoking.pending.insert(id, Pending { revoke, deadline_ns, own: by == Some(session) });
         }
     }
 
     fn forget_revoke(&mut self, id: RevokeId) -> Vec<TokenKey> {
-        let Some(Pending { revoke, deadline_ns, .. }) = self.revokes.remove(&id) else { return Vec::new() };
-        self.deadlines.remove(&(deadline_ns, id));
+        let Some(Pending { revoke, deadline_ns, .. }) = self.revoking.pending.remove(&id) else { return Vec::new() };
+        self.revoking.deadlines.remove(&(deadline_ns, id));
         if let Some(known) = self.sessions.get_mut(&revoke.session) {
             known.revokes.remove(&id);
         }
@@ -533,8 +547,8 @@ pub(crate) mod inspect {
                 self.held.len() + self.leaving.len(),
                 self.sessions.values().map(|s| s.held.len() + s.leaving.len()).sum(),
                 self.sessions.len(),
-                self.revokes.len(),
-                self.deadlines.len(),
+                self.revoking.pending.len(),
+                self.revoking.deadlines.len(),
                 self.changes.len(),
                 self.queues.len(),
             ]

@@ -69,7 +69,7 @@ impl Run {
         {
             // Its tasks have ended where they were.
             let mut area = self.area.borrow_mut();
-            area.working = area.arena.others_working;
+            area.tasks.working = area.arena.others_working;
         }
         if self.roll(2) == 0 {
             mounts[victim] = self.cluster.mount_at(victim).await.map_err(line)?;

@@ -204,7 +204,7 @@ pub async fn fight(env: SimEnv, client: Client, area: SharedArea, (task, mount):
     }
     drop(fighter);
     let mut a = area.borrow_mut();
-    a.working -= 1;
+    a.tasks.working -= 1;
     if a.arena.victim != Some(mount) {
         a.arena.others_working -= 1;
     }
@@ -311,7 +311,7 @@ impl Fighter {
                 let judged = {
                     let a = &mut *sharer.area.borrow_mut();
                     if !a.arena.groups {
-                        a.longest = a.longest.max(sharer.env.now().since(begin));
+                        a.told.longest = a.told.longest.max(sharer.env.now().since(begin));
                     }
                     a.arena.pits[pit].without_result.remove(&call);
                     a.arena.pits[pit].linear.end(call, &cells)
@@ -406,7 +406,7 @@ impl Fighter {
     /// A call on a cell that no other member touches: members keep out of each other's way.
     fn draw_own(&self, wrote: &mut BTreeSet<usize>, dice: &mut Dice) -> Option<CellOp> {
         let mut a = self.sharer.area.borrow_mut();
-        let tasks = a.left.len();
+        let tasks = a.tasks.left.len();
         let at = self.sharer.task + tasks * dice.below(CELLS.div_ceil(tasks as u64)) as usize;
         if dice.one_in(2) {
             wrote.insert(at);

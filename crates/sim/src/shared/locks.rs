@@ -211,7 +211,7 @@ impl Claims {
 impl Sharer {
     fn spec(&self, wish: &Wish) -> FileLockSpec {
         let owner = FileLockOwner { family: wish.family, id: 1 + self.task as u64 };
-        let ino = self.area.borrow().record_file;
+        let ino = self.area.borrow().record_area.file;
         let range = if wish.family == FileLockFamily::Flock { ByteRange::ALL } else { wish.range() };
         FileLockSpec { ino, owner, pid: 500 + self.task as u32, mode: wish.mode, range }
     }

@@ -50,7 +50,7 @@ impl Sharer {
     pub(super) async fn fight(&mut self, dice: &mut Dice) -> Told {
         let (dir, mine) = {
             let a = self.area.borrow();
-            (a.names_dir, a.holdings.of(self.task))
+            (a.fought.dir, a.holdings.of(self.task))
         };
         let name = format!("n{}", dice.below(5)).into_bytes();
         let shown = String::from_utf8_lossy(&name).into_owned();
@@ -94,7 +94,7 @@ impl Sharer {
 
     /// Lists the names while others come and go (Promise S7).
     pub(super) async fn listing(&mut self, dice: &mut Dice) -> Told {
-        let dir = self.area.borrow().names_dir;
+        let dir = self.area.borrow().fought.dir;
         let (max, plus) = (1 + dice.below(6) as u32, dice.one_in(2));
         let names = list(&self.client, &self.ctx(), dir, max, plus).await.map_err(|e| format!("listing: {e}"))?;
         for i in 0..KEPT {
@@ -112,7 +112,7 @@ impl Sharer {
         let shown = MOVED[dice.below(MOVED.len() as u64) as usize];
         let (top, mut places, lies_in) = {
             let a = self.area.borrow();
-            (a.move_dir, a.moved.keys().copied().collect::<Vec<Ino>>(), a.lies_in.get(shown).copied())
+            (a.fought.move_dir, a.fought.moved.keys().copied().collect::<Vec<Ino>>(), a.fought.lies_in.get(shown).copied())
         };
         places.push(top);
         let (from, to) = (*dice.pick(&places).unwrap_or(&top), *dice.pick(&places).unwrap_or(&top));
@@ -123,7 +123,7 @@ impl Sharer {
         self.note(format!("move {from}/{shown} to {to}: {moved:?}"));
         match moved {
             Ok(()) => {
-                self.area.borrow_mut().lies_in.insert(shown, to);
+                self.area.borrow_mut().fought.lies_in.insert(shown, to);
                 Ok(())
             }
             Err(Errno::NoEnt | Errno::Inval | Errno::Exist) => Ok(()),
