@@ -350,7 +350,8 @@ impl Sharer {
     async fn read_record(&mut self, dice: &mut Dice) -> Told {
         let file = self.record_file(dice).await?;
         let (i, direct) = (dice.below(RECORDS as u64) as usize, dice.one_in(4));
-        let (offset, len) = (self.area.borrow().record_area.records[i].offset, self.area.borrow().record_area.records[i].len);
+        let (offset, len) =
+            (self.area.borrow().record_area.records[i].offset, self.area.borrow().record_area.records[i].len);
         let begin = self.env.now().0;
         self.note(format!("read record {i} ..."));
         let bytes = read(&self.client, &self.ctx(), &file, offset, len, direct).await;

@@ -9,13 +9,14 @@
 //! that is synced itself. Records in front of the first such group need one sync; those behind it a sync, a mark, which
 //! the next group carries, and a sync.
 
+mod parts;
+
 use crate::event::Event;
-use crate::group::{Group, Link};
+use crate::group::Group;
 use crate::keep::{self, AREAS, Keep};
-use crate::layout::{GROUP_HEADER, Geometry, PAGE_PAYLOAD, RECORD_BYTES_MAX, SLOT_BYTES, Superblock};
+use crate::layout::{GROUP_HEADER, Geometry, PAGE_PAYLOAD, RECORD_BYTES_MAX, SLOT_BYTES};
 use crate::planted::{self, Mistake};
-use crate::recover::{Changes, Image};
-use crate::segment::{Segment, SlotMap};
+use crate::recover::Image;
 use crate::zone::{OnFailure, OpenOptions, ZoneStats};
 use crate::{ZoneError, ZoneErrorKind, change};
 use amphi_env::Env;
@@ -25,7 +26,8 @@ use amphi_types::{Errno, TargetId};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
-use std::time::Duration;
+
+pub use parts::*;
 
 /// Most bytes of a group of several records: 1 MiB keeps one write below a millisecond.
 const GROUP_BYTES_MAX: usize = 1 << 20;
@@ -43,122 +45,6 @@ const CHANGES_PERCENT: u64 = 46;
 const MERGE_PERCENT: u64 = 2;
 /// Bytes a change costs in the `dirty` map beside its encoding.
 const DIRTY_OVERHEAD: u64 = 64;
-
-/// Where the log begins, or ends.
-#[derive(Clone, Copy, Debug)]
-pub struct LogPoint {
-    /// Block position, counted without wrapping.
-    pub position: u64,
-    /// Number of the last group before.
-    pub seq: u64,
-    /// Last record before.
-    pub lsn: u64,
-    /// Link of the last group before.
-    pub link: Link,
-}
-
-/// A written group with a record that points at data, while nothing on the medium proves that both were synced.
-#[derive(Clone, Copy, Debug)]
-pub struct Fresh {
-    /// Number of the group.
-    pub seq: u64,
-    /// Last record before it.
-    pub before: u64,
-}
-
-/// Records that were appended and wait to be written.
-pub struct Queue {
-    pub groups: VecDeque<Group>,
-    pub spare: Vec<Group>,
-    pub bytes: u64,
-    pub appended_lsn: u64,
-    /// Records up to this one are waited for. The others need not be written by themselves.
-    pub wanted_lsn: u64,
-    /// Area of the group that is being written.
-    pub writing_area: Option<usize>,
-}
-
-/// How far records have got: `stable <= synced <= written <= kept`.
-pub struct Reached {
-    pub written_lsn: u64,
-    /// Records up to this one survive the process: they are kept or written.
-    pub kept_lsn: u64,
-    /// Records up to this one are replayed after power loss: they are synced, and no fresh group in front of or with
-    /// them lacks its proof.
-    pub stable_lsn: u64,
-    /// Records and groups that a sync has covered.
-    pub synced_lsn: u64,
-    pub synced_seq: u64,
-    /// Highest mark that is itself synced: in the root, or in a group.
-    pub proven_seq: u64,
-}
-
-/// Fresh groups, and the marks that prove them.
-pub struct Marks {
-    /// Fresh groups that are not proven, oldest first. As many as the log has room for, at most.
-    pub fresh: VecDeque<Fresh>,
-    /// Mark of the last written group.
-    pub written: u64,
-    /// A mark up to here is to be written, with a group of its own if there is nothing else to write.
-    pub wanted: u64,
-}
-
-/// Where the log begins and ends.
-pub struct LogBounds {
-    /// Behind the last written group.
-    pub head: LogPoint,
-    /// Oldest position that the root still needs.
-    pub start_position: u64,
-    /// A group or a reservation waits for log space.
-    pub is_full: bool,
-}
-
-/// What the log changes over the segments: the work of the next checkpoint.
-pub struct Unmerged {
-    pub dirty: Changes,
-    pub dirty_bytes: u64,
-    /// Bytes of changes that a running checkpoint has taken.
-    pub frozen_bytes: u64,
-    /// Deletions since the last full merge: what it could win back.
-    pub deletions: u64,
-}
-
-/// What lies on the medium beside the log.
-pub struct Medium {
-    /// What the next root says of a loss.
-    pub lost: bool,
-    pub root: Superblock,
-    pub segments: Vec<Segment>,
-    pub slots: SlotMap,
-}
-
-/// Syncs: those begun, those done, and those asked for, counted from the opening.
-pub struct Syncs {
-    pub started: u64,
-    /// The last record that the sync which was started last will make stable.
-    pub lsn: u64,
-    pub done: u64,
-    pub wanted: u64,
-}
-
-/// Checkpoints: those begun, those done, and those asked for, counted from the opening.
-pub struct Checkpoints {
-    pub started: u64,
-    pub done: u64,
-    pub wanted: u64,
-    pub merge_wanted: bool,
-    /// How the last checkpoint ended.
-    pub error: Option<ZoneError>,
-}
-
-/// Whether the zone goes on, and who still works for it.
-pub struct Life {
-    pub closing: bool,
-    pub committing: bool,
-    pub checkpointing: bool,
-    pub agents: u32,
-    pub failed: Option<String>,
-}
 
 /// The changing part.
 pub struct State {
@@ -221,49 +107,6 @@ impl State {
         let last = self.marks.fresh.get(blocking.checked_sub(1)?)?.seq;
         (last <= self.reached.synced_seq && last > self.marks.written).then_some(last)
     }
-}
-
-/// Which zone it is, and which opening of it.
-pub struct Identity {
-    pub zone: u64,
-    pub cluster: u64,
-    pub target: TargetId,
-    /// Random number of this opening; groups name it.
-    pub opening: u64,
-}
-
-/// Sizes and intervals that bound the work of the agents.
-pub struct Bounds {
-    pub record_bytes_max: usize,
-    pub group_bytes_max: usize,
-    pub dirty_max: Cell<u64>,
-    pub sync_interval: Cell<Duration>,
-    pub auto_checkpoint: bool,
-}
-
-/// Memory that outlives the process, if there is any, and whether it is used.
-pub struct KeptMemory<E: Env> {
-    /// Memory that outlives the process, if there is any, and whether it is used.
-    pub areas: RefCell<Option<Keep<E>>>,
-    pub used: Cell<bool>,
-}
-
-/// What agents and callers wait for.
-pub struct Events {
-    /// Something for the commit agent.
-    pub queued: Event,
-    /// Something for the sync agent.
-    pub sync_asked: Event,
-    /// Something for the checkpoint agent.
-    pub checkpoint_asked: Event,
-    /// Groups were written.
-    pub written: Event,
-    /// A sync ended.
-    pub synced: Event,
-    /// Log or metadata space was given back, a checkpoint ended.
-    pub room: Event,
-    /// An agent ended.
-    pub done: Event,
 }
 
 /// A zone as its handle and its agents see it.

@@ -21,12 +21,15 @@ const LONG_FUNCTIONS: &[(&str, &str)] = &[
     ("crates/sim/src/reference/names.rs", "name_op"),
 ];
 
-/// Structs that are a list: counters, options of a command line, a format.
+/// Structs that are a list: counters, options of a command line or of a configuration, weights of a draw, a format.
 const LISTS: &[(&str, &str)] = &[
     ("crates/bench/src/workload/ior.rs", "Ior"),
     ("crates/bench/src/workload/mdtest.rs", "Mdtest"),
     ("crates/amphi/src/cmd/server.rs", "Server"),
+    ("crates/env/src/sim.rs", "SimConfig"),
     ("crates/mpiio/src/stats.rs", "Stats"),
+    ("crates/server/src/config.rs", "ServerConfig"),
+    ("crates/sim/src/generate.rs", "Temper"),
     ("crates/sim/src/run.rs", "Summary"),
     ("crates/wire/src/frame.rs", "RawHead"),
     ("crates/zone/src/layout.rs", "Superblock"),
@@ -37,18 +40,10 @@ const WIDE_STRUCTS: &[(&str, &str, usize)] = &[
     ("crates/client/src/cache/unit.rs", "Unit", 17),
     ("crates/client/src/inode.rs", "Inode", 43),
     ("crates/client/src/inode/open_file.rs", "OpenFile", 19),
-    ("crates/dlm/src/tokens/server.rs", "TokenSpace", 17),
-    ("crates/env/src/sim.rs", "SimConfig", 16),
     ("crates/meta/src/inode.rs", "Inode", 23),
     ("crates/server/src/cluster/peers.rs", "Cluster", 26),
-    ("crates/server/src/config.rs", "ServerConfig", 23),
     ("crates/server/src/cluster/sessions.rs", "SessionManager", 17),
     ("crates/server/src/target.rs", "Target", 50),
-    ("crates/sim/src/generate.rs", "Temper", 18),
-    ("crates/sim/src/shared.rs", "Shared", 25),
-    ("crates/zone/src/recover.rs", "Image", 18),
-    ("crates/zone/src/state.rs", "Shared", 25),
-    ("crates/zone/src/state.rs", "State", 41),
 ];
 
 /// What a text has at a place of one indentation: a head, and the line that closes it.

@@ -112,7 +112,11 @@ impl Sharer {
         let shown = MOVED[dice.below(MOVED.len() as u64) as usize];
         let (top, mut places, lies_in) = {
             let a = self.area.borrow();
-            (a.fought.move_dir, a.fought.moved.keys().copied().collect::<Vec<Ino>>(), a.fought.lies_in.get(shown).copied())
+            (
+                a.fought.move_dir,
+                a.fought.moved.keys().copied().collect::<Vec<Ino>>(),
+                a.fought.lies_in.get(shown).copied(),
+            )
         };
         places.push(top);
         let (from, to) = (*dice.pick(&places).unwrap_or(&top), *dice.pick(&places).unwrap_or(&top));
