@@ -10,7 +10,7 @@ use amphi_mpiio::team::Team;
 use amphi_mpiio::team::message::{Kind, receive, send};
 use amphi_mpiio::team::server::Server;
 use std::net::{Ipv4Addr, TcpStream};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 
 const SETTINGS: Settings =
@@ -42,7 +42,7 @@ fn node(backend: &MemoryFile, frames: u32) -> Node {
 }
 
 /// The four ranks of two nodes, connected: 0 and 1 are of node 0.
-fn teams(backend: &MemoryFile, frames: u32) -> Vec<Team> {
+fn teams(backend: &MemoryFile, frames: u32, copies: bool) -> Vec<Team> {
     let nodes = [node(backend, frames), node(backend, frames)];
     let ports = nodes.each_ref().map(|n| (n.server.port(), n.token.nonce));
     let mut teams = Vec::new();
@@ -55,6 +55,7 @@ fn teams(backend: &MemoryFile, frames: u32) -> Vec<Team> {
             }
             let leaders = ports.map(|(port, nonce)| ("127.0.0.1".to_owned(), port, 2 + local as u32, nonce));
             team.connect(index, &leaders, 2).unwrap();
+            team.keep_copies(copies);
             teams.push(team);
         }
     }
@@ -87,28 +88,36 @@ impl Random {
     }
 }
 
-/// Goal: calls over pages of both nodes are atomic, the length included, with memory for all pages and for few.
+/// Goal: calls over pages of both nodes are atomic, the length included, with memory for all pages and for few, with
+/// copies of what is read again and without.
 /// Method: every rank writes scattered ranges with one value, and grows a record whose length its value tells.
 #[test]
 fn calls_over_nodes_are_atomic() {
-    for frames in [100, 2] {
+    for (frames, copies) in [(100, false), (2, false), (100, true), (2, true)] {
+        let (copied, recalled) = (AtomicU64::new(0), AtomicU64::new(0));
         let backend = MemoryFile::new(vec![1; 500]);
         let last = AtomicU32::new(1);
-        on_all(teams(&backend, frames), |_, team| {
+        on_all(teams(&backend, frames, copies), |_, team| {
             let scattered: Vec<Extent> = (0..12).map(|i| Extent { offset: i * 40, length: 25 }).collect();
             for _ in 0..60 {
                 let value = last.fetch_add(1, Ordering::SeqCst) as u8;
                 team.write(&scattered, &[value; 300]).unwrap();
-                let mut seen = [0; 300];
-                assert_eq!(team.read(&scattered, &mut seen).unwrap(), 300);
-                assert!(seen.iter().all(|b| *b == seen[0]), "mixed: {seen:?}");
+                for _ in 0..3 {
+                    let mut seen = [0; 300];
+                    assert_eq!(team.read(&scattered, &mut seen).unwrap(), 300);
+                    assert!(seen.iter().all(|b| *b == seen[0]), "mixed: {seen:?}");
+                }
             }
+            copied.fetch_add(team.local().stats().copies, Ordering::SeqCst);
+            recalled.fetch_add(team.local().stats().recalls, Ordering::SeqCst);
         });
+        let counted = [copied, recalled].map(|count| count.into_inner() > 0);
+        assert_eq!(counted, [copies; 2], "copies and their ends, {frames} frames");
         assert!(backend.bytes().iter().step_by(40).take(12).all(|b| *b == backend.bytes()[0]));
 
         let backend = MemoryFile::default();
         let turn = AtomicU32::new(1);
-        on_all(teams(&backend, frames), |rank, team| {
+        on_all(teams(&backend, frames, copies), |rank, team| {
             for step in 0..60 {
                 if rank % 2 == 0 {
                     // Writers take turns, so the file only grows.
@@ -136,7 +145,7 @@ fn calls_over_nodes_are_atomic() {
 fn different_bytes_of_a_page_survive() {
     for seed in 0..6 {
         let backend = MemoryFile::new(vec![0; 900]);
-        on_all(teams(&backend, 3), |rank, team| {
+        on_all(teams(&backend, 3, seed % 2 == 1), |rank, team| {
             let mut random = Random(seed * 31 + rank as u64);
             let mut mine = vec![0u8; 900];
             for _ in 0..150 {
