@@ -1,7 +1,7 @@
 //! Locks of the cluster under which this client caches.
 //!
-//! Owns: asking for locks, carrying out what the lock caches want: flush, drop, cancel. Does not own: the table of
-//! these caches (`tables::coherence::locks`), the rules (`dlm`).
+//! Owns: asking for locks, what becomes of callbacks, restarts of a server. Does not own: the way of a lock back
+//! (`returning`), the table of lock caches (`tables::coherence::locks`), the rules (`dlm`).
 //!
 //! Invariants: a cached byte lies under a lock that is held. A write in the cache that pins no lock checks a bit of its
 //! file (`Inode::whole_locks`) under the lock of the cache's shard; the bit goes before the flush that precedes the
@@ -10,29 +10,27 @@
 pub(crate) mod ahead;
 pub(crate) mod coming;
 pub(crate) mod group_lock;
+mod neighbours;
 mod pins;
+mod returning;
 pub(crate) mod session_end;
 
-use crate::cache::drop::Dirty;
-use crate::cache::push_joined;
 use crate::coherence::front_pages;
 use crate::inode::Inode;
 use crate::inode::whole_locks::stripe_bit;
 use crate::mount::Mount;
 use crate::tables::coherence::locks::limits_of;
 use crate::telemetry::stats::{Count, FileEvent};
-use crate::writeback::flush;
-use amphi_dlm::{CallbackPlan, Granted, GroupId, LockAction, LockCache, LockId, Mode};
-use amphi_types::{ByteRange, Cred, Errno, Ino, ObjectId, TargetId};
+use amphi_dlm::{CallbackPlan, Granted, GroupId, LockCache, LockId, Mode};
+use amphi_types::{ByteRange, Cred, Ino, ObjectId, TargetId};
 use amphi_wire::{HeldLock, Lane, LockMode, Request};
-use futures_util::future::join_all;
 pub(crate) use pins::{Pin, pin_objects, pin_spans, try_pin_objects};
+pub(crate) use returning::pump;
+use returning::take_due;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
 
-/// Of a range up to this length every stripe is looked at; of a longer one what is cached.
-const WALK_BYTES: u64 = 64 << 20;
 /// How often servers are told of locks that they asked back and that calls still use: far below the time after which a
 /// client that does not answer is evicted.
 const KEPT_NS: u64 = 2_000_000_000;
@@ -177,8 +175,13 @@ pub(crate) fn callback(mount: &Arc<Mount>, object: ObjectId, lock: u64) {
         names.ours(target, lock)
     };
     let mut making = mount.coherence.locks.making.lock();
+    let mut walks = mount.coherence.locks.walks.lock();
     mount.coherence.locks.with(target, |cache| {
+        let mode = cache.mode(id);
         let plan = cache.callback(mount.clock.now_ns(), id, object);
+        if let (CallbackPlan::Started { .. }, Some(mode)) = (plan, mode) {
+            neighbours::follow(mount, walks.entry(target).or_default(), cache, object, mode);
+        }
         if plan == CallbackPlan::Gone && making.under_way > 0 {
             making.early.push((object, lock));
         }
@@ -188,7 +191,7 @@ pub(crate) fn callback(mount: &Arc<Mount>, object: ObjectId, lock: u64) {
             file.whole_locks.fetch_and(!stripe_bit(object.stripe), SeqCst);
         }
     });
-    drop(making);
+    drop((making, walks));
     pump(mount, target);
 }
 
@@ -229,155 +232,6 @@ pub(crate) fn tick(mount: &Arc<Mount>) {
             drop(mount.send(Lane::Answer, target, &Cred::root(), Request::LockKept { locks }, None, 0));
         }
     }
-}
-
-/// Does what the lock cache of `target` wants done.
-pub(crate) fn pump(mount: &Arc<Mount>, target: TargetId) {
-    loop {
-        let flush_or_cancel = {
-            let mut caches = mount.coherence.locks.caches.lock();
-            let Some(cache) = caches.get_mut(&target) else { return };
-            match cache.poll_action() {
-                None => return,
-                Some(LockAction::Drop { object, ranges, discard_dirty }) => {
-                    forget(mount, object, &ranges, discard_dirty);
-                    let file = mount
-                        .files
-                        .get(object.ino)
-                        .filter(|f| (f.pages.any() || f.pages.is_taking()) && !mount.coherence.sharing.is_alone());
-                    file.into_iter().for_each(|f| mount.coherence.locks.pages_due.lock().push((target, f)));
-                    continue;
-                }
-                Some(action) => action,
-            }
-        };
-        match flush_or_cancel {
-            LockAction::Flush { id, object, ranges } => {
-                let file = mount.files.get(object.ino);
-                if let Some(file) = &file {
-                    file.whole_locks.fetch_and(!stripe_bit(object.stripe), SeqCst);
-                    mount.cache.barrier();
-                }
-                let mount2 = mount.clone();
-                mount.spawn(async move {
-                    if let Some(file) = file {
-                        for part in pieces_of(&mount2, &file, object, &ranges) {
-                            flush::flush(&mount2, &file, part).await;
-                        }
-                    }
-                    mount2.coherence.locks.with(target, |cache| cache.flushed(id));
-                    pump(&mount2, target);
-                });
-            }
-            LockAction::Cancel { ids } => {
-                let mut names = mount.coherence.locks.names.lock();
-                let locks: Vec<u64> = ids.iter().map(|&id| names.take(target, id)).collect();
-                drop(names);
-                mount.stats.bytes(Count::LockCancel, locks.len() as u64);
-                mount.stats.count(Count::LockCancelMessages);
-                give_back(mount, target, &ids, locks);
-            }
-            LockAction::Drop { .. } => {}
-        }
-    }
-}
-
-/// Files whose pages in front have to be taken back for locks of a target that go.
-fn take_due(mount: &Mount, target: TargetId) -> Vec<Arc<Inode>> {
-    let mut due: Vec<Arc<Inode>> = Vec::new();
-    mount.coherence.locks.pages_due.lock().retain(|(of, file)| {
-        let here = *of == target;
-        if here && !due.iter().any(|f| Arc::ptr_eq(f, file)) {
-            due.push(file.clone());
-        }
-        !here
-    });
-    due
-}
-
-/// Returns locks, after the pages in front that lie under them.
-fn give_back(mount: &Arc<Mount>, target: TargetId, ids: &[LockId], locks: Vec<u64>) {
-    let answered = {
-        let locks = locks.clone();
-        move |mount: &Mount| {
-            let mut asked_back = mount.coherence.locks.asked_back.lock();
-            locks.iter().for_each(|lock| {
-                asked_back.remove(&(target, *lock));
-            });
-        }
-    };
-    let cancel = Request::LockCancel { locks };
-    let due = take_due(mount, target);
-    let leaving: Vec<(TargetId, LockId)> = {
-        let leaving = mount.coherence.locks.leaving.lock();
-        ids.iter().map(|id| (target, *id)).filter(|lock| leaving.contains(lock)).collect()
-    };
-    if due.is_empty() && leaving.is_empty() {
-        answered(mount);
-        drop(mount.insist(Lane::Answer, target, cancel));
-        return;
-    }
-    let mount2 = mount.clone();
-    mount.spawn(async move {
-        join_all(due.iter().map(|file| front_pages::take_back(&mount2, file, target))).await;
-        answered(&mount2);
-        if leaving.is_empty() {
-            return drop(mount2.insist(Lane::Answer, target, cancel));
-        }
-        // Who leaves does not wait for a server that cannot be reached for long. It hears of it all the same; twice
-        // does no harm.
-        if mount2.send(Lane::Answer, target, &Cred::root(), cancel.clone(), None, 0).await.is_err() {
-            drop(mount2.insist(Lane::Answer, target, cancel));
-        }
-        mount2.coherence.locks.left(&leaving);
-    });
-}
-
-/// The bytes of `ranges` that lie in `object` and may be cached.
-fn pieces_of(mount: &Mount, file: &Inode, object: ObjectId, ranges: &[ByteRange]) -> Vec<ByteRange> {
-    let layout = file.layout();
-    let cached = ByteRange::new(0, file.cached_end.load(SeqCst));
-    if layout.stripes() == 1 {
-        return ranges.iter().map(|r| r.intersect(&cached)).filter(|r| !r.is_empty()).collect();
-    }
-    let mut found = Vec::new();
-    for range in ranges.iter().map(|r| r.intersect(&cached)) {
-        // A sparse file may be cached at its far end alone.
-        let parts = if range.len() <= WALK_BYTES { vec![range] } else { mount.cache.units_of(file, range) };
-        let pieces = parts.into_iter().flat_map(|part| layout.pieces(file.ino, part));
-        pieces.filter(|(o, _)| *o == object).for_each(|(_, piece)| push_joined(&mut found, piece));
-    }
-    found
-}
-
-fn forget(mount: &Arc<Mount>, object: ObjectId, ranges: &[ByteRange], discard_dirty: bool) {
-    let Some(file) = mount.files.get(object.ino) else { return };
-    file.whole_locks.fetch_and(!stripe_bit(object.stripe), SeqCst);
-    let dirty = if discard_dirty { Dirty::Discard } else { Dirty::Keep };
-    if discard_dirty {
-        // Before they are no longer dirty: who finds none dirty knows of it.
-        let has_dirty = file.dirty_bytes.load(SeqCst) > 0;
-        if has_dirty {
-            mount.writeback.errors.note(Errno::Io, mount.clock.now_ns());
-        }
-        file.failures.note(Errno::Io, if has_dirty { ByteRange::ALL } else { ByteRange::at(0, 0) });
-    }
-    for part in pieces_of(mount, &file, object, ranges) {
-        mount.cache.forget(&file, part, dirty);
-    }
-    // Fills beyond what is cached now count on the lock as well.
-    ranges.iter().for_each(|r| file.spoil(*r));
-    // Others may cut the file from now on. Bytes of other locks that are still here count; answers that were asked for
-    // before do not know what has been written under this one.
-    file.own_is_at_least(|| mount.cache.dirty_end(&file));
-    file.turn();
-    if !mount.coherence.sharing.is_alone() {
-        file.times_told();
-    }
-    if discard_dirty {
-        file.signal.notify();
-    }
-    mount.files.reap(&file);
 }
 
 /// The session is over: no lock is held any more.

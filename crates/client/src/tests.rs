@@ -26,6 +26,7 @@ mod left_pages;
 mod locks;
 mod messages;
 mod names;
+mod neighbours;
 mod overwrites;
 mod pipeline;
 mod policy;

@@ -16,6 +16,7 @@
 //! in batches of 16 for each trim. About 300 bytes a lock.
 
 mod holding;
+mod near;
 mod returning;
 
 use crate::mode::{GroupId, LockId, Mode};

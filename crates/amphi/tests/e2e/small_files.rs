@@ -1,6 +1,7 @@
 //! Many small files.
 
-use crate::harness::{Place, pattern, run};
+use crate::harness::{Place, counter, pattern, run};
+use crate::two_mounts::Pair;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -156,6 +157,39 @@ fn files_read_in_order_travel_together() {
         place.fsck();
     }
     assert!(per_file[0] > 4.0 * per_file[1], "messages per file without and with reading ahead: {per_file:?}");
+}
+
+/// Goal: who walks over a tree that another mount has just written, or wrote before it was read there, asks that mount
+/// for one message for many files, not for each. Method: a tree of 40 directories of 25 files is written on one mount
+/// and read by name order on the other one; callbacks, returns and revocations of the first are counted.
+#[test]
+fn a_tree_of_another_mount_comes_back_in_batches() {
+    const DIRS: u64 = 40;
+    const EACH: u64 = 25;
+    let pair = Pair::new(1, &["--targets", "2"], &[]);
+    for d in 0..DIRS {
+        fs::create_dir(pair.a.join(format!("d{d}"))).expect("mkdir");
+        for f in 0..EACH {
+            fs::write(pair.a.join(format!("d{d}/f{f}")), contents(d * EACH + f)).expect("write");
+        }
+    }
+    let names = ["lock_callback", "lock_cancel_messages", "token_revoke"];
+    let counted = || names.map(|name| counter(&pair.a, name));
+    let before = counted();
+    for d in 0..DIRS {
+        let mut files: Vec<_> = fs::read_dir(pair.b.join(format!("d{d}"))).expect("list").flatten().collect();
+        files.sort_by_key(|entry| entry.file_name());
+        assert_eq!(files.len() as u64, EACH);
+        for entry in files {
+            let f: u64 = entry.file_name().to_string_lossy()[1..].parse().expect("a number");
+            assert!(fs::read(entry.path()).expect("read") == contents(d * EACH + f), "d{d}/f{f}");
+        }
+    }
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    for ((name, before), after) in names.iter().zip(before).zip(counted()) {
+        assert!(10 * (after - before) <= DIRS * EACH, "{name}: {} for {} files", after - before, DIRS * EACH);
+    }
+    pair.stop();
 }
 
 /// Goal: a mount in a small memory group lives with as many small files as are written: what its cache takes counts,

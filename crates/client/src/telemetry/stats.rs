@@ -113,6 +113,7 @@ counters! {
     LockCancel = "lock_cancel", "locks";
     LockCancelMessages = "lock_cancel_messages", "reqs";
     LockAged = "lock_aged", "locks";
+    LockNeighbours = "lock_neighbours", "locks";
     ContendedTold = "contended_told", "reqs";
     LockAheadAsked = "lock_ahead_asked", "reqs";
     LockAheadGranted = "lock_ahead_granted", "reqs";

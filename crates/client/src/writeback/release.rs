@@ -20,13 +20,16 @@ use std::sync::atomic::Ordering::SeqCst;
 /// The last reference to an open file is gone. `linger`: its close may wait for others.
 pub(crate) fn release(mount: &Arc<Mount>, file: &Arc<Inode>, access: Access, linger: bool) {
     mount.stats.count(Count::Close);
-    {
+    let brings_time = {
         let mut known = file.known.lock();
         if let Some(i) = known.opens.iter().position(|a| *a == access) {
             known.opens.swap_remove(i);
         }
         known.closes.push(access);
-    }
+        known.accessed_due
+    };
+    // In company all who cache the attributes are asked to forget them for an access time: of many files at once.
+    let linger = linger || brings_time && !access.write && !mount.coherence.sharing.is_alone();
     batch::released(mount, file);
     if file.nameless.load(SeqCst) && file.open_count() == 0 {
         useless(mount, file.clone());

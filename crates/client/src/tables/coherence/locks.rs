@@ -3,6 +3,7 @@
 //! Owns: one lock cache per target (`dlm::LockCache`), locks that were asked back or are being given back, names that
 //! restarted servers gave to locks. Does not own: asking for locks and giving them back (`locks`), the rules (`dlm`).
 
+use super::lock_walks::Walks;
 use crate::inode::{Inode, Signal};
 use crate::telemetry::tunables::{Tunable, Tunables};
 use amphi_dlm::{CacheLimits, LockCache, LockId, Mode};
@@ -41,6 +42,8 @@ pub(crate) struct Locks {
     pub(crate) pages_due: Mutex<Vec<(TargetId, Arc<Inode>)>>,
     /// Order: before `caches`.
     pub(crate) making: Mutex<Making>,
+    /// Who takes locks of a target one after the other. Order: before `caches`.
+    pub(crate) walks: Mutex<BTreeMap<TargetId, Walks>>,
     /// Glimpses whose replies are on their way. A server asks again with each new connection and from time to time:
     /// were each question answered, replies would pile up before whatever else it waits for.
     pub(crate) glimpsed: Mutex<BTreeSet<u64>>,
@@ -68,6 +71,7 @@ impl Locks {
             asked_back: Mutex::default(),
             pages_due: Mutex::default(),
             making: Mutex::default(),
+            walks: Mutex::default(),
             glimpsed: Mutex::default(),
         }
     }

@@ -1,0 +1,220 @@
+//! The way of locks back to their server.
+//!
+//! Owns: carrying out what a lock cache wants: flush, drop, cancel; what travels together on that way. Does not own:
+//! the stages (`dlm`), which locks go (`locks`, `neighbours`).
+//!
+//! Invariant: what is dirty under a lock has landed before it is dropped, and pages in front are taken back before its
+//! cancel is sent.
+
+use crate::cache::drop::Dirty;
+use crate::cache::push_joined;
+use crate::coherence::front_pages;
+use crate::inode::Inode;
+use crate::inode::whole_locks::stripe_bit;
+use crate::mount::Mount;
+use crate::telemetry::stats::Count;
+use crate::writeback::{batch, flush};
+use amphi_dlm::{LockAction, LockId};
+use amphi_types::{ByteRange, Cred, Errno, ObjectId, TargetId};
+use amphi_wire::{Lane, Request};
+use futures_util::future::join_all;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// Of a range up to this length every stripe is looked at; of a longer one what is cached.
+const WALK_BYTES: u64 = 64 << 20;
+/// Locks that are flushed together, of files with so many dirty bytes at most.
+const TOGETHER: usize = 64;
+const TOGETHER_BYTES: u64 = 256 << 10;
+
+/// Does what the lock cache of `target` wants done.
+pub(crate) fn pump(mount: &Arc<Mount>, target: TargetId) {
+    let mut going = Vec::new();
+    while let Some(action) = next_action(mount, target) {
+        match action {
+            LockAction::Flush { id, object, ranges } => {
+                let file = mount.files.get(object.ino);
+                if let Some(file) = &file {
+                    file.whole_locks.fetch_and(!stripe_bit(object.stripe), SeqCst);
+                }
+                going.push(Going { id, file, object, ranges });
+            }
+            LockAction::Cancel { ids } => {
+                let mut names = mount.coherence.locks.names.lock();
+                let locks: Vec<u64> = ids.iter().map(|&id| names.take(target, id)).collect();
+                drop(names);
+                mount.stats.bytes(Count::LockCancel, locks.len() as u64);
+                mount.stats.count(Count::LockCancelMessages);
+                give_back(mount, target, &ids, locks);
+            }
+            LockAction::Drop { .. } => {}
+        }
+    }
+    if !going.is_empty() {
+        write_back(mount, target, going);
+    }
+}
+
+/// The next thing that the lock cache of `target` wants done; what it wants dropped is dropped here, under its lock.
+fn next_action(mount: &Arc<Mount>, target: TargetId) -> Option<LockAction> {
+    loop {
+        let mut caches = mount.coherence.locks.caches.lock();
+        match caches.get_mut(&target)?.poll_action()? {
+            LockAction::Drop { object, ranges, discard_dirty } => {
+                forget(mount, object, &ranges, discard_dirty);
+                let file = mount
+                    .files
+                    .get(object.ino)
+                    .filter(|f| (f.pages.any() || f.pages.is_taking()) && !mount.coherence.sharing.is_alone());
+                file.into_iter().for_each(|f| mount.coherence.locks.pages_due.lock().push((target, f)));
+            }
+            action => return Some(action),
+        }
+    }
+}
+
+/// A lock on its way back, with what may be dirty under it.
+struct Going {
+    id: LockId,
+    file: Option<Arc<Inode>>,
+    object: ObjectId,
+    ranges: Vec<ByteRange>,
+}
+
+impl Going {
+    fn is_small(&self) -> bool {
+        self.file.as_ref().is_none_or(|file| file.dirty_bytes.load(SeqCst) <= TOGETHER_BYTES)
+    }
+}
+
+/// Writes back what lies under locks that go. The first one is what somebody may wait for, so it goes alone, and so
+/// does what takes long; of the others many leave in one message, and so do their locks.
+fn write_back(mount: &Arc<Mount>, target: TargetId, going: Vec<Going>) {
+    // Writes that had found the bits of their files are in the cache from here on.
+    mount.cache.barrier();
+    let mut going = going.into_iter();
+    let first = going.next();
+    let (small, large): (Vec<Going>, Vec<Going>) = going.partition(Going::is_small);
+    let mut parts: Vec<Vec<Going>> = first.into_iter().chain(large).map(|one| vec![one]).collect();
+    let mut small = small.into_iter().peekable();
+    while small.peek().is_some() {
+        parts.push(small.by_ref().take(TOGETHER).collect());
+    }
+    for part in parts {
+        let mount2 = mount.clone();
+        mount.spawn(async move {
+            let ranges = |one: &Going| {
+                let file = one.file.clone()?;
+                let pieces = pieces_of(&mount2, &file, one.object, &one.ranges);
+                Some(pieces.into_iter().map(move |piece| (file.clone(), piece)).collect::<Vec<_>>())
+            };
+            let dirty: Vec<(Arc<Inode>, ByteRange)> = part.iter().filter_map(ranges).flatten().collect();
+            if part.len() > 1 {
+                batch::start(&mount2, dirty.iter().filter(|(f, _)| f.dirty_bytes.load(SeqCst) > 0).cloned());
+            }
+            for (file, piece) in dirty {
+                flush::flush(&mount2, &file, piece).await;
+            }
+            mount2.coherence.locks.with(target, |cache| part.iter().for_each(|one| cache.flushed(one.id)));
+            pump(&mount2, target);
+        });
+    }
+}
+
+/// Files whose pages in front have to be taken back for locks of a target that go.
+pub(super) fn take_due(mount: &Mount, target: TargetId) -> Vec<Arc<Inode>> {
+    let mut due: Vec<Arc<Inode>> = Vec::new();
+    mount.coherence.locks.pages_due.lock().retain(|(of, file)| {
+        let here = *of == target;
+        if here && !due.iter().any(|f| Arc::ptr_eq(f, file)) {
+            due.push(file.clone());
+        }
+        !here
+    });
+    due
+}
+
+/// Returns locks, after the pages in front that lie under them.
+fn give_back(mount: &Arc<Mount>, target: TargetId, ids: &[LockId], locks: Vec<u64>) {
+    let answered = {
+        let locks = locks.clone();
+        move |mount: &Mount| {
+            let mut asked_back = mount.coherence.locks.asked_back.lock();
+            locks.iter().for_each(|lock| {
+                asked_back.remove(&(target, *lock));
+            });
+        }
+    };
+    let cancel = Request::LockCancel { locks };
+    let due = take_due(mount, target);
+    let leaving: Vec<(TargetId, LockId)> = {
+        let leaving = mount.coherence.locks.leaving.lock();
+        ids.iter().map(|id| (target, *id)).filter(|lock| leaving.contains(lock)).collect()
+    };
+    if due.is_empty() && leaving.is_empty() {
+        answered(mount);
+        drop(mount.insist(Lane::Answer, target, cancel));
+        return;
+    }
+    let mount2 = mount.clone();
+    mount.spawn(async move {
+        join_all(due.iter().map(|file| front_pages::take_back(&mount2, file, target))).await;
+        answered(&mount2);
+        if leaving.is_empty() {
+            return drop(mount2.insist(Lane::Answer, target, cancel));
+        }
+        // Who leaves does not wait for a server that cannot be reached for long. It hears of it all the same; twice
+        // does no harm.
+        if mount2.send(Lane::Answer, target, &Cred::root(), cancel.clone(), None, 0).await.is_err() {
+            drop(mount2.insist(Lane::Answer, target, cancel));
+        }
+        mount2.coherence.locks.left(&leaving);
+    });
+}
+
+/// The bytes of `ranges` that lie in `object` and may be cached.
+fn pieces_of(mount: &Mount, file: &Inode, object: ObjectId, ranges: &[ByteRange]) -> Vec<ByteRange> {
+    let layout = file.layout();
+    let cached = ByteRange::new(0, file.cached_end.load(SeqCst));
+    if layout.stripes() == 1 {
+        return ranges.iter().map(|r| r.intersect(&cached)).filter(|r| !r.is_empty()).collect();
+    }
+    let mut found = Vec::new();
+    for range in ranges.iter().map(|r| r.intersect(&cached)) {
+        // A sparse file may be cached at its far end alone.
+        let parts = if range.len() <= WALK_BYTES { vec![range] } else { mount.cache.units_of(file, range) };
+        let pieces = parts.into_iter().flat_map(|part| layout.pieces(file.ino, part));
+        pieces.filter(|(o, _)| *o == object).for_each(|(_, piece)| push_joined(&mut found, piece));
+    }
+    found
+}
+
+fn forget(mount: &Arc<Mount>, object: ObjectId, ranges: &[ByteRange], discard_dirty: bool) {
+    let Some(file) = mount.files.get(object.ino) else { return };
+    file.whole_locks.fetch_and(!stripe_bit(object.stripe), SeqCst);
+    let dirty = if discard_dirty { Dirty::Discard } else { Dirty::Keep };
+    if discard_dirty {
+        // Before they are no longer dirty: who finds none dirty knows of it.
+        let has_dirty = file.dirty_bytes.load(SeqCst) > 0;
+        if has_dirty {
+            mount.writeback.errors.note(Errno::Io, mount.clock.now_ns());
+        }
+        file.failures.note(Errno::Io, if has_dirty { ByteRange::ALL } else { ByteRange::at(0, 0) });
+    }
+    for part in pieces_of(mount, &file, object, ranges) {
+        mount.cache.forget(&file, part, dirty);
+    }
+    // Fills beyond what is cached now count on the lock as well.
+    ranges.iter().for_each(|r| file.spoil(*r));
+    // Others may cut the file from now on. Bytes of other locks that are still here count; answers that were asked for
+    // before do not know what has been written under this one.
+    file.own_is_at_least(|| mount.cache.dirty_end(&file));
+    file.turn();
+    if !mount.coherence.sharing.is_alone() {
+        file.times_told();
+    }
+    if discard_dirty {
+        file.signal.notify();
+    }
+    mount.files.reap(&file);
+}
