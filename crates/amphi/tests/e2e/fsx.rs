@@ -2,14 +2,26 @@
 //! vector.
 
 use crate::harness::{Daemon, Place, Random, pattern};
-use rustix::fs::{FallocateFlags, Mode, OFlags, copy_file_range, fallocate, fsync, ftruncate, open, stat};
+use rustix::fs::{FallocateFlags, Mode, OFlags, copy_file_range, fallocate, fsync, ftruncate, open, sendfile, stat};
 use rustix::io::{pread, pwrite};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+use rustix::pipe::{SpliceFlags, pipe, splice};
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
 /// Largest file size the tester uses: crosses the 4 MiB end of the first layout part.
 const MAX: u64 = 6 << 20;
+
+/// Bytes that a pipe takes.
+const PIPE: usize = 64 << 10;
+
+/// How bytes get from the file into a pipe.
+#[derive(Clone, Copy, Debug)]
+enum Piped {
+    Splice,
+    SpliceDirect,
+    SendFile,
+}
 
 /// The file as one mount has it open.
 struct Access {
@@ -124,8 +136,12 @@ impl Tester {
                 assert_eq!(n, len, "append is whole");
                 self.model.extend_from_slice(&bytes);
             }
-            34..56 => self.read(offset, len, false),
-            56..66 => self.read(offset, len, true),
+            34..49 => self.read(offset, len, false),
+            49..60 => self.read(offset, len, true),
+            60..62 => self.read_by_pipe(offset, len, Piped::Splice),
+            62..63 => self.read_by_pipe(offset, len, Piped::SpliceDirect),
+            63..65 => self.read_by_pipe(offset, len, Piped::SendFile),
+            65..66 => self.write_by_pipe(offset, len),
             66..72 => {
                 let size = self.random.below(MAX);
                 self.note(format!("truncate {size}"));
@@ -179,9 +195,67 @@ impl Tester {
             }
             got += n;
         }
+        self.same_at(&buf[..got], offset, len);
+    }
+
+    /// Moves bytes of the file into a pipe and compares them.
+    fn read_by_pipe(&mut self, offset: u64, len: usize, how: Piped) {
+        self.note(format!("{how:?} {offset}+{len}"));
+        let (out, into) = pipe().expect("pipe");
+        let (mut from, mut bytes) = (offset, Vec::with_capacity(len));
+        while bytes.len() < len {
+            self.ask_size();
+            let (here, most) = (self.here(), (len - bytes.len()).min(PIPE));
+            let moved = match how {
+                Piped::Splice => splice(&here.plain, Some(&mut from), &into, None, most, SpliceFlags::empty()),
+                Piped::SpliceDirect => splice(&here.direct, Some(&mut from), &into, None, most, SpliceFlags::empty()),
+                Piped::SendFile => sendfile(&into, &here.plain, Some(&mut from), most),
+            };
+            let mut left = moved.expect("to the pipe");
+            if left == 0 {
+                break;
+            }
+            while left > 0 {
+                let mut part = vec![0; left];
+                let n = rustix::io::read(&out, &mut part).expect("from the pipe");
+                bytes.extend_from_slice(&part[..n]);
+                left -= n;
+            }
+        }
+        self.same_at(&bytes, offset, len);
+    }
+
+    /// Writes bytes that come out of a pipe.
+    fn write_by_pipe(&mut self, offset: u64, len: usize) {
+        self.note(format!("write by splice {offset}+{len}"));
+        let (out, into) = pipe().expect("pipe");
+        let bytes = pattern(self.random.below(u64::MAX), len);
+        let mut to = offset;
+        for part in bytes.chunks(PIPE) {
+            assert_eq!(rustix::io::write(&into, part), Ok(part.len()), "a pipe takes so much");
+            let mut left = part.len();
+            while left > 0 {
+                let fd = &self.here().plain;
+                left -= splice(&out, None, fd, Some(&mut to), left, SpliceFlags::empty()).expect("from the pipe");
+            }
+        }
+        let at = offset as usize;
+        self.grow(at + len);
+        self.model[at..at + len].copy_from_slice(&bytes);
+    }
+
+    /// On several mounts the kernel cuts some calls at the end that it knew last (docs/SEMANTICS.md, Several mounts).
+    fn ask_size(&self) {
+        if self.mounts.len() > 1 {
+            stat(&self.here().path).expect("stat");
+        }
+    }
+
+    /// Compares what was read of `len` bytes at `offset`.
+    fn same_at(&self, got: &[u8], offset: u64, len: usize) {
         let at = (offset as usize).min(self.model.len());
         let end = (offset as usize + len).min(self.model.len());
-        self.same(&buf[..got], at, end);
+        self.same(got, at, end);
     }
 
     fn same(&self, got: &[u8], at: usize, end: usize) {
@@ -202,10 +276,7 @@ impl Tester {
         self.note(format!("copy {offset}+{len} to {to}"));
         let (mut from, mut into, mut left) = (offset, to, len);
         while left > 0 {
-            if self.mounts.len() > 1 {
-                // The kernel cuts a copy at the end that it knew last (docs/SEMANTICS.md, Several mounts).
-                stat(&self.here().path).expect("stat");
-            }
+            self.ask_size();
             let n = copy_file_range(&self.here().plain, Some(&mut from), &self.here().plain, Some(&mut into), left)
                 .expect("copy");
             if n == 0 {
@@ -228,6 +299,7 @@ impl Tester {
             return;
         }
         self.note(format!("map {start}..{end}"));
+        self.ask_size();
         let size = (end - start) as usize;
         let write = self.random.below(2) == 0;
         let prot = if write { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };

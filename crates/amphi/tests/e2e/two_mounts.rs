@@ -246,13 +246,13 @@ fn random_operations_on_several_mounts_agree_with_a_byte_vector(servers: usize) 
     let pair = Pair::new(servers, &["--targets", "3"], &["--cache", "8M"]);
     for seed in 0..3 {
         println!("two mounts, seed {seed}");
-        let mut tester = Tester::on(&[&pair.a, &pair.b], seed).without_maps();
+        let mut tester = Tester::on(&[&pair.a, &pair.b], seed);
         (0..250).for_each(|_| tester.step());
         tester.verify();
     }
     let third = pair.place.mount_at("c", &["--cache", "8M"]);
     let c = pair.place.path("c");
-    let mut tester = Tester::on(&[&pair.a, &pair.b, &c], 9).without_maps();
+    let mut tester = Tester::on(&[&pair.a, &pair.b, &c], 9);
     (0..250).for_each(|_| tester.step());
     tester.verify();
     drop(tester);
