@@ -117,7 +117,7 @@ impl<E: Env> LinkEvents<E> for Events<E> {
             Push::GroupLockNews { .. } => self.mount.coherence.group_news.ring(),
             Push::FileLockNews { number } => self.mount.coherence.file_locks.news(number),
             Push::FileLockClosing { id, ino } => file_locks::closing(&self.mount, ino, id),
-            Push::WriteFailed { ino } => writeback_errors::refused(&self.mount, ino),
+            Push::WriteFailed { target, id, ino } => writeback_errors::refused(&self.mount, target, id, ino),
             Push::Map { epoch } => {
                 if let Some(links) = self.links.upgrade() {
                     links.announced(epoch);

@@ -78,6 +78,7 @@ fn is_repeatable(op: &Request) -> bool {
             | Request::Revoked { .. }
             | Request::FileLockTest { .. }
             | Request::FileLockClosed { .. }
+            | Request::WriteFailedKnown { .. }
     )
 }
 
@@ -267,6 +268,10 @@ async fn dispatch<E: Env>(cx: &RequestCx<E>, op: Request, payload: Option<Buf>) 
         Request::FileLockUnlock { ino, owner, range } => cx.file_lock_unlock(ino, owner, range),
         Request::FileLockTest { lock, number } => cx.file_lock_test(&lock, number).await,
         Request::FileLockClosed { ino, id } => cx.file_lock_closed(ino, id),
+        Request::WriteFailedKnown { id } => {
+            cx.target.write_back.writers.acknowledged(cx.session, id);
+            Ok(Reply::Done)
+        }
         Request::RepresentFileLocks { locks } => cx.represent_file_locks(&locks),
         Request::Goodbye
         | Request::Status

@@ -246,6 +246,7 @@ impl<E: Env> Target<E> {
         let (freed_bell, rung) = mpsc::unbounded();
         let (flush_bell, flush_rung) = mpsc::channel(1);
         let write_back = WriteBack::find(env, &zone, &data, flush_bell);
+        write_back.writers.numbered_by(starts);
         let lost = recovered.lost || write_back.has_lost();
         let mut opens = Opens::default();
         for (session, ino, access) in slots.kept_opens() {

@@ -137,9 +137,8 @@ impl Held {
             Push::Revoke { target, id, .. } => (*target, Request::Revoked { ids: vec![*id] }),
             Push::Company { change, .. } => (TargetId(0), Request::CompanyKnown { change: *change }),
             Push::FileLockClosing { id, ino } => (ino.target(), Request::FileLockClosed { ino: *ino, id: *id }),
-            Push::Map { .. } | Push::FileLockNews { .. } | Push::GroupLockNews { .. } | Push::WriteFailed { .. } => {
-                (TargetId(0), Request::Map)
-            }
+            Push::WriteFailed { target, id, .. } => (*target, Request::WriteFailedKnown { id: *id }),
+            Push::Map { .. } | Push::FileLockNews { .. } | Push::GroupLockNews { .. } => (TargetId(0), Request::Map),
         };
         Call { target, cred: Cred::root(), op }
     }

@@ -129,10 +129,10 @@ impl<E: Env> Worker<E> {
     /// Whoever wrote what a target of this worker cannot flush is told.
     fn hear_of_failed_flushes(self: &Rc<Self>) {
         for target in self.targets.borrow().values() {
-            let worker = Rc::downgrade(self);
-            target.write_back.writers.tell_by(move |session, ino| {
+            let (worker, target_id) = (Rc::downgrade(self), target.id);
+            target.write_back.writers.tell_by(move |session, id, ino| {
                 if let Some(worker) = worker.upgrade() {
-                    worker.push(session, Push::WriteFailed { ino });
+                    worker.push(session, Push::WriteFailed { target: target_id, id, ino });
                 }
             });
         }
@@ -444,6 +444,7 @@ pub fn lane_of(op: &Request) -> Lane {
     match op {
         Request::LockCancel { .. } | Request::LockKept { .. } | Request::PagesLeft { .. } => Lane::Urgent,
         Request::GlimpseReply { .. } | Request::Revoked { .. } | Request::FileLockClosed { .. } => Lane::Urgent,
+        Request::WriteFailedKnown { .. } => Lane::Urgent,
         Request::Write { server_lock: false, .. } | Request::WriteBatch { .. } => Lane::Urgent,
         _ => Lane::Normal,
     }

@@ -177,7 +177,8 @@ impl LinkEvents<SimEnv> for Answers {
             Push::Revoke { target, id, .. } => (target, Request::Revoked { ids: vec![id] }),
             Push::Company { change, .. } => (TargetId(0), Request::CompanyKnown { change }),
             Push::FileLockClosing { id, ino } => (ino.target(), Request::FileLockClosed { ino, id }),
-            Push::Map { .. } | Push::FileLockNews { .. } | Push::GroupLockNews { .. } | Push::WriteFailed { .. } => {
+            Push::WriteFailed { target, id, .. } => (target, Request::WriteFailedKnown { id }),
+            Push::Map { .. } | Push::FileLockNews { .. } | Push::GroupLockNews { .. } => {
                 return;
             }
         };

@@ -245,8 +245,13 @@ pub enum Push {
         ino: Ino,
     },
     /// Bytes of this file that the session wrote and the target accepted into memory cannot be written to the disk.
-    /// They are in memory and are tried again, but their writers are to be told. May be lost: then only `Sync` says so.
+    /// They are in memory and are tried again, but their writers are to be told. Answered with
+    /// `Request::WriteFailedKnown`; until then it comes again with each connection, and no other does. May come twice.
     WriteFailed {
+        /// Which target says so.
+        target: TargetId,
+        /// Number of these news, which the target gives once.
+        id: u64,
         /// The file.
         ino: Ino,
     },

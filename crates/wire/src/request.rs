@@ -485,6 +485,11 @@ pub enum Request {
         /// Number of the question.
         id: u64,
     },
+    /// `Done`: answer to `Push::WriteFailed`: whoever has the file open will be told. To the target that said so.
+    WriteFailedKnown {
+        /// Number of the news.
+        id: u64,
+    },
     /// `GroupWanted`: whether anybody waits for the end of the group that has the object.
     GroupWanted {
         /// Object.

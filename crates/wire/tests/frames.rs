@@ -147,6 +147,7 @@ fn requests() -> Vec<Request> {
         Request::Tunables { pattern: "a*".into(), value: Some("1".into()) },
         Request::Counters { reset: true },
         Request::FileLockClosed { ino: Ino(u64::MAX), id: u64::MAX },
+        Request::WriteFailedKnown { id: u64::MAX },
     ]
 }
 
@@ -226,7 +227,8 @@ fn every_message_round_trips() {
     round_trip(Head::new(FrameKind::Push), &Push::Callback { object: object(), lock: u64::MAX });
     round_trip(Head::new(FrameKind::Push), &Push::FileLockNews { number: u64::MAX });
     round_trip(Head::new(FrameKind::Push), &Push::FileLockClosing { id: u64::MAX, ino: Ino(u64::MAX) });
-    round_trip(Head::new(FrameKind::Push), &Push::WriteFailed { ino: Ino(u64::MAX) });
+    let news = Push::WriteFailed { target: TargetId(u16::MAX), id: u64::MAX, ino: Ino(u64::MAX) };
+    round_trip(Head::new(FrameKind::Push), &news);
     round_trip(Head::new(FrameKind::Push), &Push::Glimpse { id: 1, object: object() });
     round_trip(Head::new(FrameKind::Challenge), &Challenge { nonce: [9; 32], keyed: true });
     let (session, role, clock) = (SessionId(3), Role::Admin, Timespec { sec: 5, nsec: 6 });
@@ -275,7 +277,7 @@ fn bytes_of_a_request() {
     let body = [2, 5, 6, 1, 7, 0, 1, 0xac, 0x02];
     assert_eq!(bytes[HEAD_BYTES..len], body);
     let mut expected = Vec::new();
-    expected.extend(b"AMPH\x13\x00\x05\x01\x03\x00\x02\x00\x01\x02\x00\x00");
+    expected.extend(b"AMPH\x14\x00\x05\x01\x03\x00\x02\x00\x01\x02\x00\x00");
     expected.extend(b"\x02\x01\x00\x00\x00\x00\x00\x00\xe8\x03\x00\x00\x09\x00\x00\x00");
     expected.extend(b"\x09\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00");
     let crc = crc32c::crc32c(&[&expected[..], &body].concat());

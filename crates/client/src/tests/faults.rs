@@ -161,6 +161,43 @@ fn mounts_agree_after_a_loss() {
     }
 }
 
+/// Goal: Promise S16: a mount whose connection broke while the server could not flush what it had accepted tells each
+/// open file once, however often the connection breaks around the news; a mount that wrote nothing tells nobody.
+/// Method: direct writes to a server whose data writes fail while the mount is away; connections that break again.
+#[test]
+fn a_refused_flush_is_told_behind_a_broken_connection() {
+    for breaks in 0..4 {
+        in_cluster(40 + breaks, async |c: &Cluster| {
+            let [a, b] = c.two().await;
+            let direct = OpenFlags { direct: true, ..OpenFlags::READ_WRITE };
+            let file = a.create(&root(), amphi_types::Ino::ROOT, b"f", 0o644, direct).await.expect("create").file;
+            let other = open(&b, "f", OpenFlags::READ_WRITE).await;
+            c.sim.on_disk_op("server", |op| {
+                (op.kind == DiskOpKind::Write && op.at >= DATA).then_some(std::io::ErrorKind::Other)
+            });
+            let written = a.write(&root(), &file, 0, filled(5000, b'x'), Hints::default()).await;
+            assert_eq!(written, Ok(5000), "it was accepted");
+            c.sim.cut("mount1", "server");
+            c.sim.break_connections("mount1", "server");
+            c.env.sleep(std::time::Duration::from_secs(12)).await;
+            let refused = || a.mount.stats.of(Count::WriteRefused).0;
+            assert_eq!(refused(), 0, "it is away");
+            c.sim.heal("mount1", "server");
+            c.until("the news", || refused() > 0).await;
+            for pause_us in [0, 50, 1000].iter().take(breaks as usize) {
+                c.sim.break_connections("mount1", "server");
+                c.env.sleep(std::time::Duration::from_micros(*pause_us)).await;
+            }
+            c.sim.clear_disk_hook("server");
+            c.env.sleep(std::time::Duration::from_secs(12)).await;
+            assert_eq!(a.fsync(&root(), &file, false).await, Err(Errno::Io));
+            assert_eq!((a.fsync(&root(), &file, false).await, refused()), (Ok(()), 1), "once");
+            assert_eq!(b.fsync(&root(), &other, false).await, Ok(()));
+            assert_eq!(read(&b, &other, 0, 6000).await, [b'x'; 5000], "nothing was lost");
+        });
+    }
+}
+
 /// Goal: whoever waits for dirty bytes until there are none knows of a failure. Method: one is told in the very moment
 /// in which the failure becomes known.
 #[test]

@@ -406,6 +406,7 @@ impl Server {
             Request::Sync { .. }
             | Request::Goodbye
             | Request::Revoked { .. }
+            | Request::WriteFailedKnown { .. }
             | Request::CompanyKnown { .. }
             | Request::CompanyKept { .. } => Reply::Done,
             Request::Map | Request::Join { .. } | Request::Ask { .. } => return Err(Errno::Proto),

@@ -12,7 +12,8 @@ use crate::coherence::tokens;
 use crate::inode::Inode;
 use crate::mount::Mount;
 use crate::telemetry::stats::Count;
-use amphi_types::{ByteRange, Errno, Ino};
+use amphi_types::{ByteRange, Cred, Errno, Ino, TargetId};
+use amphi_wire::{Lane, Request};
 use std::sync::Arc;
 
 /// Bytes of `range` were lost, and are no longer in the cache: the file ends where the server says, and a front end
@@ -35,9 +36,18 @@ pub(crate) fn settle(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) {
     });
 }
 
-/// A server cannot write to its disk what it has accepted of a file into memory, and what this mount wrote. It has the
-/// bytes still, and shows them; whoever has the file open is told all the same, as is who opens it next if nobody has.
-pub(crate) fn refused(mount: &Arc<Mount>, ino: Ino) {
+/// `Push::WriteFailed`: a server cannot write to its disk what it has accepted of a file into memory, and what this
+/// mount wrote. It has the bytes still, and shows them; whoever has the file open is told all the same, as is who opens
+/// it next if nobody has. The news are acknowledged when they are noted, also those that come a second time.
+pub(crate) fn refused(mount: &Arc<Mount>, target: TargetId, id: u64, ino: Ino) {
+    if mount.writeback.errors.is_news(target, id) {
+        note_refused(mount, ino);
+    }
+    // If the answer is lost with the mount's patience, the news come again.
+    drop(mount.send(Lane::Answer, target, &Cred::root(), Request::WriteFailedKnown { id }, None, 0));
+}
+
+fn note_refused(mount: &Arc<Mount>, ino: Ino) {
     if let Some(silent) = mount.writeback.errors.note(Errno::Io, mount.clock.now_ns()) {
         tracing::error!(%ino, silent, "a server cannot write to its disk what it has accepted; it keeps it in memory");
     }

@@ -114,6 +114,7 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
             for push in target.glimpses.unanswered(session) {
                 worker.push(session, push);
             }
+            target.write_back.writers.send(session);
             Ok(TargetReply::Done)
         }
         TargetRequest::SessionStart(session, record) => start_session(target, session, record).await,
@@ -268,6 +269,7 @@ async fn forget_session<E: Env>(
     worker.send_callbacks(target);
     ops::file_lock::drop_session(worker, target, session);
     target.left_pages.borrow_mut().drop_session(session);
+    target.write_back.writers.drop_session(session);
     let mut txn = Txn::default();
     txn.delete(records::session_key(session));
     for slot in target.slots.borrow_mut().end_session(session) {

@@ -74,7 +74,8 @@ impl<E: Env> Target<E> {
     fn tell_writers(&self, object: ObjectId, unit: u64, why: Errno) {
         let range = ByteRange::new(unit * UNIT, (unit + 1) * UNIT);
         if why != Errno::NoSpace && self.data.borrow().delayed.has_unlogged(object, range) {
-            add(&self.counters.flush_failures_told, self.write_back.writers.tell(object.ino));
+            let told = self.write_back.writers.tell(object.ino, |session| self.has_session(session));
+            add(&self.counters.flush_failures_told, told);
         }
     }
 

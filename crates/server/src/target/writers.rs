@@ -1,33 +1,48 @@
-//! `Writers`: which sessions wrote what is delayed of each file, so that they can be told when it cannot be written.
+//! `Writers`: which sessions wrote what is delayed of each file, and the news for those whose bytes cannot be written.
 //!
-//! Owns: the sessions of each file, and handing the news out. Does not own: what is delayed, when a flush has failed
-//! (`ops::flush`), what a mount makes of the news.
+//! Owns: the sessions of each file, the news that a session has not acknowledged, and when they are sent. Does not own:
+//! what is delayed, when a flush has failed (`ops::flush`), what a mount makes of the news.
 //!
 //! The rule is that of `fsync` on Linux: whoever wrote is told once of each failure. Here nothing is lost by it yet:
-//! the bytes stay in memory and are tried again. So the news go once, and may be lost with a connection; an `fsync` of
-//! the file says by itself what is not stable.
+//! the bytes stay in memory and are tried again. A session gets its news one at a time: the next are sent when it has
+//! acknowledged those before, and what it has not acknowledged is sent again on a new connection. So news that come
+//! twice have the number of the last ones, and a mount needs to remember no other. A server that was restarted has
+//! written all that it had accepted before it serves anybody, so it has nothing left to say.
 //!
-//! Bound: files with delayed bytes, of which a target has no more than delayed extents (`Target::delayed_max`), and its
-//! sessions. Those of files without delayed bytes go with the flusher's next round.
+//! Bounds: files with delayed bytes, of which a target has no more than delayed extents (`Target::delayed_max`), and its
+//! sessions; those of files without delayed bytes go with the flusher's next round. `NEWS_MAX` news for each session:
+//! a writer that has so many stays noted, and is told when the flush is tried again.
 
 use amphi_types::{Ino, SessionId};
 use smallvec::SmallVec;
-use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, VecDeque};
 
-/// Carries the news to a session.
-type Teller = Box<dyn Fn(SessionId, Ino)>;
+/// News that a session has not acknowledged. A mount remembers failures of 4,096 closed files.
+const NEWS_MAX: usize = 1024;
+
+/// Carries news, with their number, to a session.
+type Teller = Box<dyn Fn(SessionId, u64, Ino)>;
 
 /// See the head.
 #[derive(Default)]
 pub struct Writers {
     files: RefCell<BTreeMap<Ino, SmallVec<[SessionId; 2]>>>,
+    /// What each session has not acknowledged, in order; of that the first was sent.
+    news: RefCell<BTreeMap<SessionId, VecDeque<(u64, Ino)>>>,
+    /// Number of the last news.
+    last: Cell<u64>,
     teller: RefCell<Option<Teller>>,
 }
 
 impl Writers {
+    /// Numbers of news that no earlier run has given: `starts` is how often the target was opened.
+    pub fn numbered_by(&self, starts: u64) {
+        self.last.set(starts << 32);
+    }
+
     /// From now on news are carried by `teller`.
-    pub fn tell_by(&self, teller: impl Fn(SessionId, Ino) + 'static) {
+    pub fn tell_by(&self, teller: impl Fn(SessionId, u64, Ino) + 'static) {
         self.teller.replace(Some(Box::new(teller)));
     }
 
@@ -40,17 +55,77 @@ impl Writers {
         }
     }
 
-    /// Delayed bytes of the file cannot be written: its writers are told, each once until it writes again. How many.
-    pub fn tell(&self, ino: Ino) -> u64 {
-        let writers = self.files.borrow_mut().remove(&ino).unwrap_or_default();
-        let count = writers.len() as u64;
-        if let Some(teller) = &*self.teller.borrow() {
-            writers.into_iter().for_each(|session| teller(session, ino));
+    /// Delayed bytes of the file cannot be written: its writers that are alive are told, each once until it writes
+    /// again. How many.
+    pub fn tell(&self, ino: Ino, is_alive: impl Fn(SessionId) -> bool) -> u64 {
+        let mut writers = self.files.borrow_mut().remove(&ino).unwrap_or_default();
+        let mut count = 0;
+        writers.retain(|session| {
+            if !is_alive(*session) {
+                return false;
+            }
+            let is_noted = self.enqueue(*session, ino);
+            count += u64::from(is_noted);
+            !is_noted
+        });
+        if !writers.is_empty() {
+            self.files.borrow_mut().insert(ino, writers);
         }
         count
     }
 
-    /// Forgets files of which nothing is delayed any more.
+    /// Whether there is room for more news of a session. The first are sent.
+    fn enqueue(&self, session: SessionId, ino: Ino) -> bool {
+        let is_first = {
+            let mut news = self.news.borrow_mut();
+            let queue = news.entry(session).or_default();
+            if queue.len() >= NEWS_MAX {
+                return false;
+            }
+            self.last.set(self.last.get() + 1);
+            queue.push_back((self.last.get(), ino));
+            queue.len() == 1
+        };
+        if is_first {
+            self.send(session);
+        }
+        true
+    }
+
+    /// Sends the first news of a session that it has not acknowledged.
+    pub fn send(&self, session: SessionId) {
+        let first = self.news.borrow().get(&session).and_then(|queue| queue.front().copied());
+        if let (Some((number, ino)), Some(teller)) = (first, &*self.teller.borrow()) {
+            teller(session, number, ino);
+        }
+    }
+
+    /// A session has noted the news with this number: the next are sent. An acknowledgement that came before counts
+    /// for nothing.
+    pub fn acknowledged(&self, session: SessionId, number: u64) {
+        {
+            let mut news = self.news.borrow_mut();
+            let Some(queue) = news.get_mut(&session).filter(|q| q.front().is_some_and(|(n, _)| *n == number)) else {
+                return;
+            };
+            queue.pop_front();
+            if queue.is_empty() {
+                news.remove(&session);
+            }
+        }
+        self.send(session);
+    }
+
+    /// Forgets a session that has ended.
+    pub fn drop_session(&self, session: SessionId) {
+        self.news.borrow_mut().remove(&session);
+        self.files.borrow_mut().retain(|_, writers| {
+            writers.retain(|writer| *writer != session);
+            !writers.is_empty()
+        });
+    }
+
+    /// Forgets files of which nothing is delayed any more. News stay until they are acknowledged.
     pub fn keep_only(&self, is_delayed: impl Fn(Ino) -> bool) {
         self.files.borrow_mut().retain(|ino, _| is_delayed(*ino));
     }
@@ -61,22 +136,54 @@ mod tests {
     use super::*;
     use std::rc::Rc;
 
-    /// Goal: each writer is told once until it writes again; files without delayed bytes are forgotten. Method: by
-    /// hand.
+    type Heard = Rc<RefCell<Vec<(u64, u64, u64)>>>;
+
+    fn writers() -> (Writers, Heard) {
+        let (writers, heard) = (Writers::default(), Heard::default());
+        let by = heard.clone();
+        writers.tell_by(move |session, number, ino| by.borrow_mut().push((session.0, number, ino.0)));
+        (writers, heard)
+    }
+
+    /// Goal: each writer that is alive is told once until it writes again; files without delayed bytes are forgotten.
+    /// Method: by hand.
     #[test]
     fn writers_are_told_once() {
-        let (writers, told) = (Writers::default(), Rc::new(RefCell::new(Vec::new())));
-        let heard = told.clone();
-        writers.tell_by(move |session, ino| heard.borrow_mut().push((session.0, ino.0)));
-        for session in [1, 2, 1] {
+        let (writers, heard) = writers();
+        for session in [1, 2, 1, 9] {
             writers.note(Ino(7), SessionId(session));
         }
         writers.note(Ino(8), SessionId(3));
-        assert_eq!((writers.tell(Ino(7)), writers.tell(Ino(7))), (2, 0));
-        assert_eq!(told.take(), [(1, 7), (2, 7)]);
+        let is_alive = |session: SessionId| session.0 != 9;
+        assert_eq!((writers.tell(Ino(7), is_alive), writers.tell(Ino(7), is_alive)), (2, 0));
+        assert_eq!(heard.take(), [(1, 1, 7), (2, 2, 7)]);
+        writers.acknowledged(SessionId(2), 2);
         writers.note(Ino(7), SessionId(2));
         writers.keep_only(|ino| ino == Ino(7));
-        assert_eq!((writers.tell(Ino(8)), writers.tell(Ino(7))), (0, 1));
-        assert_eq!(told.take(), [(2, 7)]);
+        assert_eq!((writers.tell(Ino(8), is_alive), writers.tell(Ino(7), is_alive)), (0, 1));
+        assert_eq!(heard.take(), [(2, 3, 7)]);
+    }
+
+    /// Goal: news are sent in order, one at a time, again until they are acknowledged, and not to a session that has
+    /// ended; no more are kept than the bound, and the rest is told later. Method: by hand.
+    #[test]
+    fn news_wait_for_each_other() {
+        let (writers, heard) = writers();
+        let session = SessionId(1);
+        for ino in 0..NEWS_MAX as u64 + 1 {
+            writers.note(Ino(ino), session);
+            assert_eq!(writers.tell(Ino(ino), |_| true), u64::from(ino < NEWS_MAX as u64));
+        }
+        writers.send(session);
+        writers.acknowledged(session, 2);
+        assert_eq!(heard.take(), [(1, 1, 0), (1, 1, 0)], "the second have not been sent");
+        writers.acknowledged(session, 1);
+        writers.acknowledged(session, 1);
+        assert_eq!(heard.take(), [(1, 2, 1)]);
+        assert_eq!(writers.tell(Ino(NEWS_MAX as u64), |_| true), 1, "there is room now");
+        writers.drop_session(session);
+        writers.send(session);
+        writers.acknowledged(session, 2);
+        assert_eq!(heard.take(), []);
     }
 }

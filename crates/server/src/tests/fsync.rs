@@ -129,7 +129,7 @@ fn a_failed_flush_is_told_to_each_who_wrote() {
             put(&b, f, 2, 40_000, 80_000).await.unwrap();
             let told = |client: &Client| {
                 let pushes = client.held.pushes.borrow();
-                pushes.iter().filter(|p| matches!(p, Push::WriteFailed { ino } if *ino == f)).count()
+                pushes.iter().filter(|p| matches!(p, Push::WriteFailed { ino, .. } if *ino == f)).count()
             };
             place.sim.node("client").sleep(Duration::from_secs(3)).await;
             assert_eq!((told(&a), told(&b), told(&c)), (1, 1, 0), "each once, however often it is tried");
@@ -149,6 +149,72 @@ fn a_failed_flush_is_told_to_each_who_wrote() {
             assert_eq!(get(&c, f, 130_000).await, all.concat());
             assert_eq!((told(&a), told(&b), told(&c)), (1, 2, 0));
             server.stop().await.unwrap();
+        };
+        place.sim.block_on(run).unwrap();
+    }
+}
+
+/// Goal: Promise S16: a mount whose connection broke is told of a flush that failed meanwhile, again with each new
+/// connection until it acknowledges it and not after that; the news of a second file wait for that; a session that has
+/// ended is not told. Method: connections are broken around failing flushes; a mount is deaf, then it answers.
+#[test]
+fn news_of_a_failed_flush_survive_the_connection() {
+    for workers in [1, 2] {
+        let mut place = place(184, 2, &[("server.write_back_age_ms", "20")]);
+        place.config.workers = workers;
+        let run = async {
+            let _server = place.start().await.unwrap();
+            place.sim.node("far");
+            let a = place.client_on("far", 1, "far:1", Role::Mount).await.unwrap();
+            let c = place.client(3).await.unwrap();
+            let env = place.sim.node("client");
+            let pause = async || env.sleep(Duration::from_secs(3)).await;
+            let (f, g, h) = (file(&a, "f").await, file(&a, "g").await, file(&a, "h").await);
+            place.sim.on_disk_op("server", |op| {
+                (op.kind == DiskOpKind::Write && op.at >= DATA).then_some(std::io::ErrorKind::Other)
+            });
+            let told = |client: &Client, file: Ino| {
+                let pushes = client.held.pushes.borrow();
+                pushes.iter().filter(|p| matches!(p, Push::WriteFailed { ino, .. } if *ino == file)).count()
+            };
+            a.held.deaf.set(true);
+            put(&a, f, 1, 0, 40_000).await.unwrap();
+            put(&a, g, 1, 0, 4000).await.unwrap();
+            place.sim.cut("far", "server");
+            place.sim.break_connections("far", "server");
+            pause().await;
+            assert_eq!((told(&a, f) + told(&a, g), counter(&c, "flush_failures_told").await), (0, 2), "it is away");
+            for times in 1..4 {
+                place.sim.heal("far", "server");
+                pause().await;
+                // Which of them fails first is the disk's to say.
+                assert_eq!(
+                    [told(&a, f), told(&a, g)].iter().filter(|n| **n == times).count(),
+                    1,
+                    "{times} connections"
+                );
+                assert_eq!(told(&a, f) + told(&a, g), times, "one of them at a time");
+                place.sim.cut("far", "server");
+                place.sim.break_connections("far", "server");
+            }
+            place.sim.heal("far", "server");
+            let first = a.held.pushed(|p| matches!(p, Push::WriteFailed { .. }).then(|| p.clone())).await;
+            let second = |p: &Push| (p != &first && matches!(p, Push::WriteFailed { .. })).then(|| p.clone());
+            a.held.deaf.set(false);
+            a.reply(&first).await;
+            a.held.pushed(second).await;
+            pause().await;
+            a.held.pushes.borrow_mut().clear();
+            place.sim.break_connections("far", "server");
+            pause().await;
+            a.stat(f).await.unwrap();
+            assert_eq!((told(&a, f), told(&a, g)), (0, 0), "it has acknowledged both");
+            // Nobody is there any more.
+            put(&a, h, 2, 0, 4000).await.unwrap();
+            a.call(Request::Goodbye).await.unwrap();
+            pause().await;
+            assert_eq!(counter(&c, "flush_failures_told").await, 2);
+            place.sim.clear_disk_hook("server");
         };
         place.sim.block_on(run).unwrap();
     }

@@ -6,8 +6,9 @@
 //! Invariant: each loss is told once to who syncs all files, as `syncfs` of Linux does, however many were told by
 //! `fsync` before.
 
-use amphi_types::{Errno, Result};
+use amphi_types::{Errno, Result, TargetId};
 use parking_lot::Mutex;
+use std::collections::BTreeMap;
 
 /// A full target refuses thousands of runs a second: the log hears of one.
 const LOG_EVERY_NS: u64 = 1_000_000_000;
@@ -24,11 +25,17 @@ struct State {
 
 /// What was lost so far.
 #[derive(Debug)]
-pub(crate) struct WritebackErrors(Mutex<State>);
+pub(crate) struct WritebackErrors {
+    state: Mutex<State>,
+    /// The last news of each target that could not write what it had accepted. One with the same number are a
+    /// repetition: a target sends the next when it knows that these have come.
+    news: Mutex<BTreeMap<TargetId, u64>>,
+}
 
 impl Default for WritebackErrors {
     fn default() -> WritebackErrors {
-        WritebackErrors(Mutex::new(State { count: 0, told: 0, last: Errno::Io, logged_ns: None, silent: 0 }))
+        let state = State { count: 0, told: 0, last: Errno::Io, logged_ns: None, silent: 0 };
+        WritebackErrors { state: Mutex::new(state), news: Mutex::default() }
     }
 }
 
@@ -36,7 +43,7 @@ impl WritebackErrors {
     /// Bytes of some file could not be written back, `now_ns`. If the log should hear of it, how many it did not hear
     /// of before.
     pub(crate) fn note(&self, why: Errno, now_ns: u64) -> Option<u64> {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         (state.count, state.last) = (state.count + 1, why);
         if state.logged_ns.is_some_and(|at| now_ns < at + LOG_EVERY_NS) {
             state.silent += 1;
@@ -46,9 +53,14 @@ impl WritebackErrors {
         Some(std::mem::take(&mut state.silent))
     }
 
+    /// Whether news of a target do not only repeat the last ones.
+    pub(crate) fn is_news(&self, target: TargetId, id: u64) -> bool {
+        self.news.lock().insert(target, id) != Some(id)
+    }
+
     /// Errors: that of the last loss, if there was one since this was asked last.
     pub(crate) fn tell(&self) -> Result<()> {
-        let mut state = self.0.lock();
+        let mut state = self.state.lock();
         let news = state.count > state.told;
         state.told = state.count;
         if news { Err(state.last) } else { Ok(()) }
@@ -68,5 +80,7 @@ mod tests {
         assert_eq!([0, 1, 2].map(|ms| errors.note(Errno::Io, ms * 1_000_000)), [Some(0), None, None]);
         assert_eq!(errors.note(Errno::NoSpace, 2_000_000_000), Some(2));
         assert_eq!((errors.tell(), errors.tell()), (Err(Errno::NoSpace), Ok(())));
+        let news = [(0, 1), (1, 1), (0, 1), (0, 2), (1, 1)];
+        assert_eq!(news.map(|(t, id)| errors.is_news(TargetId(t), id)), [true, true, false, true, false]);
     }
 }
