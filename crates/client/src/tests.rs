@@ -18,6 +18,7 @@ mod faults;
 mod fights;
 mod file_locks;
 mod fsx;
+mod full_target;
 mod given_up;
 mod joint_streams;
 mod kept_opens;

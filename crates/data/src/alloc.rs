@@ -24,6 +24,8 @@ const WORD: u64 = 64;
 const AGAIN_MIN: u64 = 64;
 /// Blocks of the shortest runs into which a larger write is cut for that: 1 MiB.
 const AGAIN_PIECE: u64 = 256;
+/// Of the reserve, one block in so many is left to what shrinks.
+const SHRINK_SHARE: u64 = 4;
 /// The bound of a group that was not searched since blocks were freed in it.
 const UNKNOWN: u64 = u64::MAX;
 
@@ -43,11 +45,14 @@ impl Run {
     }
 }
 
-/// Who asks: edge blocks of truncates and punches may use the last blocks, so that a full zone can shrink.
+/// Who asks: edge blocks of truncates and punches may use the last blocks, so that a full zone can shrink; overwrites
+/// may use most of them, as they give back as many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// Anything that grows.
     Growth,
+    /// Something that takes the place of as many blocks, which it frees.
+    Overwrite,
     /// Something that frees afterwards.
     Shrink,
 }
@@ -80,7 +85,7 @@ pub struct Allocator {
 }
 
 impl Allocator {
-    /// Most blocks kept back for `Purpose::Shrink`.
+    /// Most blocks kept back for `Purpose::Shrink` and `Purpose::Overwrite`.
     pub const RESERVE_MAX: u64 = 64;
 
     /// An allocator of `blocks` free blocks.
@@ -126,6 +131,7 @@ impl Allocator {
         match purpose {
             Purpose::Growth if self.tight => self.available().min(self.backed_free),
             Purpose::Growth => self.available(),
+            Purpose::Overwrite => self.free.saturating_sub(self.reserve / SHRINK_SHARE),
             // Few blocks, for which some room is left below.
             Purpose::Shrink => self.free,
         }
@@ -416,7 +422,7 @@ mod tests {
         /// random takes and frees on 10,000 blocks against a vector of flags.
         #[test]
         fn matches_a_vector_of_flags(
-            ops in proptest::collection::vec((0u8..6, 1u64..3000, 0u64..10_000), 1..120),
+            ops in proptest::collection::vec((0u8..7, 1u64..3000, 0u64..10_000), 1..120),
             blocks in 9000u64..10_000,
         ) {
             let mut a = Allocator::new(blocks);
@@ -435,11 +441,14 @@ mod tests {
                 } else if op == 5 {
                     tight = !tight;
                     a.set_tight(tight);
-                } else if op < 3 {
+                } else if op < 3 || op == 6 {
                     let mut out = Vec::new();
-                    let purpose = if op == 0 { Purpose::Shrink } else { Purpose::Growth };
-                    let room = if op == 0 { free } else { free.saturating_sub(64) };
-                    let fits = n <= if tight && op != 0 { room.min(backed_free) } else { room };
+                    let (purpose, room) = match op {
+                        0 => (Purpose::Shrink, free),
+                        6 => (Purpose::Overwrite, free.saturating_sub(16)),
+                        _ => (Purpose::Growth, free.saturating_sub(64)),
+                    };
+                    let fits = n <= if tight && purpose == Purpose::Growth { room.min(backed_free) } else { room };
                     let only_backed = tight && n <= backed_free;
                     let r = a.take(n, (op == 1).then_some(goal), purpose, 1000, &mut out);
                     prop_assert_eq!(r.is_ok(), fits);

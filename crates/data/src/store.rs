@@ -449,6 +449,12 @@ impl DataStore {
         }
     }
 
+    /// Blocks of a file's blocks `from..to` that the object does not have.
+    pub(crate) fn unmapped(&self, object: ObjectId, from: u64, to: u64) -> u64 {
+        let Some(o) = self.objects.get(&object) else { return to - from };
+        holes(o, from, to).iter().map(|(_, blocks)| blocks).sum()
+    }
+
     /// Takes blocks for each of `needs` (file block, count) and adds (file block, run) to `placed`; counts them
     /// as planned. On an error nothing is taken.
     pub(crate) fn take_all(

@@ -43,6 +43,32 @@ impl DataStore {
         self.plan_blocks(object, range, fresh, Purpose::Growth)
     }
 
+    /// As `plan_write`, for a write that found no room: blocks that take the place of others may come out of what is
+    /// kept back. The caller is the only one that plans so, and the blocks that it freed before are free. At most
+    /// `overwrite_room` blocks at a time find room.
+    pub fn plan_overwrite(
+        &mut self,
+        object: ObjectId,
+        range: ByteRange,
+        generation: u64,
+        fresh: Fresh,
+    ) -> Result<WritePlan> {
+        self.check_generation(object, generation)?;
+        self.plan_blocks(object, range, fresh, Purpose::Overwrite)
+    }
+
+    /// Blocks that `plan_overwrite` finds at a time.
+    pub fn overwrite_room(&self) -> u64 {
+        self.alloc.room(Purpose::Overwrite).saturating_sub(self.delayed.promised())
+    }
+
+    /// Whether there is room for the blocks that a write of `range` adds to its object.
+    pub fn has_room_to_grow(&self, object: ObjectId, range: ByteRange) -> bool {
+        let span = range.align_out(BLOCK);
+        let added = self.unmapped(object, span.start / BLOCK, span.end / BLOCK);
+        added <= self.alloc.room(Purpose::Growth).saturating_sub(self.delayed.promised())
+    }
+
     /// Plans to write delayed bytes, and what lies between them in their blocks, to blocks. `range` is one of
     /// `Delayed::runs`, whose blocks the caller holds alone. There is room: it was reserved when the bytes were
     /// accepted.
@@ -85,6 +111,9 @@ impl DataStore {
         };
         if !needs.is_empty() {
             let mut placed = Vec::new();
+            if purpose == Purpose::Overwrite && !self.has_room_to_grow(object, range) {
+                return Err(Errno::NoSpace);
+            }
             self.take_all(&needs, object, purpose, &mut placed)?;
             plan.segments.extend(placed.into_iter().map(|(file_block, run)| Segment {
                 file_block,

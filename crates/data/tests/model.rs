@@ -213,16 +213,15 @@ impl Bench {
     ) -> Result<Option<amphi_data::WritePlan>, String> {
         let generation = self.model.get(&object).map_or(0, |m| m.generation);
         let before = self.store.space();
-        let mut plan = match self.store.plan_write(
-            object,
-            range,
-            generation,
-            [Fresh::Needed, Fresh::Written, Fresh::Edges, Fresh::All][sectors as usize % 4],
-        ) {
+        let fresh = [Fresh::Needed, Fresh::Written, Fresh::Edges, Fresh::All][sectors as usize % 4];
+        let mut plan = match self.store.plan_write(object, range, generation, fresh) {
             Ok(plan) => plan,
             Err(Errno::NoSpace) => {
                 ensure!(self.store.space() == before, "a refused write took space");
-                return Ok(None);
+                match self.overwrite(object, range, generation, fresh)? {
+                    Some(plan) => plan,
+                    None => return Ok(None),
+                }
             }
             Err(e) => return Err(format!("write refused: {e}")),
         };
@@ -251,6 +250,27 @@ impl Bench {
             m.bytes[range.start as usize..range.end as usize].copy_from_slice(&payload);
         }
         Ok(Some(plan))
+    }
+
+    /// A write that found no room, with what is kept back for overwrites. It is refused if it grows where nothing may,
+    /// or has more blocks than are kept back; not for anything else.
+    fn overwrite(
+        &mut self,
+        object: ObjectId,
+        range: ByteRange,
+        generation: u64,
+        fresh: Fresh,
+    ) -> Result<Option<amphi_data::WritePlan>, String> {
+        let (before, room) = (self.store.space(), self.store.overwrite_room());
+        let fits = self.store.has_room_to_grow(object, range) && range.align_out(BLOCK).len() / BLOCK <= room;
+        match self.store.plan_overwrite(object, range, generation, fresh) {
+            Ok(plan) => Ok(Some(plan)),
+            Err(e) => {
+                ensure!(e == Errno::NoSpace && !fits, "an overwrite was refused: {e}, {room} blocks of room");
+                ensure!(self.store.space() == before, "a refused overwrite took space");
+                Ok(None)
+            }
+        }
     }
 
     fn sums(&self, aligned: &[u8]) -> Vec<Checksum> {
@@ -834,6 +854,18 @@ fn a_full_zone_can_shrink() {
     assert!(!plan.points_at_new_data());
     store.abort_write(plan);
     assert_eq!(store.plan_write(id(0), ByteRange::at(5, 10), 0, Fresh::Needed), Err(Errno::NoSpace));
+    // Overwrites find what is kept back, up to what is left to truncates; growth does not.
+    let (room, end) = (store.overwrite_room(), free * BLOCK);
+    let most = store.plan_overwrite(id(0), ByteRange::at(0, room * BLOCK), 0, Fresh::Written).unwrap();
+    assert_eq!((most.segments.iter().map(|s| u64::from(s.blocks)).sum::<u64>(), room), (8, 8));
+    assert_eq!(store.plan_overwrite(id(0), ByteRange::at(end - 100, 50), 0, Fresh::Written), Err(Errno::NoSpace));
+    let freed = store.commit_write(most, Timespec::default(), &mut Txn::default());
+    store.release(freed);
+    for at in [end - 50, end, end + BLOCK] {
+        assert_eq!(store.plan_overwrite(id(0), ByteRange::at(at, 100), 0, Fresh::Written), Err(Errno::NoSpace));
+    }
+    let plan = store.plan_overwrite(id(0), ByteRange::at(5, 10), 0, Fresh::Needed).unwrap();
+    store.abort_write(plan);
     let plan = store.plan_truncate(id(0), 100 * BLOCK + 5, 1, Resize::Set).unwrap();
     assert_eq!(plan.edges.len(), 1);
     let mut txn = Txn::default();

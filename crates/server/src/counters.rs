@@ -170,6 +170,7 @@ counters! {
     logged_bytes = "write_back_logged_bytes", "Bytes of them.";
     flushes_moved = "flushes_moved", "Those that the disk did not take where they belonged, and took elsewhere.";
     flushes_for_room = "flushes_for_room", "Times that everything was flushed because little room was left.";
+    writes_full = "writes_full", "Writes that found no room and were written with blocks that are kept back for overwrites.";
     flush_failures = "flush_failures", "Units that could not be written and were kept.";
     flush_failures_told = "flush_failures_told", "Mounts that were told so of a file that they had written.";
     resends = "resends_answered", "Resent requests answered from their slot.";

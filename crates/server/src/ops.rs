@@ -13,6 +13,7 @@ mod contended;
 mod data;
 pub(crate) mod file_lock;
 mod flush;
+mod full;
 mod link;
 mod lock;
 mod make;

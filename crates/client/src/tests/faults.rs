@@ -330,7 +330,7 @@ fn a_failed_write_cuts_off_nothing_of_others() {
 }
 
 /// Fills target 1 of a cluster to the last block of a direct write.
-async fn fill_target_1(client: &Client) {
+pub(super) async fn fill_target_1(client: &Client) {
     let dir = dir_on(client, 1).await;
     client.setxattr(&root(), dir, b"user.amphi.layout", b"whole", XattrMode::Set).await.expect("layout");
     let flags = OpenFlags { direct: true, ..OpenFlags::READ_WRITE };

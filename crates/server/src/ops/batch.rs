@@ -235,7 +235,11 @@ impl<E: Env> RequestCx<E> {
 
     async fn plan_part(&self, part: &BatchPart) -> Result<WritePlan> {
         let generation = self.check_part(part)?;
-        self.plan_write(part.object, part.range(), generation).await
+        match self.plan_write(part.object, part.range(), generation).await {
+            // Alone it waits for its turn at what is kept back for overwrites.
+            Err(Errno::NoSpace) => Err(Errno::Again),
+            plan => plan,
+        }
     }
 
     /// Takes the parts that are accepted into memory, and those that fail, out of `parts`, and appends the record of

@@ -45,6 +45,23 @@ struct Written {
     bases: SmallVec<[Option<Image>; 2]>,
 }
 
+/// What became of a step of a write.
+pub(super) enum Step {
+    /// It is done.
+    Done(Reply),
+    /// There is no room for it. Nothing has changed; these are its bytes.
+    Full(Buf),
+}
+
+/// Where the new blocks of a step may come from.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Room {
+    /// What is free.
+    Free,
+    /// Also what is kept back, for blocks that take the place of others.
+    Kept,
+}
+
 /// How a write is carried out, as its request says.
 #[derive(Clone, Copy)]
 pub(super) struct WriteKind {
@@ -161,7 +178,7 @@ impl<E: Env> RequestCx<E> {
     ) -> Result<Reply> {
         let step = self.target.record_blocks_max() * BLOCK;
         if range.align_out(BLOCK).len() <= step {
-            return self.write_step(object, range, generation, kind, payload, last).await;
+            return self.write_record(object, range, generation, kind, payload, last).await;
         }
         // One record of a small log could not name all the blocks.
         let mut at = range.start;
@@ -170,7 +187,7 @@ impl<E: Env> RequestCx<E> {
             let part = payload.split_to((end - at) as usize);
             let is_end = end == range.end;
             let (one, ends) = (ByteRange::new(at, end), is_end && last);
-            let reply = self.write_step(object, one, generation, kind, part, ends).await?;
+            let reply = self.write_record(object, one, generation, kind, part, ends).await?;
             if is_end {
                 return Ok(reply);
             }
@@ -178,8 +195,8 @@ impl<E: Env> RequestCx<E> {
         }
     }
 
-    /// Writes what fits one record; the last step of a request is logged with its answer.
-    async fn write_step(
+    /// Writes what fits one record.
+    async fn write_record(
         &self,
         object: ObjectId,
         range: ByteRange,
@@ -188,6 +205,24 @@ impl<E: Env> RequestCx<E> {
         payload: Buf,
         last: bool,
     ) -> Result<Reply> {
+        match self.write_step(object, range, generation, kind, payload, last, Room::Free).await? {
+            Step::Done(reply) => Ok(reply),
+            Step::Full(payload) => Box::pin(self.write_full(object, range, generation, kind, payload, last)).await,
+        }
+    }
+
+    /// Writes what fits one record; the last step of a request is logged with its answer.
+    #[expect(clippy::too_many_arguments, reason = "the parts of a request, and where it stands")]
+    pub(super) async fn write_step(
+        &self,
+        object: ObjectId,
+        range: ByteRange,
+        generation: u64,
+        kind: WriteKind,
+        payload: Buf,
+        last: bool,
+        room: Room,
+    ) -> Result<Step> {
         let mut since_ns = self.worker.now_ns();
         let span = self.target.spans.take_bytes(object, range).await;
         self.check_again(object)?;
@@ -199,11 +234,15 @@ impl<E: Env> RequestCx<E> {
             self.kept(lsn).await?;
             self.lap(&mut since_ns, &self.worker.counters.write_log_ns);
             add(&self.worker.counters.write_bytes, range.len());
-            return Ok(reply);
+            return Ok(Step::Done(reply));
         }
         let edges = self.target.shared_blocks.enter(object, range);
         self.target.below.mind(&self.target, range.len());
-        let mut plan = self.plan_behind(object, range, generation, &edges).await?;
+        let mut plan = match self.plan_behind(object, range, generation, &edges, room).await {
+            Ok(plan) => plan,
+            Err(Errno::NoSpace) => return Ok(Step::Full(payload)),
+            Err(e) => return Err(e),
+        };
         self.lap(&mut since_ns, &self.worker.counters.write_wait_ns);
         let written = match self.write_plan(&mut plan, payload, checksums, &edges, &mut since_ns).await {
             Ok(written) => self.in_turn(&mut plan, &edges, written).await,
@@ -248,7 +287,7 @@ impl<E: Env> RequestCx<E> {
         self.target.zone.kept(lsn).await?;
         self.lap(&mut since_ns, &self.worker.counters.write_log_ns);
         add(&self.worker.counters.write_bytes, range.len());
-        Ok(reply)
+        Ok(Step::Done(reply))
     }
 
     /// Whether there is room enough that mounts may let writes return before they have landed.
@@ -282,6 +321,7 @@ impl<E: Env> RequestCx<E> {
         range: ByteRange,
         generation: u64,
         edges: &[Edge],
+        room: Room,
     ) -> Result<WritePlan> {
         if edges.iter().any(Edge::follows) {
             let plan = self.plan(|data| data.plan_write(object, range, generation, Fresh::Edges)).await;
@@ -293,24 +333,15 @@ impl<E: Env> RequestCx<E> {
                 edge.turn().await;
             }
         }
-        self.plan_write(object, range, generation).await
+        match room {
+            Room::Free => self.plan_write(object, range, generation).await,
+            Room::Kept => self.plan_overwrite(object, range, generation).await,
+        }
     }
 
-    /// Plans a write of bytes that the caller holds. Where a full target has no other place for blocks that have
-    /// checksums, these lose them for good before they are overwritten.
+    /// Plans a write of bytes that the caller holds.
     pub(super) async fn plan_write(&self, object: ObjectId, range: ByteRange, generation: u64) -> Result<WritePlan> {
         let fresh = self.fresh();
-        let plan = self.plan(|data| data.plan_write(object, range, generation, fresh)).await;
-        if plan != Err(Errno::NoSpace) || fresh != Fresh::Needed {
-            return plan;
-        }
-        let mut txn = Txn::default();
-        self.target.data.borrow_mut().forget_checksums(object, range, &mut txn);
-        if txn.is_empty() {
-            return plan;
-        }
-        let lsn = self.target.append(txn, Order::Plain);
-        self.target.zone.stable(lsn).await?;
         self.plan(|data| data.plan_write(object, range, generation, fresh)).await
     }
 

@@ -2,7 +2,8 @@
 //!
 //! Zone files are sparse: a block that was never written gets storage when it is. Owns: when that file system is looked
 //! at, and what follows when it has little left: the target takes blocks that have their storage already, and no
-//! others. Does not own: which blocks these are (`amphi_data`).
+//! others; whose turn it is at the blocks that a full target keeps back. Does not own: which blocks these are
+//! (`amphi_data`), what is done with them (`ops::full`).
 //!
 //! Invariant: of what the file system has, `MARGIN_BYTES` stay for metadata, so that a full one can still be emptied. A
 //! write that finds it full all the same (others fill it too) is told `NoSpace`, and those behind it are planned
@@ -12,6 +13,7 @@
 //! up what there was.
 
 use crate::target::Target;
+use crate::target::gate::Gate;
 use amphi_env::{Disk, Env};
 use amphi_types::limits::BLOCK;
 use std::cell::{Cell, RefCell};
@@ -36,6 +38,8 @@ pub struct RoomBelow {
     /// When it was looked at last, and what there was, less what was planned since.
     seen: Cell<Option<(u64, u64)>>,
     tight: Cell<bool>,
+    /// One write at a time uses blocks that are kept back.
+    pub turns: Gate<()>,
 }
 
 impl RoomBelow {

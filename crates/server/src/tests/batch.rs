@@ -256,7 +256,7 @@ fn a_full_target() {
         let results = c.batch(&parts).await.unwrap();
         let landed = results.iter().filter(|r| r.is_ok()).count();
         assert!((1..40).contains(&landed), "{landed}");
-        assert!(results.iter().all(|r| matches!(r, Ok(()) | Err(Errno::NoSpace))));
+        assert!(results.iter().all(|r| matches!(r, Ok(()) | Err(Errno::Again))), "alone it may find room");
         for (ino, result) in files[1..].iter().zip(&results) {
             let size = c.stat(*ino).await.unwrap().size;
             assert_eq!(size, if result.is_ok() { 3000 } else { 0 });

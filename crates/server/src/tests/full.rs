@@ -1,8 +1,116 @@
-//! A target whose metadata region is full.
+//! A target without room: for data, and for metadata.
 
+use super::data::bytes;
+use super::write_back::{counter, file, get, place, put};
 use super::*;
-use amphi_types::SetAttr;
-use amphi_wire::XattrMode;
+use amphi_env::sim::CrashKind;
+use amphi_types::{ByteRange, SetAttr};
+use amphi_wire::{BatchPart, XattrMode};
+use futures_util::future::join_all;
+
+const BLOCK: u64 = 4096;
+
+/// What a file has, read by pieces.
+async fn content(c: &Client, ino: Ino, len: usize) -> Vec<u8> {
+    let mut all = Vec::new();
+    while all.len() < len {
+        let range = ByteRange::new(all.len() as u64, (all.len() + (1 << 20)).min(len) as u64);
+        let op = Request::Read { object: ObjectId { ino, stripe: 0 }, range, server_lock: true };
+        let (reply, payload) = c.ask(op, None).await;
+        assert_eq!(reply, Ok(Reply::Data));
+        all.extend_from_slice(&payload.expect("there is data"));
+    }
+    all
+}
+
+/// Writes small files in one message, and alone what has to come alone.
+async fn rewrite(c: &Client, files: &[Ino], seed: u8) {
+    let of = |ino: &Ino| BatchPart {
+        object: ObjectId { ino: *ino, stripe: 0 },
+        offset: 0,
+        len: 3000,
+        generation: 0,
+        mtime: Timespec::default(),
+        checksums: Default::default(),
+    };
+    let payload: Vec<u8> = files.iter().flat_map(|_| bytes(seed, 0, 3000).to_vec()).collect();
+    let parts = files.iter().map(of).collect();
+    let (reply, _) = c.ask(Request::WriteBatch { parts }, Some(Buf::copy_of(&payload))).await;
+    let Ok(Reply::WrittenBatch(results)) = reply else { panic!("{reply:?}") };
+    for (ino, result) in files.iter().zip(results) {
+        match result {
+            Err(Errno::Again) => put(c, *ino, seed, 0, 3000).await.unwrap(),
+            other => other.unwrap(),
+        }
+    }
+}
+
+/// Goal: FEATURES S7: a target that is full to its last block takes overwrites by several mounts, of any size, alone,
+/// together and in batches, and an `fsync` never finds it full; what grows is refused and leaves nothing behind.
+/// Method: random overwrites of a file that fills the target, against bytes, from memory and through, with checksums
+/// and without; then lost power. By several mounts, and by one that is alone.
+#[test]
+fn overwrites_of_a_full_target_are_taken() {
+    for (seed, write_back, mounts) in [(121, "on", 2), (122, "off", 2), (124, "on", 1)] {
+        let place = place(seed, 1, &[("server.write_back_age_ms", "600000"), ("server.write_back", write_back)]);
+        let run = async {
+            let server = place.start().await.unwrap();
+            let mut clients = Vec::new();
+            for n in 0..mounts {
+                clients.push(place.client(1 + n).await.unwrap());
+            }
+            let (a, b) = (&clients[0], clients.last().unwrap());
+            let f = file(a, "f").await;
+            let mut small = Vec::new();
+            for n in 0..40 {
+                small.push(file(a, &format!("small{n}")).await);
+            }
+            rewrite(a, &small, 1).await;
+            let mut model: Vec<u8> = Vec::new();
+            for step in [1 << 20, 64 << 10, BLOCK, 1] {
+                while put(a, f, 1, model.len() as u64, model.len() as u64 + step).await.is_ok() {
+                    let at = model.len() as u64;
+                    model.extend_from_slice(&bytes(1, at, step as usize));
+                }
+            }
+            assert!(model.len() > 16 << 20, "{} bytes", model.len());
+            let (len, env) = (model.len() as u64, place.sim.node("client"));
+            for n in 0..40u8 {
+                let size = [77, BLOCK, 40_000, 300_000, 1 << 20][usize::from(n) % 5];
+                let at = env.rand() % (len - 4 * size);
+                let at = if n % 3 == 0 { at / BLOCK * BLOCK } else { at };
+                let four = (0..4).map(|k| at + k * size);
+                let writes = four.clone().zip([a, b, a, b]).map(|(at, c)| put(c, f, n + 2, at, at + size));
+                for written in join_all(writes).await {
+                    written.unwrap_or_else(|e| panic!("seed {seed}, write {n}: {size} bytes at {at}: {e}"));
+                }
+                for at in four {
+                    model[at as usize..(at + size) as usize].copy_from_slice(&bytes(n + 2, at, size as usize));
+                }
+                if n % 8 == 0 {
+                    assert_eq!(put(b, f, 9, len - 100, len + 2 * BLOCK).await, Err(Errno::NoSpace), "it grows");
+                    b.call(Request::Sync { file: Some(f) }).await.expect("fsync");
+                    rewrite(b, &small, n).await;
+                    b.call(Request::Sync { file: None }).await.expect("sync");
+                }
+            }
+            assert!(counter(a, "writes_full").await > 0);
+            assert_eq!(a.stat(f).await.unwrap().size, len);
+            assert!(content(a, f, model.len()).await == model, "seed {seed}");
+            a.call(Request::Sync { file: None }).await.unwrap();
+            place.sim.crash("server", CrashKind::Power);
+            drop(server);
+            let server = place.start().await.unwrap();
+            let c = place.client(9).await.unwrap();
+            assert!(content(&c, f, model.len()).await == model, "seed {seed}, after power was lost");
+            for ino in small {
+                assert_eq!(get(&c, ino, 5000).await, bytes(32, 0, 3000).to_vec());
+            }
+            server.stop().await.unwrap();
+        };
+        place.sim.block_on(run).unwrap();
+    }
+}
 
 fn name_of(i: u32) -> String {
     format!("f{i:05}")
