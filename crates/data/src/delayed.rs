@@ -157,6 +157,12 @@ impl Delayed {
         self.unlogged_bytes
     }
 
+    /// As `unlogged_bytes`, of an object.
+    pub fn unlogged_bytes_of(&self, object: ObjectId) -> u64 {
+        let extents = self.unlogged.range((object, 0)..=(object, u64::MAX));
+        extents.filter_map(|(_, at)| self.extent(object, *at)).map(|(_, range)| range.len()).sum()
+    }
+
     /// Bytes that the log has, and how many items they are.
     pub fn logged(&self) -> (u64, u64) {
         (self.logged.bytes(), self.logged.pieces())
@@ -573,6 +579,10 @@ impl Delayed {
             if shown != range.len() {
                 return Err(format!("no delayed extent has the logged bytes {range:?} of {id:?}"));
             }
+        }
+        let of_objects: u64 = self.objects.keys().map(|object| self.unlogged_bytes_of(*object)).sum();
+        if of_objects != self.unlogged_bytes {
+            return Err(format!("{of_objects} bytes of objects are not logged, of {}", self.unlogged_bytes));
         }
         if (self.unlogged.len(), self.unlogged_bytes) != unlogged {
             return Err(format!("{} bytes are counted as not logged, of {unlogged:?}", self.unlogged_bytes));

@@ -75,6 +75,10 @@ pub enum Reply {
         extents: Vec<ExtentView>,
         /// Whether more follow.
         more: bool,
+        /// Bytes that the target has accepted into memory and neither written nor logged.
+        accepted: u64,
+        /// Bytes that were written, or logged, and not synced: rather too many than too few.
+        unsynced: u64,
     },
     /// The name of the note that a target keeps of pages that were left; never given again.
     PagesLeft(u64),

@@ -192,6 +192,8 @@ fn replies() -> Vec<Reply> {
                 EXTENTS_MAX as usize
             ],
             more: true,
+            accepted: u64::MAX,
+            unsynced: u64::MAX,
         },
         Reply::PagesLeft(u64::MAX),
         Reply::Locked { lock: 1, range: ByteRange::ALL },

@@ -26,7 +26,7 @@ pub struct Layout {
 
 #[derive(Subcommand, Debug)]
 enum Action {
-    /// Print layout, I/O mode, kernel cache and checksums, and of files where their data lies
+    /// Print layout, I/O mode, kernel cache and checksums, and of files where their data lies and what is not stable yet
     Get {
         /// Each extent of a file: offset in the file, length, target, address in the target's zone
         #[arg(long)]
@@ -105,6 +105,15 @@ struct Objects {
     more: bool,
 }
 
+/// Bytes of a file that were acknowledged and are not stable.
+#[derive(Deserialize)]
+struct Unstable {
+    dirty: u64,
+    sending: u64,
+    accepted: u64,
+    unsynced: u64,
+}
+
 /// Some extents of an object: offset, length, address, whether written.
 #[derive(Deserialize)]
 struct Extents {
@@ -117,13 +126,20 @@ fn parsed<T: serde::de::DeserializeOwned>(path: &Path, name: &str) -> Outcome<T>
     serde_json::from_str(&text).map_err(|e| Failure::broken(format!("{}: {name}: {e}", path.display())))
 }
 
-/// Where the data of a file lies: a line for each object that has any, and for each extent if they are asked for.
+/// What of a file would not survive a loss of power; then, once this mount has sent it, where the data lies: a line for
+/// each object that has any, and for each extent if they are asked for.
 fn placement(path: &Path, each: bool) -> Outcome<String> {
     // Targets tell it to mounts that have the file open.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
     let _open = open(path, flags, Mode::empty()).during(|| format!("open {}", path.display()))?;
-    let all: Objects = parsed(path, "user.amphi.extents")?;
     let mut out = String::new();
+    let Unstable { dirty, sending, accepted, unsynced } = parsed(path, "user.amphi.unstable")?;
+    if dirty + sending + accepted + unsynced > 0 {
+        let [mount, servers, disks] = [dirty + sending, accepted, unsynced].map(size::show);
+        let _ =
+            writeln!(out, "  not stable: {mount} in this mount, {servers} in the servers' memory, {disks} not synced");
+    }
+    let all: Objects = parsed(path, "user.amphi.extents")?;
     for o in all.objects.iter().filter(|o| o.extents > 0) {
         let s = if o.extents == 1 { "" } else { "s" };
         let _ = writeln!(out, "  target {:<4} {:>9} in {} extent{s}", o.target, size::show(o.bytes), o.extents);

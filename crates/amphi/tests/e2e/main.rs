@@ -14,6 +14,7 @@ mod file_locks;
 mod front_end;
 mod fstab;
 mod fsx;
+mod fsync;
 mod give_up;
 mod handles;
 mod harness;

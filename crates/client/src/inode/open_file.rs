@@ -140,7 +140,7 @@ impl OpenFile {
 
     /// Requests and bytes of the file by way and reason, locks and messages, for people.
     pub fn counters(&self) -> String {
-        self.file.stats.text(self.file.dirty_bytes.load(std::sync::atomic::Ordering::Relaxed))
+        self.file.stats.text(self.file.dirty_bytes.load(Relaxed), None)
     }
 
     /// How its requests go: `Auto` leaves it to the file and the mount.

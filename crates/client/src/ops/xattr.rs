@@ -2,11 +2,10 @@
 //!
 //! Virtual, shown and set by whoever may: `user.amphi.layout` (`striped,size=1M,count=4`, `growing`, `whole`),
 //! `user.amphi.mode` (`auto`, `buffered`, `direct`), `user.amphi.kernel_cache` and `user.amphi.checksums` (`auto`,
-//! `on`, `off`);
-//! `user.amphi.counters` and `.counters.json` (read, requests by
-//! reason, locks and messages of a file that is open or cached here), `user.amphi.extents` (read, where it lies: see
-//! `extents`). None of them is listed: who copies all attributes of a file shall not take its place along, nor fail
-//! where another one is. Hidden, on any inode, for the super-user and the owner of the mount: see `control`.
+//! `on`, `off`); `user.amphi.counters` and `.counters.json` (read, requests by reason, locks and messages of a file that
+//! is open or cached here), `user.amphi.extents` and `user.amphi.unstable` (read, where it lies and what of it is not
+//! stable: see `extents`). None of them is listed: who copies all attributes of a file shall not take its place along,
+//! nor fail where another one is. Hidden, on any inode, for the super-user and the owner of the mount: see `control`.
 
 mod control;
 mod extents;
@@ -38,6 +37,15 @@ async fn view(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino) -> Result<InodeView> {
     attributes::ask(mount, &ctx.cred, ino).await.map(|(view, _)| view)
 }
 
+/// What of a file that is open here would not survive a loss of power.
+async fn unstable(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino) -> Result<extents::UnstableBytes> {
+    let view = view(mount, ctx, ino).await?;
+    if view.attr.kind != Kind::File {
+        return Err(Errno::NoData);
+    }
+    extents::UnstableBytes::of(mount, &view).await
+}
+
 fn has_layout(view: &InodeView) -> bool {
     matches!(view.attr.kind, Kind::File | Kind::Dir)
 }
@@ -61,11 +69,15 @@ pub(crate) async fn get(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>) ->
             b"counters" | b"counters.json" => {
                 let known = mount.files.get(ino);
                 let dirty = known.as_ref().map_or(0, |file| file.dirty_bytes.load(Ordering::Relaxed));
+                let is_open = known.as_ref().is_some_and(|file| file.open_count() > 0);
                 let stats = known.map(|file| file.stats.clone()).or_else(|| mount.files.closed.get(ino));
                 let stats = stats.ok_or(Errno::NoData)?;
-                let text = if own == b"counters" { stats.text(dirty) } else { stats.json(dirty) };
+                let servers = if is_open { unstable(&mount, &ctx, ino).await.ok() } else { None };
+                let servers = servers.map(|unstable| (unstable.accepted, unstable.unsynced));
+                let text = if own == b"counters" { stats.text(dirty, servers) } else { stats.json(dirty, servers) };
                 Ok(text.into_bytes())
             }
+            b"unstable" => unstable(&mount, &ctx, ino).await.map(|unstable| unstable.json().into_bytes()),
             own if own.starts_with(EXTENTS) => {
                 let view = view(&mount, &ctx, ino).await?;
                 if view.attr.kind != Kind::File {

@@ -38,7 +38,7 @@ fn overwrites_are_not_refused() {
                 let most = bytes.len() as u64;
                 let start = c.env.rand() % most;
                 let len = (1 + c.env.rand() % [100, 5000, 400_000][n as usize % 3]).min(most - start) as usize;
-                let (client, file) = if c.env.rand() % 2 == 0 { (&a, mine) } else { (&b, theirs) };
+                let (client, file) = if c.env.rand().is_multiple_of(2) { (&a, mine) } else { (&b, theirs) };
                 let piece = vec![n as u8 + 100; len];
                 bytes[start as usize..start as usize + len].copy_from_slice(&piece);
                 let written = client.write(&root(), file, start, Buf::copy_of(&piece), Hints::default()).await;

@@ -401,7 +401,7 @@ impl Server {
             }
             Request::Extents { object, .. } => {
                 let bytes = self.objects.get(&object).map_or(0, |o| o.data.iter().map(|run| run.len()).sum());
-                Reply::Extents { total: 0, bytes, extents: Vec::new(), more: false }
+                Reply::Extents { total: 0, bytes, extents: Vec::new(), more: false, accepted: 0, unsynced: 7 }
             }
             Request::Sync { .. }
             | Request::Goodbye

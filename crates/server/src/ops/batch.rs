@@ -190,13 +190,13 @@ impl<E: Env> RequestCx<E> {
             let (mut txn, mut freed, mut bytes) = (Txn::default(), Freed::default(), 0);
             for p in planned {
                 bytes += u64::from(p.part.len);
+                self.target.unstable.written(p.part.object, u64::from(p.part.len));
                 freed.absorb(self.target.data.borrow_mut().commit_write(p.plan, p.part.mtime, &mut txn));
                 if p.part.object.stripe == 0 {
                     self.note_write(p.part.object, self.is_for_a_user(), &mut txn);
                 }
             }
             add(&self.worker.counters.write_bytes, bytes);
-            self.target.unstable.written(bytes);
             let lsn = match last {
                 true => self.append(txn, order, &Reply::WrittenBatch(results.clone()), None),
                 false => self.target.append(txn, order),

@@ -262,7 +262,7 @@ impl<E: Env> RequestCx<E> {
         let reply = Reply::Written { roomy: self.is_roomy() };
         let lsn = {
             let mut txn = Txn::default();
-            self.target.unstable.written(range.len());
+            self.target.unstable.written(object, range.len());
             let places: SmallVec<[_; 2]> = edges.iter().map(|e| plan.physical(e.block())).collect();
             let freed = {
                 let mut data = self.target.data.borrow_mut();
@@ -617,7 +617,9 @@ impl<E: Env> RequestCx<E> {
         let extents: Vec<ExtentView> = found.by_ref().take(most).collect();
         let more = found.next().is_some();
         let (total, bytes) = data.extents(object).fold((0, 0), |(n, sum), e| (n + 1, sum + view(e).len));
-        Ok(Reply::Extents { total, bytes, extents, more })
+        let accepted = data.delayed.unlogged_bytes_of(object);
+        let unsynced = self.target.unstable.bytes_of(object, self.target.zone.stable_lsn());
+        Ok(Reply::Extents { total, bytes, extents, more, accepted, unsynced })
     }
 
     /// `Request::Sync`.

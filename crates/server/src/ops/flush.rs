@@ -127,7 +127,7 @@ impl<E: Env> Target<E> {
         if object.stripe == 0 {
             self.note_landed(object.ino, &mut txn);
         }
-        self.unstable.written(runs.iter().map(ByteRange::len).sum());
+        self.unstable.written(object, runs.iter().map(ByteRange::len).sum());
         let lsn = self.append(txn, order);
         self.release_later(lsn, freed);
         Ok(())

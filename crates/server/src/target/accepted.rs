@@ -172,7 +172,7 @@ impl<E: Env> Target<E> {
         let mut txn = Txn::default();
         let extents = loaded.iter().map(|(object, range, bytes)| (*object, *range, &bytes[..]));
         self.data.borrow_mut().delayed.log(extents, &mut txn);
-        self.unstable.written(sum);
+        loaded.iter().for_each(|(object, range, _)| self.unstable.written(*object, range.len()));
         add(&self.counters.logged, loaded.len() as u64);
         add(&self.counters.logged_bytes, sum);
         if !planted::is(Mistake::ForgottenLog) {

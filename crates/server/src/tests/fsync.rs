@@ -220,6 +220,42 @@ fn news_of_a_failed_flush_survive_the_connection() {
     }
 }
 
+/// Goal: FEATURES W1: an object says how many of its bytes lie in memory alone, and how many are on the disk or in the
+/// log and not synced; others do not count. Method: accepted, large and batched writes of two files, an `fsync` of
+/// each, flushes by age.
+#[test]
+fn an_object_says_what_is_not_stable() {
+    let place = place(185, 1, &[("server.write_back_age_ms", "600000"), ("server.sync_interval_ms", "600000")]);
+    let run = async {
+        let server = place.start().await.unwrap();
+        let c = place.client(1).await.unwrap();
+        let (f, g) = (file(&c, "f").await, file(&c, "g").await);
+        let shown = async |ino: Ino| {
+            let op = Request::Extents { object: ObjectId { ino, stripe: 0 }, offset: 0, extents_max: 0 };
+            match c.call(op).await {
+                Ok(Reply::Extents { accepted, unsynced, .. }) => (accepted, unsynced),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!((shown(f).await, shown(g).await), ((0, 0), (0, 0)));
+        put(&c, f, 1, 0, 8192).await.unwrap();
+        put(&c, f, 1, 4096, 12_288).await.unwrap();
+        put(&c, g, 1, 0, 100).await.unwrap();
+        assert_eq!((shown(f).await, shown(g).await), ((12_288, 0), (100, 0)));
+        put(&c, g, 1, 1 << 20, 3 << 20).await.unwrap();
+        assert_eq!((shown(f).await, shown(g).await), ((12_288, 0), (100, 2 << 20)));
+        c.call(Request::Sync { file: Some(f) }).await.unwrap();
+        assert_eq!(shown(f).await, (0, 0), "the log has it, synced");
+        assert_eq!(shown(g).await, (100, 0), "so is what was written before");
+        put(&c, f, 2, 1 << 20, (1 << 20) + 300_000).await.unwrap();
+        assert_eq!((shown(f).await, shown(g).await), ((0, 300_000), (100, 0)));
+        c.call(Request::Sync { file: None }).await.unwrap();
+        assert_eq!((shown(f).await, shown(g).await), ((0, 0), (0, 0)));
+        server.stop().await.unwrap();
+    };
+    place.sim.block_on(run).unwrap();
+}
+
 /// Goal: FEATURES S7: whoever only overwrites what is there is never refused in a target with 2 MiB of room, however
 /// much is overwritten before anything ages: what was promised to overwrites is given back in time. Method: a file is
 /// filled until 3 MiB are left; two mounts overwrite 2,000 of its blocks; then it is synced and compared.

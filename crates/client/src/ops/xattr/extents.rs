@@ -1,8 +1,10 @@
-//! Where a file lies: `user.amphi.extents` (JSON, a summary for each object) and `user.amphi.extents.STRIPE.OFFSET`
-//! (JSON, the extents of one object from a byte of the file on, 1,000 at most).
+//! Where a file lies and what of it would not survive a loss of power: `user.amphi.extents` (JSON, a summary for each object) and `user.amphi.extents.STRIPE.OFFSET`
+//! (JSON, the extents of one object from a byte of the file on, 1,000 at most); `user.amphi.unstable` (JSON, bytes that
+//! were acknowledged and are not stable, by where they are).
 //!
-//! Owns: asking the targets, the text. Does not own: how it is shown (`amphi layout get`). What this mount has not
-//! written back yet is written first; what others change meanwhile shows or does not. The file has to be open here.
+//! Owns: asking the targets, the text. Does not own: how it is shown (`amphi layout get`, `amphi stats FILE`). Before
+//! extents are shown, what this mount has not written back yet is written; what others change meanwhile shows or does
+//! not. The file has to be open here. What other mounts have not written back is not asked for.
 
 use crate::conn::replies::unexpected;
 use crate::mount::Mount;
@@ -13,6 +15,7 @@ use amphi_wire::{ExtentView, InodeView, Reply, Request};
 use futures_util::future::join_all;
 use std::fmt::Write;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 /// Extents of one answer: their text is below the 64 KiB of an attribute.
 const SHOWN_MAX: u32 = 1000;
@@ -24,13 +27,17 @@ struct Lies {
     bytes: u64,
     extents: Vec<ExtentView>,
     more: bool,
+    accepted: u64,
+    unsynced: u64,
 }
 
 async fn ask(mount: &Mount, view: &InodeView, stripe: u32, offset: u64, extents_max: u32) -> Result<Lies> {
     let object = ObjectId { ino: view.attr.ino, stripe };
     let op = Request::Extents { object, offset, extents_max };
     match mount.call(view.layout.target(view.attr.ino, stripe), &Cred::root(), op).await? {
-        Reply::Extents { total, bytes, extents, more } => Ok(Lies { total, bytes, extents, more }),
+        Reply::Extents { total, bytes, extents, more, accepted, unsynced } => {
+            Ok(Lies { total, bytes, extents, more, accepted, unsynced })
+        }
         other => Err(unexpected(&other)),
     }
 }
@@ -62,4 +69,41 @@ pub(super) async fn get(mount: &Arc<Mount>, view: &InodeView, of: Option<&str>) 
     }
     let _ = write!(text, "{{\"objects\":[{}],\"more\":{}}}", rows.join(","), stripes > OBJECTS_MAX);
     Ok(text.into_bytes())
+}
+
+/// Bytes of a file that were acknowledged and would not survive a loss of power yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct UnstableBytes {
+    /// In this mount's cache, or on the way from there.
+    pub(super) dirty: u64,
+    /// Memory of direct writes of this mount that have returned and are on their way.
+    pub(super) sending: u64,
+    /// In memory of the servers; of any mount.
+    pub(super) accepted: u64,
+    /// On the servers' disks, and not synced; of any mount.
+    pub(super) unsynced: u64,
+}
+
+impl UnstableBytes {
+    /// Of a file, as far as its targets tell: they tell it to mounts that have it open. Of a file of more than
+    /// `OBJECTS_MAX` objects those alone are asked.
+    pub(super) async fn of(mount: &Arc<Mount>, view: &InodeView) -> Result<UnstableBytes> {
+        let known = mount.files.get(view.attr.ino);
+        let here = known.map(|file| (file.dirty_bytes.load(Relaxed), file.piped_bytes.load(Relaxed)));
+        let (dirty, sending) = here.unwrap_or_default();
+        let stripes = view.layout.stripes_below(view.attr.size.max(1)).min(OBJECTS_MAX);
+        let asked: Vec<_> = (0..stripes).map(|stripe| ask(mount, view, stripe, 0, 0)).collect();
+        let (mut accepted, mut unsynced) = (0, 0);
+        for lies in join_all(asked).await {
+            let lies = lies?;
+            (accepted, unsynced) = (accepted + lies.accepted, unsynced + lies.unsynced);
+        }
+        Ok(UnstableBytes { dirty, sending, accepted, unsynced })
+    }
+
+    /// The value of `unstable`.
+    pub(super) fn json(&self) -> String {
+        let UnstableBytes { dirty, sending, accepted, unsynced } = self;
+        format!("{{\"dirty\":{dirty},\"sending\":{sending},\"accepted\":{accepted},\"unsynced\":{unsynced}}}")
+    }
 }

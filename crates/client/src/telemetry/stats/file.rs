@@ -78,7 +78,8 @@ impl FileStats {
     }
 
     /// Lines `read_direct_large 3 requests 25165824 bytes` and `lock_callback 2 requests`, without what is zero.
-    pub(crate) fn text(&self, dirty_bytes: u64) -> String {
+    /// `servers`: bytes that servers have accepted and have not synced, if they were asked.
+    pub(crate) fn text(&self, dirty_bytes: u64, servers: Option<(u64, u64)>) -> String {
         self.book();
         let mut out = String::new();
         for (name, requests, bytes) in self.by_reason.rows() {
@@ -87,18 +88,23 @@ impl FileStats {
         for (name, n) in self.events() {
             let _ = writeln!(out, "{name} {n} requests");
         }
-        if dirty_bytes > 0 {
-            let _ = writeln!(out, "dirty {dirty_bytes} bytes");
+        let (accepted, unsynced) = servers.unwrap_or_default();
+        let unstable = [("dirty", dirty_bytes), ("accepted", accepted), ("unsynced", unsynced)];
+        for (name, bytes) in unstable.into_iter().filter(|(_, bytes)| *bytes > 0) {
+            let _ = writeln!(out, "{name} {bytes} bytes");
         }
         out
     }
 
     /// The same as JSON.
-    pub(crate) fn json(&self, dirty_bytes: u64) -> String {
+    pub(crate) fn json(&self, dirty_bytes: u64, servers: Option<(u64, u64)>) -> String {
         self.book();
         let mut rows: Vec<String> = self.by_reason.rows().iter().map(row_json).collect();
         rows.extend(self.events().map(|(name, n)| format!("\"{name}\":{{\"requests\":{n}}}")));
-        format!("{{\"counters\":{{{}}},\"dirty_bytes\":{dirty_bytes}}}", rows.join(","))
+        let servers = servers.map_or(String::new(), |(accepted, unsynced)| {
+            format!(",\"accepted_bytes\":{accepted},\"unsynced_bytes\":{unsynced}")
+        });
+        format!("{{\"counters\":{{{}}},\"dirty_bytes\":{dirty_bytes}{servers}}}", rows.join(","))
     }
 }
 
