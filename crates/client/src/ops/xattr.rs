@@ -69,11 +69,13 @@ pub(crate) async fn get(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>) ->
             b"counters" | b"counters.json" => {
                 let known = mount.files.get(ino);
                 let dirty = known.as_ref().map_or(0, |file| file.dirty_bytes.load(Ordering::Relaxed));
-                let is_open = known.as_ref().is_some_and(|file| file.open_count() > 0);
+                let servers = match known.as_ref().filter(|file| file.open_count() > 0) {
+                    Some(file) => extents::UnstableBytes::of(&mount, &file.view()).await.ok(),
+                    None => None,
+                };
+                let servers = servers.map(|unstable| (unstable.accepted, unstable.unsynced));
                 let stats = known.map(|file| file.stats.clone()).or_else(|| mount.files.closed.get(ino));
                 let stats = stats.ok_or(Errno::NoData)?;
-                let servers = if is_open { unstable(&mount, &ctx, ino).await.ok() } else { None };
-                let servers = servers.map(|unstable| (unstable.accepted, unstable.unsynced));
                 let text = if own == b"counters" { stats.text(dirty, servers) } else { stats.json(dirty, servers) };
                 Ok(text.into_bytes())
             }
