@@ -24,6 +24,24 @@ pub trait Clock: Send + Sync + 'static {
 /// Reads a small text file such as `/proc/meminfo`; `None` if it cannot be read.
 pub type ReadText = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 
+/// What a program says of how it uses a range of a file, or all of it; as `posix_fadvise`, which the kernel keeps to
+/// itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FileAdvice {
+    /// Nothing any more.
+    Normal,
+    /// It reads at random.
+    Random,
+    /// It reads in sequence.
+    Sequential,
+    /// It reads the range soon.
+    WillNeed,
+    /// It does not need the range any more.
+    DontNeed,
+    /// It reads everything once.
+    Once,
+}
+
 /// How a client is made.
 #[derive(Clone)]
 pub struct ClientConfig {

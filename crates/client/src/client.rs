@@ -6,6 +6,7 @@ mod file_locks;
 
 use crate::api::*;
 use crate::cache::Source;
+use crate::cache::drop::Dirty;
 use crate::coherence::directories;
 use crate::coherence::sharing::{self, Lending, Rule};
 use crate::coherence::tokens::{self, Found};
@@ -26,7 +27,7 @@ use amphi_dlm::Mode;
 use amphi_env::Buf;
 use amphi_types::tunable::Row;
 use amphi_types::{Attr, ByteRange, Cred, Errno, Ino, Kind, Result, SetAttr};
-use amphi_wire::{RenameMode, XattrMode};
+use amphi_wire::{ReadAdvice, RenameMode, XattrMode};
 use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -457,6 +458,26 @@ impl Client {
             return Err(Errno::BadFd);
         }
         ahead::ahead(&self.mount, file, if write { Mode::Write } else { Mode::Read }, range)
+    }
+
+    /// A program says how it uses the file: in sequence, at random and once count for all reads of the file on this
+    /// mount until it closes the file, here and in the memory of the servers. `WillNeed` brings the range into the
+    /// cache, as much as is read ahead of one stream; `DontNeed` gives up what is cached of it and not dirty.
+    ///
+    /// Errors: `BadFd` if it is not open for reading.
+    pub fn advise(&self, file: &OpenFile, range: ByteRange, advice: FileAdvice) -> Result<()> {
+        if !file.flags.read {
+            return Err(Errno::BadFd);
+        }
+        match advice {
+            FileAdvice::Normal => file.advise_reads(ReadAdvice::Normal),
+            FileAdvice::Random => file.advise_reads(ReadAdvice::Random),
+            FileAdvice::Sequential => file.advise_reads(ReadAdvice::Sequential),
+            FileAdvice::Once => file.advise_reads(ReadAdvice::Once),
+            FileAdvice::WillNeed => ops::read::will_need(&self.mount, file, range),
+            FileAdvice::DontNeed => drop(self.mount.cache.forget(&file.file, range, Dirty::Keep)),
+        }
+        Ok(())
     }
 
     /// Makes the open file a member of a group: until all members have left, only they do I/O on the file, and order it

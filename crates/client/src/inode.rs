@@ -35,7 +35,7 @@ pub(crate) use table::InodeTable;
 use crate::policy::locality::Locality;
 use crate::telemetry::stats::FileStats;
 use amphi_types::{Advice, Attr, ByteRange, Errno, Ino, IoMode, Layout, Pattern, RangeSet, Timespec};
-use amphi_wire::{Access, InodeView};
+use amphi_wire::{Access, InodeView, ReadAdvice};
 use file_group::FileGroup;
 use front_pages::FilePages;
 use parking_lot::Mutex;
@@ -173,6 +173,14 @@ impl Fills {
     }
 }
 
+/// What is advised of a file.
+struct Advised {
+    /// As `known.view` has it.
+    view: AtomicU8,
+    /// How programs of this mount read it, as the last of them has said that has it open: a `ReadAdvice`.
+    reads: AtomicU8,
+}
+
 /// A file.
 pub(crate) struct Inode {
     pub(crate) ino: Ino,
@@ -182,7 +190,7 @@ pub(crate) struct Inode {
     pub(crate) atime_due: AtomicBool,
     /// Layout and advice of `known.view` again, for hits that take no lock.
     layout_packed: AtomicU64,
-    advice: AtomicU8,
+    advice: Advised,
     /// As `known.view` has it: a write takes its capabilities away first.
     capability: AtomicBool,
     /// As `known.view` has it: setuid or setgid, which others than root take away with a write.
@@ -272,7 +280,7 @@ impl Inode {
             size: AtomicU64::new(view.attr.size),
             atime_due: AtomicBool::new(true),
             layout_packed: AtomicU64::new(pack(view.layout)),
-            advice: AtomicU8::new(view.advice.into()),
+            advice: Advised { view: AtomicU8::new(view.advice.into()), reads: AtomicU8::new(0) },
             capability: AtomicBool::new(view.capability),
             set_id: AtomicBool::new(view.attr.has_set_id()),
             known: Mutex::new(Known {
@@ -340,9 +348,24 @@ impl Inode {
         if known.mtime_local { known.write_time() } else { Timespec::default() }
     }
 
+    /// How programs of this mount read it, as far as one that has it open has said.
+    pub(crate) fn read_advice(&self) -> ReadAdvice {
+        match self.advice.reads.load(Relaxed) {
+            1 => ReadAdvice::Random,
+            2 => ReadAdvice::Sequential,
+            3 => ReadAdvice::Once,
+            _ => ReadAdvice::Normal,
+        }
+    }
+
+    /// A program says how it reads.
+    pub(crate) fn advise_reads(&self, advice: ReadAdvice) {
+        self.advice.reads.store(advice as u8, Relaxed);
+    }
+
     /// What the owner of the file asked of mounts.
     pub(crate) fn advice(&self) -> Advice {
-        Advice::try_from(self.advice.load(Relaxed)).unwrap_or_default()
+        Advice::try_from(self.advice.view.load(Relaxed)).unwrap_or_default()
     }
 
     /// What the owner of the file asked of the decision.
@@ -550,7 +573,7 @@ impl Inode {
             known.view = InodeView { generation, ..view };
             known.at = if change.is_some() { tick() } else { asked_at.at };
             self.layout_packed.store(pack(view.layout), Relaxed);
-            self.advice.store(view.advice.into(), Relaxed);
+            self.advice.view.store(view.advice.into(), Relaxed);
             self.capability.store(view.capability, Relaxed);
             self.set_id.store(view.attr.has_set_id(), Relaxed);
         }

@@ -211,7 +211,9 @@ async fn walk(env: SimEnv) {
             let object = ObjectId { ino, stripe: 0 };
             for start in [0, 40_000, 1 << 20] {
                 let range = ByteRange { start, end: start + 10_000 };
-                let _ = ask(&link, Request::Read { object, range, server_lock: true }, None).await;
+                let _ =
+                    ask(&link, Request::Read { object, range, server_lock: true, advice: Default::default() }, None)
+                        .await;
             }
             let _ = ask(&link, Request::Extents { object, offset: 0, extents_max: 100 }, None).await;
             let _ = ask(&link, Request::Close { ino, access: RW, atime: None }, None).await;

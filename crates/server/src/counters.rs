@@ -143,6 +143,7 @@ counters! {
     read_through_large = "read_through_large", "Reads that went by that memory as they are large.";
     read_through_alone = "read_through_alone", "Likewise, as the mount is alone and keeps what it reads.";
     read_through_first = "read_through_first", "Likewise, as nobody had read beside them.";
+    read_through_once = "read_through_once", "Likewise, as its program reads it once.";
     checksum_errors = "checksum_errors", "Blocks that did not read as their checksum says; each time one was asked for.";
     checksum_retries = "checksum_retries", "Blocks that read wrong once and right when they were read again.";
     scrubbed_bytes = "scrub_bytes", "Bytes of file data that were read to be verified.";

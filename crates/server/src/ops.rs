@@ -226,7 +226,9 @@ async fn dispatch<E: Env>(cx: &RequestCx<E>, op: Request, payload: Option<Buf>) 
         Request::SetXattr { ino, name, value, mode } => Box::pin(cx.setxattr(ino, &name, &value, mode)).await,
         Request::RemoveXattr { ino, name } => Box::pin(cx.removexattr(ino, &name)).await,
         Request::SetLayout { ino, layout, advice } => Box::pin(cx.set_layout(ino, layout, advice)).await,
-        Request::Read { object, range, server_lock } => return Box::pin(cx.read(object, range, server_lock)).await,
+        Request::Read { object, range, server_lock, advice } => {
+            return Box::pin(cx.read(object, range, server_lock, advice)).await;
+        }
         Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid, checksums } => {
             let kind = data::WriteKind { server_lock, mtime, kill_suidgid, checksums };
             Box::pin(cx.write(object, offset, generation, kind, payload)).await

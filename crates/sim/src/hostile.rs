@@ -259,7 +259,12 @@ impl Honest {
             return self.look_in().await;
         }
         let object = ObjectId { ino: self.file, stripe: 0 };
-        let op = Request::Read { object, range: ByteRange::new(0, FILE_BYTES as u64), server_lock: true };
+        let op = Request::Read {
+            object,
+            range: ByteRange::new(0, FILE_BYTES as u64),
+            server_lock: true,
+            advice: Default::default(),
+        };
         let (_, data) = self.ask(op, None).await?;
         if data.is_none_or(|data| data[..] != content()[..]) {
             return Err("bytes of the honest mount's file have changed".into());

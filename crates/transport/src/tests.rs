@@ -64,7 +64,12 @@ pub(super) fn write(n: u64, offset: u64) -> Call {
 }
 
 pub(super) fn read(n: u64, start: u64, end: u64) -> Call {
-    call(Request::Read { object: object(n), range: ByteRange { start, end }, server_lock: true })
+    call(Request::Read {
+        object: object(n),
+        range: ByteRange { start, end },
+        server_lock: true,
+        advice: Default::default(),
+    })
 }
 
 pub(super) fn ino(result: Result<(Answer, Option<Buf>), crate::LinkError>) -> u64 {

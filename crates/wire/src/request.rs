@@ -197,6 +197,8 @@ pub enum Request {
         range: ByteRange,
         /// The target locks the range for the request (direct); false = the client holds a lock (buffered).
         server_lock: bool,
+        /// What its program has said of its reads.
+        advice: ReadAdvice,
     },
     /// `Written`; payload: the bytes. Answered when they are on the disk.
     Write {
@@ -523,6 +525,20 @@ pub const DATA_RUNS_MAX: u32 = 4096;
 
 /// Extents in an answer to `Extents`: 60 KiB of it.
 pub const EXTENTS_MAX: u32 = 2048;
+
+/// What a program has said of how it reads a file, for the memory that a target keeps for several mounts.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum ReadAdvice {
+    /// Nothing: the target goes by how reads lie beside each other.
+    #[default]
+    Normal,
+    /// At random: what lies around a read is not wanted.
+    Random,
+    /// In sequence: what lies around it is wanted soon.
+    Sequential,
+    /// Nobody reads it again: it need not be kept.
+    Once,
+}
 
 /// One of the files of `Request::ReadBatch`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]

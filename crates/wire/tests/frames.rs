@@ -86,7 +86,7 @@ fn requests() -> Vec<Request> {
         Request::RepresentFileLocks { locks: vec![file_lock(FileLockFamily::Flock); 300] },
         Request::SetLayout { ino, layout: None, advice: None },
         Request::StatFs,
-        Request::Read { object, range, server_lock: true },
+        Request::Read { object, range, server_lock: true, advice: ReadAdvice::Once },
         Request::Write {
             object,
             offset: 1,

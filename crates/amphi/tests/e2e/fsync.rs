@@ -15,6 +15,12 @@ fn unstable(path: &Path, name: &str) -> u64 {
     json[name].as_u64().expect("a number")
 }
 
+/// Sets a tunable of the servers.
+fn set(dir: &Path, tunable: &str) {
+    let out = run(&["set", tunable, "--mount", &dir.display().to_string()]);
+    assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+}
+
 fn direct(path: &Path) -> File {
     let options = libc::O_DIRECT;
     OpenOptions::new().read(true).write(true).create(true).custom_flags(options).open(path).expect("open")
@@ -28,16 +34,17 @@ fn aligned(seed: u64, len: usize) -> (Vec<u8>, usize) {
     (memory, at)
 }
 
-/// Goal: an `fsync` pays for its own file: beside a hundred files with bytes that nobody has synced, in the cache of the
-/// mount and accepted by the server, a change of 4 KiB is made stable by one sync of the disk, with its bytes in the
-/// log: no flush, no write of file data, also where the change appends. Method: through a mount; the server's counters
-/// before and after.
+/// Goal: an `fsync` pays for its own file: beside a hundred files with bytes that nobody has synced, in the cache of
+/// the mount and accepted by the server, a change of 4 KiB is made stable by one sync of the disk, with its bytes in
+/// the log: no flush, no write of file data, also where the change appends. Method: through a mount; the server's
+/// counters before and after.
 #[test]
 fn an_fsync_pays_for_its_own_file() {
     let place = Place::new();
-    let _server = place.server(&["--targets", "1", "--set", "server.write_back_age_ms=600000"]);
+    let _server = place.server(&["--targets", "1"]);
     let _mount = place.mount_at("m", &["--set", "writeback.age_ms=600000"]);
     let dir = place.path("m");
+    set(&dir, "server.write_back_age_ms=600000");
     let file = direct(&dir.join("f"));
     let (bytes, at) = aligned(1, 16 << 10);
     file.write_all_at(&bytes[at..at + (16 << 10)], 0).expect("write");
@@ -70,15 +77,17 @@ fn an_fsync_pays_for_its_own_file() {
     assert_eq!((left, dirty), (50 * 8192, 50 * 8192), "the other files are where they were");
 }
 
-/// Goal: FEATURES W1: of each file the bytes that were acknowledged and are not stable are shown, by where they are, and
-/// none behind an `fsync` of the file; those of other files do not count. Method: a write through the cache, a small and
-/// a large one past it, through one mount, looked at from both.
+/// Goal: FEATURES W1: of each file the bytes that were acknowledged and are not stable are shown, by where they are,
+/// and none behind an `fsync` of the file; those of other files do not count. Method: a write through the cache, a
+/// small and a large one past it, through one mount, looked at from both.
 #[test]
 fn what_is_not_stable_is_shown() {
     let place = Place::new();
-    let more = ["--set", "server.write_back_age_ms=600000", "--set", "server.sync_interval_ms=600000"];
-    let _server = place.server(&more);
+    let _server = place.server(&[]);
     let _mounts = ["m0", "m1"].map(|name| place.mount_at(name, &["--set", "writeback.age_ms=600000"]));
+    for tunable in ["server.write_back_age_ms=600000", "server.sync_interval_ms=60000"] {
+        set(&place.path("m0"), tunable);
+    }
     let paths = ["m0", "m1"].map(|name| place.path(name).join("f"));
     let shown = |by: usize| ["dirty", "accepted", "unsynced"].map(|name| unstable(&paths[by], name));
     let (large, at) = aligned(1, 4 << 20);

@@ -1,7 +1,7 @@
 //! Device controls of open files through the mount: mode, lock-ahead, exact locks, groups. The numbers are those of
 //! docs/IOCTL.md, written out here, so that neither changes without the other.
 
-use crate::harness::{Place, counter, pattern};
+use crate::harness::{Place, counter, counter_of_servers, pattern};
 use crate::two_mounts::Pair;
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::AsRawFd;
@@ -21,6 +21,7 @@ const LOCK_AHEAD_LIST: u64 = 0xc308_4107;
 const GROUP_LOCK: u64 = 0x4010_4105;
 const GROUP_UNLOCK: u64 = 0x4008_4106;
 const GROUP_WANTED: u64 = 0x8004_4108;
+const ADVISE: u64 = 0x4018_4109;
 
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
@@ -427,4 +428,40 @@ fn joining_passes_strangers_that_wait() {
         drop(a);
         pair.stop();
     }
+}
+
+fn advise(file: &File, offset: u64, length: u64, advice: u32) -> i32 {
+    ioctl(file, ADVISE, &mut Range { offset, length, mode: advice, zero: 0 })
+}
+
+/// Goal: FEATURES S5: what a program says of its reads reaches the servers; nonsense is refused. Method: a file that
+/// one mount wrote is read in small pieces on another one; the counter of the servers; wrong arguments.
+#[test]
+fn advice_reaches_the_servers() {
+    let pair = Pair::new(1, &[], &[]);
+    let path = pair.a.join("f");
+    fs::write(&path, pattern(1, 1 << 20)).expect("write");
+    File::open(&path).and_then(|f| f.sync_all()).expect("fsync");
+    let count = |name: &str| counter_of_servers(&pair.a, name);
+    let [ours, theirs] = [&path, &pair.b.join("f")].map(|path| File::open(path).expect("open"));
+    let read = |file: &File, at: u64| {
+        let mut bytes = [0; 4096];
+        file.read_exact_at(&mut bytes, at).expect("read");
+        assert!(bytes[..] == pattern(1, 1 << 20)[at as usize..at as usize + 4096]);
+    };
+    for (file, advice) in [(&ours, 1), (&theirs, 5)] {
+        assert_eq!(advise(file, 0, 0, advice), 0);
+    }
+    for n in 0..8 {
+        read(&theirs, n * 100_000 / 4096 * 4096);
+    }
+    assert!(count("read_through_once") > 0, "the requests of the other mount say so");
+    assert_eq!(advise(&ours, 0, 1 << 20, 4), 0, "do not need");
+    assert_eq!((advise(&ours, 0, 0, 2), advise(&ours, 1 << 19, 4096, 3), advise(&ours, 0, 0, 0)), (0, 0, 0));
+    for (offset, length, advice) in [(0, 0, 6), (u64::MAX, 2, 3), (1 << 63, 0, 3)] {
+        assert_eq!(advise(&ours, offset, length, advice), -libc::EINVAL, "{offset} {length} {advice}");
+    }
+    assert_eq!(ioctl(&ours, ADVISE, &mut Range { offset: 0, length: 0, mode: 1, zero: 1 }), -libc::EINVAL);
+    let writer = OpenOptions::new().write(true).open(&path).expect("open");
+    assert_eq!(advise(&writer, 0, 0, 1), -libc::EBADF);
 }

@@ -10,7 +10,7 @@ use crate::policy::records::Records;
 use crate::telemetry::jobs::Job;
 use crate::telemetry::stats::{Ledger, Way};
 use amphi_types::{Attr, ByteRange, Ino, IoMode, Result};
-use amphi_wire::{Access, LockExtent};
+use amphi_wire::{Access, LockExtent, ReadAdvice};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
@@ -42,6 +42,15 @@ pub(crate) trait Closer: Send + Sync {
     fn released(self: Arc<Self>, file: &Arc<Inode>, access: Access, linger: bool);
 }
 
+/// What its program has told of its I/O.
+#[derive(Default)]
+struct Told {
+    /// Its locks are not to be granted wider than it asks.
+    exact: AtomicBool,
+    /// It has said how it reads: that counts until it is closed.
+    reads: AtomicBool,
+}
+
 /// An open file. Dropping the last reference closes it, without waiting.
 pub struct OpenFile {
     closer: Weak<dyn Closer>,
@@ -64,8 +73,7 @@ pub struct OpenFile {
     pub(crate) ledger: Arc<Ledger>,
     /// How its requests go, as asked for by its user.
     io_mode: AtomicU8,
-    /// Its locks are not to be granted wider than it asks.
-    exact: AtomicBool,
+    told: Told,
     /// The group under whose lock its requests go; 0: none.
     pub(crate) group: AtomicU64,
     /// A front end serves its reads from pages (`policy::kernel_reads`).
@@ -115,7 +123,7 @@ impl OpenFile {
             warmed_to: AtomicU64::new(0),
             ledger,
             io_mode: AtomicU8::new(IoMode::Auto as u8),
-            exact: AtomicBool::new(false),
+            told: Told::default(),
             group: AtomicU64::new(0),
             by_front: AtomicBool::new(false),
             emptied_rule: AtomicU64::new(0),
@@ -159,7 +167,14 @@ impl OpenFile {
 
     /// Whether its locks are granted as asked, for who knows its pattern, or as wide as nothing conflicts.
     pub fn set_no_expand(&self, on: bool) {
-        self.exact.store(on, Relaxed);
+        self.told.exact.store(on, Relaxed);
+    }
+
+    /// The program says how it reads the file. That counts for all reads of the file on this mount, until another one
+    /// says something else or this one closes it.
+    pub(crate) fn advise_reads(&self, advice: ReadAdvice) {
+        self.told.reads.store(true, Relaxed);
+        self.file.advise_reads(advice);
     }
 
     /// The group that it is a member of; 0: none.
@@ -168,7 +183,7 @@ impl OpenFile {
     }
 
     pub(crate) fn extent(&self) -> LockExtent {
-        if self.exact.load(Relaxed) { LockExtent::Exact } else { LockExtent::Grown }
+        if self.told.exact.load(Relaxed) { LockExtent::Exact } else { LockExtent::Grown }
     }
 
     /// The group that this open file is a member of; 0: none.
@@ -245,6 +260,9 @@ impl Drop for OpenFile {
         let closer = self.closer.upgrade();
         if let Some(closer) = &closer {
             self.note_readers(closer.small_bytes());
+        }
+        if self.told.reads.load(Relaxed) {
+            self.file.advise_reads(ReadAdvice::Normal);
         }
         self.file.stats.leave(&self.ledger);
         if let Some(closer) = closer {

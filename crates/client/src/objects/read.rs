@@ -112,10 +112,10 @@ pub(crate) async fn ask_piece(
     under: Under,
 ) -> Result<Result<(Buf, u64)>> {
     let target = file.layout().target(file.ino, object.stripe);
-    let pad = (range.start % PAGE) as usize;
+    let (pad, advice) = ((range.start % PAGE) as usize, file.read_advice());
     let op = match under {
-        Under::Lock => Request::Read { object, range, server_lock: false },
-        Under::TargetsLock => Request::Read { object, range, server_lock: true },
+        Under::Lock => Request::Read { object, range, server_lock: false, advice },
+        Under::TargetsLock => Request::Read { object, range, server_lock: true, advice },
         Under::Note(left) => Request::PagesRead { object, range, left },
     };
     let lane = Mount::lane(under == Under::TargetsLock);

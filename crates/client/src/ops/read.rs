@@ -33,6 +33,7 @@ use crate::prefetch::large_reads;
 use crate::telemetry::stats::{Copied, Count, Way, thread_shard};
 use crate::telemetry::tunables::Tunable;
 use crate::writeback::flush;
+pub(crate) use ahead::will_need;
 use ahead::{fetch_ahead, plan, read_ahead};
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;

@@ -301,7 +301,7 @@ impl Server {
                 Reply::Inode(node.view)
             }
             Request::StatFs => Reply::StatFs(TargetSpace { blocks: 100, free: 50, inodes: 3, inodes_free: 7 }),
-            Request::Read { object, range, server_lock } => {
+            Request::Read { object, range, server_lock, .. } => {
                 self.check_object(call.target, object, range);
                 assert!(server_lock || self.locks.values().any(|(o, _)| *o == object), "a fill needs a lock");
                 self.inode(object.ino)?;
@@ -462,7 +462,7 @@ impl Server {
             Request::PagesLeft { .. } => Reply::PagesLeft(1),
             Request::PagesTaken { .. } => Reply::Done,
             Request::PagesRead { object, range, .. } => {
-                let op = Request::Read { object, range, server_lock: true };
+                let op = Request::Read { object, range, server_lock: true, advice: Default::default() };
                 self.execute(Call { op, target: call.target, cred: call.cred }, payload, out)?
             }
             Request::PagesWrite { object, offset, generation, mtime, .. } => {

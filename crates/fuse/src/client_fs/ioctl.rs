@@ -9,7 +9,7 @@
 use super::ClientFs;
 use crate::file_system::{IoctlCall, IoctlReply};
 use crate::{Caller, Later};
-use amphi_client::{Ahead, Interrupt, OpenFile};
+use amphi_client::{Ahead, FileAdvice, Interrupt, OpenFile};
 use amphi_types::{ByteRange, Errno, IoMode, Result};
 use std::sync::Arc;
 use std::task::{Wake, Waker};
@@ -39,6 +39,10 @@ pub const GROUP_UNLOCK: u32 = command(WRITES, 6, 8);
 
 /// `u32`, out: whether anybody waits for the end of the group that the open file is a member of: 0 no, 1 yes.
 pub const GROUP_WANTED: u32 = command(READS, 8, 4);
+
+/// `u64` offset, `u64` length (0: to the end), `u32` advice (0 normal, 1 random, 2 sequential, 3 will need, 4 do not
+/// need, 5 once), `u32` zero.
+pub const ADVISE: u32 = command(WRITES, 9, 24);
 
 /// `u32` number of ranges, `u32` zero, then places for 32 ranges: `u64` offset, `u64` length, `u32` mode, `i32` zero;
 /// in the same places come back what `LOCK_AHEAD` would return for each, or minus the errno. Returns how many were
@@ -94,6 +98,23 @@ fn range_at(input: &[u8], at: usize) -> Result<(ByteRange, bool)> {
     }
 }
 
+/// The range and the advice, of 24 bytes.
+fn advice_at(input: &[u8]) -> Result<(ByteRange, FileAdvice)> {
+    let (offset, len) = (u64_at(input, 0)?, u64_at(input, 8)?);
+    let end = if len == 0 { Some(i64::MAX as u64) } else { offset.checked_add(len) };
+    let end = end.filter(|end| *end >= offset && *end <= i64::MAX as u64).ok_or(Errno::Inval)?;
+    let advice = match (u32_at(input, 16)?, u32_at(input, 20)?) {
+        (0, 0) => FileAdvice::Normal,
+        (1, 0) => FileAdvice::Random,
+        (2, 0) => FileAdvice::Sequential,
+        (3, 0) => FileAdvice::WillNeed,
+        (4, 0) => FileAdvice::DontNeed,
+        (5, 0) => FileAdvice::Once,
+        _ => return Err(Errno::Inval),
+    };
+    Ok((ByteRange::new(offset, end), advice))
+}
+
 fn done(result: i32) -> Result<IoctlReply> {
     Ok(IoctlReply { result, output: Vec::new() })
 }
@@ -104,7 +125,7 @@ impl ClientFs {
     }
 
     pub(super) fn control(&self, caller: &Caller<'_>, call: &IoctlCall<'_>) -> Result<IoctlReply> {
-        let known = [SET_MODE, GET_MODE, NO_EXPAND, LOCK_AHEAD, LOCK_AHEAD_LIST, GROUP_UNLOCK, GROUP_WANTED];
+        let known = [SET_MODE, GET_MODE, NO_EXPAND, LOCK_AHEAD, LOCK_AHEAD_LIST, GROUP_UNLOCK, GROUP_WANTED, ADVISE];
         if !known.contains(&call.cmd) {
             return Err(Errno::NoTty);
         }
@@ -130,6 +151,11 @@ impl ClientFs {
                 done(self.ahead(&file, range, write)?)
             }
             LOCK_AHEAD_LIST => self.ahead_list(&file, input),
+            ADVISE => {
+                let (range, advice) = advice_at(input)?;
+                self.client.advise(&file, range, advice)?;
+                done(0)
+            }
             GROUP_WANTED => {
                 let wanted = self.wait(caller, self.client.group_wanted(&file))?;
                 Ok(IoctlReply { result: 0, output: u32::from(wanted).to_ne_bytes().to_vec() })

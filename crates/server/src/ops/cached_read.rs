@@ -20,6 +20,7 @@ use amphi_data::{Checksum, ReadPlan, ReadSegment};
 use amphi_env::{Buf, Env};
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, Errno, ObjectId, Result};
+use amphi_wire::ReadAdvice;
 use std::cell::Cell;
 
 /// What is verified at once of a large read, while the disk reads the rest. A read of so much in four pieces took 1.13
@@ -63,11 +64,11 @@ pub(super) struct Fetch {
 
 impl<E: Env> RequestCx<E> {
     /// The blocks of a plan that was made in this step; holes and what only memory has are arbitrary or zeros.
-    pub(super) async fn read_blocks(&self, object: ObjectId, plan: &ReadPlan) -> Result<Buf> {
+    pub(super) async fn read_blocks(&self, object: ObjectId, plan: &ReadPlan, advice: ReadAdvice) -> Result<Buf> {
         let counters = &self.worker.counters;
         let runs = runs_of(plan);
         let beside = || self.target.disk.pattern.borrow_mut().note(object, self.session, plan.range);
-        match self.read_way(plan, &runs, beside) {
+        match self.read_way(plan, &runs, advice, beside) {
             ReadWay::Kept => {
                 let mut buf = Buf::scratch(plan.aligned().len() as usize);
                 self.copy_kept(plan, &runs, &mut buf);
@@ -90,6 +91,7 @@ impl<E: Env> RequestCx<E> {
             ReadWay::DirectLarge => add(&counters.read_through_large, 1),
             ReadWay::DirectAlone => add(&counters.read_through_alone, 1),
             ReadWay::DirectFirst => add(&counters.read_through_first, 1),
+            ReadWay::DirectOnce => add(&counters.read_through_once, 1),
             ReadWay::DirectOff | ReadWay::Kept | ReadWay::Unit(_) => {}
         }
     }
@@ -101,7 +103,7 @@ impl<E: Env> RequestCx<E> {
         let (counters, runs) = (&self.worker.counters, runs_of(plan));
         // Files of a directory that come together are neighbours of each other; noted one by one they would push what
         // is known of large ones out.
-        let way = self.read_way(plan, &runs, || Beside::Neighbour);
+        let way = self.read_way(plan, &runs, ReadAdvice::Normal, || Beside::Neighbour);
         if way == ReadWay::Kept {
             let mut buf = Buf::scratch(plan.aligned().len() as usize);
             let missing = self.copy_kept(plan, &runs, &mut buf);
@@ -131,7 +133,7 @@ impl<E: Env> RequestCx<E> {
         Fetch { run, at, is_asked, expected, way }
     }
 
-    fn read_way(&self, plan: &ReadPlan, runs: &[Run], beside: impl FnOnce() -> Beside) -> ReadWay {
+    fn read_way(&self, plan: &ReadPlan, runs: &[Run], advice: ReadAdvice, beside: impl FnOnce() -> Beside) -> ReadWay {
         let disk = &self.target.disk;
         let cache = disk.cache.borrow();
         if !cache.is_open() || runs.is_empty() {
@@ -147,7 +149,9 @@ impl<E: Env> RequestCx<E> {
             is_kept: runs.iter().all(|r| cache.has(r.physical..r.physical + r.blocks)),
             alone,
             len: plan.range.len(),
-            beside: beside(),
+            advice,
+            // What is read once says nothing of the reads of others.
+            beside: if advice == ReadAdvice::Once { Beside::Nothing } else { beside() },
         })
     }
 

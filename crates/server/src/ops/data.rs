@@ -28,7 +28,7 @@ use amphi_env::{Buf, Disk, Env};
 use amphi_types::item::Txn;
 use amphi_types::limits::{BLOCK, FILE_MAX, PAYLOAD_MAX};
 use amphi_types::{ByteRange, DataChecksums, Errno, Ino, ObjectId, Result, SetAttr, Timespec};
-use amphi_wire::{DATA_RUNS_MAX, EXTENTS_MAX, ExtentView, Reply};
+use amphi_wire::{DATA_RUNS_MAX, EXTENTS_MAX, ExtentView, ReadAdvice, Reply};
 use amphi_zone::{Lsn, Order};
 use futures_util::future::join_all;
 use smallvec::SmallVec;
@@ -116,7 +116,13 @@ impl<E: Env> RequestCx<E> {
     }
 
     /// `Request::Read`.
-    pub async fn read(&self, object: ObjectId, range: ByteRange, server_lock: bool) -> Result<(Reply, Option<Buf>)> {
+    pub async fn read(
+        &self,
+        object: ObjectId,
+        range: ByteRange,
+        server_lock: bool,
+        advice: ReadAdvice,
+    ) -> Result<(Reply, Option<Buf>)> {
         self.check_object(object, Touch::Look).await?;
         if range.len() > PAYLOAD_MAX as u64 || range.is_empty() || range.end > FILE_MAX {
             return Err(Errno::Inval);
@@ -129,7 +135,7 @@ impl<E: Env> RequestCx<E> {
             return Ok((Reply::Data, None));
         }
         let pad = (plan.range.start % BLOCK) as usize;
-        let mut buf = self.read_blocks(object, &plan).await?;
+        let mut buf = self.read_blocks(object, &plan, advice).await?;
         self.target.overlay(&plan, &mut buf)?;
         buf.set_window(pad..pad + plan.range.len() as usize);
         add(&self.worker.counters.read_bytes, plan.range.len());

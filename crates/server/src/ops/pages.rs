@@ -10,7 +10,7 @@ use amphi_dlm::Mode;
 use amphi_env::{Buf, Env};
 use amphi_types::limits::FILE_MAX;
 use amphi_types::{ByteRange, Errno, Ino, ObjectId, Result, SessionId};
-use amphi_wire::Reply;
+use amphi_wire::{ReadAdvice, Reply};
 use std::rc::Rc;
 
 /// A change of bytes under way: noted when it begins, and again when it ends, as pages may be read in between.
@@ -57,7 +57,7 @@ impl<E: Env> RequestCx<E> {
     /// `Request::PagesRead`.
     pub async fn pages_read(&self, object: ObjectId, range: ByteRange, left: u64) -> Result<(Reply, Option<Buf>)> {
         self.target.left_pages.borrow_mut().renewed(object.ino, self.session, left, range);
-        self.read(object, range, false).await
+        self.read(object, range, false, ReadAdvice::Normal).await
     }
 
     /// `Request::PagesWrite`.

@@ -7,8 +7,13 @@
 //! to the mount without a copy. Of the rest, a read that lies beside no other one brings nothing: reading at random
 //! costs what it cost, and one look at everything fills no memory. A neighbour brings its 64 KiB, and reads of several
 //! mounts that lie together their whole mebibyte, which the next ones find.
+//!
+//! A program that says how it reads is believed: what it reads once is not kept, what it reads in sequence brings its
+//! mebibyte from the first read on, and what it reads at random is kept without what lies around it.
 
 use crate::target::read_pattern::Beside;
+use amphi_types::limits::BLOCK;
+use amphi_wire::ReadAdvice;
 
 /// Reads of so many bytes go past the memory, bytes.
 const LARGE_BYTES: u64 = 256 << 10;
@@ -28,6 +33,8 @@ pub(super) struct State {
     pub alone: bool,
     /// Bytes of the read.
     pub len: u64,
+    /// What its program has said.
+    pub advice: ReadAdvice,
     /// Whatever was read before it.
     pub beside: Beside,
 }
@@ -47,6 +54,8 @@ pub(super) enum ReadWay {
     DirectAlone,
     /// Likewise: nobody has read beside it.
     DirectFirst,
+    /// Likewise: nobody reads it again.
+    DirectOnce,
 }
 
 /// The decision.
@@ -55,15 +64,19 @@ pub(super) fn way(s: &State) -> ReadWay {
         ReadWay::DirectOff
     } else if s.is_kept {
         ReadWay::Kept
+    } else if s.advice == ReadAdvice::Once {
+        ReadWay::DirectOnce
     } else if s.len >= LARGE_BYTES {
         ReadWay::DirectLarge
     } else if s.alone {
         ReadWay::DirectAlone
     } else {
-        match s.beside {
-            Beside::Nothing => ReadWay::DirectFirst,
-            Beside::Neighbour => ReadWay::Unit(NEAR_UNIT_BYTES),
-            Beside::Together => ReadWay::Unit(FAR_UNIT_BYTES),
+        match (s.advice, s.beside) {
+            (ReadAdvice::Sequential, _) => ReadWay::Unit(FAR_UNIT_BYTES),
+            (_, Beside::Nothing) => ReadWay::DirectFirst,
+            (ReadAdvice::Random, _) => ReadWay::Unit(BLOCK),
+            (_, Beside::Neighbour) => ReadWay::Unit(NEAR_UNIT_BYTES),
+            (_, Beside::Together) => ReadWay::Unit(FAR_UNIT_BYTES),
         }
     }
 }
@@ -75,15 +88,25 @@ mod tests {
     /// Goal: each part of the state moves the decision, and the reason names it. Method: one change at a time.
     #[test]
     fn each_reason_has_its_state() {
-        let calm = State { open: true, is_kept: false, alone: false, len: 47_008, beside: Beside::Neighbour };
+        let (advice, beside) = (ReadAdvice::Normal, Beside::Neighbour);
+        let calm = State { open: true, is_kept: false, alone: false, len: 47_008, advice, beside };
         assert_eq!(way(&calm), ReadWay::Unit(NEAR_UNIT_BYTES));
         assert_eq!(way(&State { beside: Beside::Together, ..calm }), ReadWay::Unit(FAR_UNIT_BYTES));
         assert_eq!(way(&State { beside: Beside::Nothing, ..calm }), ReadWay::DirectFirst);
         assert_eq!(way(&State { alone: true, ..calm }), ReadWay::DirectAlone);
         assert_eq!(way(&State { len: LARGE_BYTES, ..calm }), ReadWay::DirectLarge);
         assert_eq!(way(&State { open: false, ..calm }), ReadWay::DirectOff);
+        let (once, random, sequential) = (ReadAdvice::Once, ReadAdvice::Random, ReadAdvice::Sequential);
+        assert_eq!(way(&State { advice: once, beside: Beside::Together, ..calm }), ReadWay::DirectOnce);
+        assert_eq!(way(&State { advice: random, beside: Beside::Together, ..calm }), ReadWay::Unit(BLOCK));
+        assert_eq!(way(&State { advice: random, beside: Beside::Nothing, ..calm }), ReadWay::DirectFirst);
+        let first = State { advice: sequential, beside: Beside::Nothing, ..calm };
+        assert_eq!(way(&first), ReadWay::Unit(FAR_UNIT_BYTES));
+        assert_eq!(way(&State { alone: true, ..first }), ReadWay::DirectAlone);
+        assert_eq!(way(&State { len: LARGE_BYTES, ..first }), ReadWay::DirectLarge);
         let kept = State { is_kept: true, alone: true, len: 1 << 20, beside: Beside::Nothing, ..calm };
         assert_eq!(way(&kept), ReadWay::Kept, "what is there is served to everybody");
+        assert_eq!(way(&State { advice: once, ..kept }), ReadWay::Kept);
         assert_eq!(way(&State { open: false, ..kept }), ReadWay::DirectOff);
     }
 }

@@ -51,7 +51,7 @@ impl Client {
             return Ok(Vec::new());
         }
         let object = ObjectId { ino, stripe: 0 };
-        let op = Request::Read { object, range: ByteRange::new(0, len), server_lock: true };
+        let op = Request::Read { object, range: ByteRange::new(0, len), server_lock: true, advice: Default::default() };
         let (reply, payload) = self.ask(op, None).await;
         assert_eq!(reply?, Reply::Data);
         let mut data = payload.map_or(Vec::new(), |p| p.to_vec());

@@ -53,7 +53,7 @@ async fn put_as(c: &Client, ino: Ino, asked: DataChecksums, seed: u8, at: u64, e
 }
 
 async fn get(c: &Client, ino: Ino, range: ByteRange) -> Result<Vec<u8>> {
-    let op = Request::Read { object: object(ino), range, server_lock: true };
+    let op = Request::Read { object: object(ino), range, server_lock: true, advice: Default::default() };
     let (reply, payload) = c.ask(op, None).await;
     reply.map(|_| payload.map_or(vec![0; range.len() as usize], |p| p.to_vec()))
 }

@@ -354,7 +354,8 @@ fn locks_of_the_evicted_pass_on() {
         a.call(lock(f, LockMode::Write, 0, 4096)).await.expect("granted in the end");
         let (op, payload) = write(2);
         assert!(b.ask(op, payload).await.0.is_err(), "too late");
-        let op = Request::Read { object, range: ByteRange::new(0, 4096), server_lock: false };
+        let op =
+            Request::Read { object, range: ByteRange::new(0, 4096), server_lock: false, advice: Default::default() };
         let (_, data) = a.ask(op, None).await;
         assert!(data.expect("bytes").iter().all(|&byte| byte == 1));
         let status = place.client_named(9, "admin:1", Role::Admin).await.unwrap();
@@ -449,7 +450,12 @@ fn the_absent_keep_their_locks() {
                 granted.set(Some(env.now().since(begun)));
             };
             let reads = async {
-                let op = Request::Read { object, range: ByteRange::new(0, 4096), server_lock: true };
+                let op = Request::Read {
+                    object,
+                    range: ByteRange::new(0, 4096),
+                    server_lock: true,
+                    advice: Default::default(),
+                };
                 let (tokens, read) = join(b.told(Request::GetAttr { ino: f }), b.call(op)).await;
                 read.unwrap();
                 drop(tokens);

@@ -55,7 +55,7 @@ fn replies_of_every_kind_tell() {
                 (ask(object, LockMode::Write, 0, 10, LockExtent::Ahead), None),
                 (join_group(object, 7, false, None), None),
                 (write, Some(Buf::zeroed(100))),
-                (Request::Read { object, range, server_lock }, None),
+                (Request::Read { object, range, server_lock, advice: Default::default() }, None),
                 (Request::Allocate { object, range, generation, server_lock }, None),
                 (Request::Punch { object, range, generation, mtime, server_lock }, None),
             ];

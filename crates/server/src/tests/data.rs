@@ -40,7 +40,8 @@ impl Client {
     }
 
     async fn read(&self, object: ObjectId, start: u64, end: u64) -> Result<Vec<u8>> {
-        let op = Request::Read { object, range: ByteRange::new(start, end), server_lock: true };
+        let op =
+            Request::Read { object, range: ByteRange::new(start, end), server_lock: true, advice: Default::default() };
         let (reply, payload) = self.ask(op, None).await;
         assert_eq!(reply?, Reply::Data);
         let mut data = payload.map_or(Vec::new(), |p| p.to_vec());

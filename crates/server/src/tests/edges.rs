@@ -50,7 +50,12 @@ async fn put(c: &Client, ino: Ino, seed: u8, at: u64, end: u64) -> Result<Reply>
 }
 
 async fn get(c: &Client, ino: Ino) -> Vec<u8> {
-    let op = Request::Read { object: ObjectId { ino, stripe: 0 }, range: ByteRange::new(0, LEN), server_lock: true };
+    let op = Request::Read {
+        object: ObjectId { ino, stripe: 0 },
+        range: ByteRange::new(0, LEN),
+        server_lock: true,
+        advice: Default::default(),
+    };
     let (reply, payload) = c.ask(op, None).await;
     assert_eq!(reply, Ok(Reply::Data));
     let mut data = payload.map_or(Vec::new(), |p| p.to_vec());

@@ -286,7 +286,8 @@ fn overwrites_in_a_full_target_are_taken() {
         b.call(Request::Sync { file: Some(f) }).await.unwrap();
         for at in (0..model.len()).step_by(1 << 20) {
             let (object, range) = (ObjectId { ino: f, stripe: 0 }, amphi_types::ByteRange::at(at as u64, 1 << 20));
-            let (_, found) = b.ask(Request::Read { object, range, server_lock: true }, None).await;
+            let (_, found) =
+                b.ask(Request::Read { object, range, server_lock: true, advice: Default::default() }, None).await;
             assert!(found.unwrap()[..] == model[at..at + (1 << 20)], "the mebibyte at {at}");
         }
         server.stop().await.unwrap();

@@ -15,7 +15,8 @@ async fn content(c: &Client, ino: Ino, len: usize) -> Vec<u8> {
     let mut all = Vec::new();
     while all.len() < len {
         let range = ByteRange::new(all.len() as u64, (all.len() + (1 << 20)).min(len) as u64);
-        let op = Request::Read { object: ObjectId { ino, stripe: 0 }, range, server_lock: true };
+        let op =
+            Request::Read { object: ObjectId { ino, stripe: 0 }, range, server_lock: true, advice: Default::default() };
         let (reply, payload) = c.ask(op, None).await;
         assert_eq!(reply, Ok(Reply::Data));
         all.extend_from_slice(&payload.expect("there is data"));

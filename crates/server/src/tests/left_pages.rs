@@ -32,7 +32,12 @@ fn left_pages_leave_out_what_others_changed() {
             checksums: Default::default(),
         };
         let bytes = async || {
-            let op = Request::Read { object, range: ByteRange::new(0, 2 * PAGE as u64), server_lock: true };
+            let op = Request::Read {
+                object,
+                range: ByteRange::new(0, 2 * PAGE as u64),
+                server_lock: true,
+                advice: Default::default(),
+            };
             let (reply, payload) = a.ask(op, None).await;
             assert_eq!(reply, Ok(Reply::Data));
             let mut bytes = payload.map(|p| p.to_vec()).unwrap_or_default();

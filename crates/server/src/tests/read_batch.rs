@@ -100,6 +100,7 @@ fn files_come_together() {
             object: ObjectId { ino: parts[5].ino, stripe: 0 },
             range: ByteRange::new(0, 20_000),
             server_lock: true,
+            advice: Default::default(),
         };
         assert!(c.call(read).await.is_ok(), "it is open");
         for i in [0, 1, 2, 3, 4, 5, 6, 7] {

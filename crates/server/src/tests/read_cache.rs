@@ -5,6 +5,7 @@ use super::*;
 use crate::planted::{Mistake, plant};
 use amphi_env::sim::CrashKind;
 use amphi_types::{ByteRange, SetAttr};
+use amphi_wire::ReadAdvice;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const MTIME: Timespec = Timespec { sec: 2_000_000_000, nsec: 0 };
@@ -37,7 +38,8 @@ async fn put(c: &Client, ino: Ino, generation: u64, seed: u8, range: ByteRange) 
 
 /// What a read of a range gives; what lies behind the end is left out.
 async fn get(c: &Client, ino: Ino, range: ByteRange) -> Vec<u8> {
-    let (reply, payload) = c.ask(Request::Read { object: object(ino), range, server_lock: true }, None).await;
+    let (reply, payload) =
+        c.ask(Request::Read { object: object(ino), range, server_lock: true, advice: Default::default() }, None).await;
     assert_eq!(reply, Ok(Reply::Data));
     payload.map_or(Vec::new(), |p| p.to_vec())
 }
@@ -276,6 +278,51 @@ fn against_bytes(seed: u64) {
 #[test]
 fn what_is_kept_is_what_was_written() {
     (180..186).for_each(against_bytes);
+}
+
+/// Goal: FEATURES S5: what programs say of their reads counts: what is read once is not kept, what is read in sequence
+/// brings its mebibyte with the first read, what is read at random brings nothing around it. Method: two mounts, files
+/// of a mebibyte, after a start; counters.
+#[test]
+fn programs_say_how_they_read() {
+    let place = place(190, &[("server.read_cache_bytes", "64M")]);
+    let run = async {
+        let server = place.start().await.unwrap();
+        let clients = clients(&place, 2).await;
+        let mut files = Vec::new();
+        for n in 0..3 {
+            let ino = file(&clients, &format!("f{n}")).await;
+            put(&clients[0], ino, 0, n, ByteRange::new(0, 1 << 20)).await.unwrap();
+            files.push(ino);
+        }
+        server.stop().await.unwrap();
+        drop(server);
+        let server = place.start().await.unwrap();
+        clients[0].call(Request::Sync { file: None }).await.unwrap();
+        let names = ["data_disk_reads", "read_cache_hits", "read_cache_ahead_bytes", "read_through_once"];
+        for (ino, advice, want) in [
+            (files[0], ReadAdvice::Once, [32, 0, 0, 32]),
+            (files[1], ReadAdvice::Sequential, [1, 31, (1 << 20) - 4096, 0]),
+            (files[2], ReadAdvice::Random, [17, 15, 0, 0]),
+        ] {
+            let mut before = [0; 4];
+            for (was, name) in before.iter_mut().zip(names) {
+                *was = counter(&clients[0], name).await;
+            }
+            for n in 0..32u64 {
+                // Each place twice, by another mount each time.
+                let range = ByteRange::at(n / 2 * 4096, 4096);
+                let op = Request::Read { object: object(ino), range, server_lock: true, advice };
+                let (reply, payload) = clients[n as usize % 2].ask(op, None).await;
+                assert_eq!((reply, payload.map(|p| p.len())), (Ok(Reply::Data), Some(4096)));
+            }
+            for (k, name) in names.into_iter().enumerate() {
+                assert_eq!(counter(&clients[0], name).await - before[k], want[k], "{name} of {advice:?}");
+            }
+        }
+        server.stop().await.unwrap();
+    };
+    place.sim.block_on(run).unwrap();
 }
 
 /// Goal: the test above finds blocks that stay when they are written. Method: the mistake is planted.

@@ -115,7 +115,10 @@ fn edges_come_from_memory() {
                 for c in [&a, &b] {
                     let range = ByteRange::at(at, 20_000);
                     let object = ObjectId { ino: f, stripe: 0 };
-                    c.ask(Request::Read { object, range, server_lock: true }, None).await.0.unwrap();
+                    c.ask(Request::Read { object, range, server_lock: true, advice: Default::default() }, None)
+                        .await
+                        .0
+                        .unwrap();
                 }
             }
             let before = counter(&a, "edge_reads").await;

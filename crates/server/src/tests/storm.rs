@@ -32,7 +32,7 @@ fn request(object: ObjectId, session: u64, round: u64) -> (Request, Option<Buf>)
             };
             (write, Some(Buf::zeroed(RANGE.len() as usize)))
         }
-        9 => (Request::Read { object, range: RANGE, server_lock }, None),
+        9 => (Request::Read { object, range: RANGE, server_lock, advice: Default::default() }, None),
         _ => (ask(object, mode, RANGE.start, RANGE.end, extent), None),
     }
 }

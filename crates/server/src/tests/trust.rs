@@ -25,7 +25,7 @@ fn data_write(object: ObjectId) -> Request {
 }
 
 fn data_read(object: ObjectId) -> Request {
-    Request::Read { object, range: ByteRange::new(0, 10), server_lock: true }
+    Request::Read { object, range: ByteRange::new(0, 10), server_lock: true, advice: Default::default() }
 }
 
 impl Place {

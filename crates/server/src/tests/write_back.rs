@@ -70,7 +70,12 @@ fn apart(at: u64, end: u64, random: impl Fn() -> u64) -> Vec<ByteRange> {
 }
 
 pub(super) async fn get(c: &Client, ino: Ino, end: u64) -> Vec<u8> {
-    let op = Request::Read { object: ObjectId { ino, stripe: 0 }, range: ByteRange::new(0, end), server_lock: true };
+    let op = Request::Read {
+        object: ObjectId { ino, stripe: 0 },
+        range: ByteRange::new(0, end),
+        server_lock: true,
+        advice: Default::default(),
+    };
     let (reply, payload) = c.ask(op, None).await;
     assert_eq!(reply, Ok(Reply::Data));
     payload.map_or(Vec::new(), |p| p.to_vec())
@@ -627,6 +632,7 @@ fn what_was_accepted_finds_room() {
                 object: ObjectId { ino: f, stripe: 0 },
                 range: ByteRange::new(at, (at + 1_000_000).min(end)),
                 server_lock: true,
+                advice: Default::default(),
             };
             let (reply, payload) = c.ask(op, None).await;
             assert_eq!(reply, Ok(Reply::Data));

@@ -12,16 +12,17 @@ use crate::tables::prefetch::joint::StridedRead;
 use crate::telemetry::stats::{Count, Way};
 use crate::telemetry::tunables::Tunable;
 use amphi_types::ByteRange;
+use amphi_wire::ReadAdvice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// Requests of the present size that a stream is read ahead of (docs/EXPERIMENTS.md).
 const AHEAD_REQUESTS: u64 = 10;
 
-/// How far a stream that has come to `range` is read ahead: not at all if its requests go past the cache, or hits of
-/// what was fetched ahead would keep it in the cache without anybody deciding so.
+/// How far a stream that has come to `range` is read ahead: not at all if its program reads at random, or if its
+/// requests go past the cache: hits of what was fetched ahead would keep it in the cache without anybody deciding so.
 fn limits_of(mount: &Mount, open: &OpenFile, range: ByteRange) -> Limits {
-    if mount.passes_cache_by(open, Way::Read, range.len()) {
+    if mount.passes_cache_by(open, Way::Read, range.len()) || open.file.read_advice() == ReadAdvice::Random {
         return Limits { window_max: 0, requests: 0 };
     }
     Limits { window_max: mount.window_max(), requests: AHEAD_REQUESTS }
@@ -104,5 +105,13 @@ pub(super) fn fetch_ahead(mount: &Arc<Mount>, open: &OpenFile, plan: Plan) {
                 }
             }
         }
+    }
+}
+
+/// A program needs the range soon: it is fetched, as far as one stream may be read ahead. Not past the cache.
+pub(crate) fn will_need(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange) {
+    let range = ByteRange::at(range.start, range.len().min(mount.window_max())).intersect(&range);
+    if !range.is_empty() && !mount.passes_cache_by(open, Way::Read, 1) {
+        fetch_ahead(mount, open, Plan::from_iter([range]));
     }
 }

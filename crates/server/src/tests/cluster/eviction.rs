@@ -31,7 +31,7 @@ async fn writes(m: &Mount<'_>, ino: Ino, byte: u8) -> Result<()> {
 /// First byte of a file.
 async fn first_byte(m: &Mount<'_>, ino: Ino) -> u8 {
     let object = ObjectId { ino, stripe: 0 };
-    let op = Request::Read { object, range: ByteRange::new(0, 4096), server_lock: false };
+    let op = Request::Read { object, range: ByteRange::new(0, 4096), server_lock: false, advice: Default::default() };
     let link = m.link_of(ino.target()).await;
     let call = Call { target: ino.target(), cred: Cred::root(), op };
     let (answer, data) = link.call(Lane::Normal, call, None, 0).await.unwrap();
@@ -225,7 +225,12 @@ fn a_cut_of_an_evicted_mount_takes_nothing_of_others() {
             };
             futures_util::future::select(std::pin::pin!(truncate), std::pin::pin!(story)).await;
             assert!(restarts || matches!(failed.get(), Some(Err(Errno::Io))), "{:?}", failed.get());
-            let op = Request::Read { object, range: ByteRange::at(offset, 4096), server_lock: true };
+            let op = Request::Read {
+                object,
+                range: ByteRange::at(offset, 4096),
+                server_lock: true,
+                advice: Default::default(),
+            };
             let link = b.link_of(TargetId(2)).await;
             let call = Call { target: TargetId(2), cred: Cred::root(), op };
             let (answer, data) = link.call(Lane::Normal, call, None, 0).await.unwrap();
