@@ -26,7 +26,7 @@ pub struct Layout {
 
 #[derive(Subcommand, Debug)]
 enum Action {
-    /// Print layout, I/O mode, kernel cache and checksums, and of files where their data lies and what is not stable yet
+    /// Print layout, I/O mode, kernel cache and checksums, and of files where data lies and what is not stable yet
     Get {
         /// Each extent of a file: offset in the file, length, target, address in the target's zone
         #[arg(long)]

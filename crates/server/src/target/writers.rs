@@ -9,9 +9,9 @@
 //! twice have the number of the last ones, and a mount needs to remember no other. A server that was restarted has
 //! written all that it had accepted before it serves anybody, so it has nothing left to say.
 //!
-//! Bounds: files with delayed bytes, of which a target has no more than delayed extents (`Target::delayed_max`), and its
-//! sessions; those of files without delayed bytes go with the flusher's next round. `NEWS_MAX` news for each session:
-//! a writer that has so many stays noted, and is told when the flush is tried again.
+//! Bounds: files with delayed bytes, of which a target has no more than delayed extents (`Target::delayed_max`), and
+//! its sessions; those of files without delayed bytes go with the flusher's next round. `NEWS_MAX` news for each
+//! session: a writer that has so many stays noted, and is told when the flush is tried again.
 
 use amphi_types::{Ino, SessionId};
 use smallvec::SmallVec;

@@ -1,4 +1,5 @@
-//! Where a file lies and what of it would not survive a loss of power: `user.amphi.extents` (JSON, a summary for each object) and `user.amphi.extents.STRIPE.OFFSET`
+//! Where a file lies and what of it would not survive a loss of power:
+//! `user.amphi.extents` (JSON, a summary for each object) and `user.amphi.extents.STRIPE.OFFSET`
 //! (JSON, the extents of one object from a byte of the file on, 1,000 at most); `user.amphi.unstable` (JSON, bytes that
 //! were acknowledged and are not stable, by where they are).
 //!
