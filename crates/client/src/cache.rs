@@ -279,7 +279,7 @@ impl PageCache {
     /// The parts of `range` that are not valid, ascending and joined.
     pub(crate) fn gaps(&self, file: &Inode, range: ByteRange) -> Vec<ByteRange> {
         let mut gaps = Vec::new();
-        if file.cached_bytes.load(SeqCst) == 0 {
+        if file.cached.bytes.load(SeqCst) == 0 {
             push_joined(&mut gaps, range);
             return gaps;
         }
@@ -348,17 +348,17 @@ impl PageCache {
                 }
             }
             if added > 0 {
-                file.dirty_bytes.fetch_add(added, SeqCst);
+                file.cached.dirty_bytes.fetch_add(added, SeqCst);
                 self.dirty.fetch_add(added, Relaxed);
                 if was_clean {
-                    file.dirty.lock().units.insert(u, now_ns());
+                    file.cached.dirty.lock().units.insert(u, now_ns());
                 }
             }
             taken();
             if added == 0 {
                 continue;
             }
-            file.locality.bring(added.div_ceil(PAGE));
+            file.cached.locality.bring(added.div_ceil(PAGE));
             rewritten |= unit.was_sent();
             if unit.is_dirty_throughout() && self.chunk_is_dirty(&shard, file, u / CHUNK_UNITS) {
                 let chunk = ByteRange::at(u / CHUNK_UNITS * CHUNK, CHUNK);
@@ -419,8 +419,8 @@ impl PageCache {
             return;
         }
         self.used.fetch_add(grown, Relaxed);
-        file.cached_end.fetch_max(end, SeqCst);
-        file.cached_bytes.fetch_add(grown, SeqCst);
+        file.cached.end.fetch_max(end, SeqCst);
+        file.cached.bytes.fetch_add(grown, SeqCst);
     }
 
     /// Makes room below `limit_bytes` by dropping clean units that were not touched since the hand came by last.
@@ -468,7 +468,7 @@ impl PageCache {
             self.evicted_bytes.fetch_add(unit.cost(), Relaxed);
             let file = unit.file.clone();
             self.account_gone(unit);
-            if file.cached_bytes.load(SeqCst) == 0 {
+            if file.cached.bytes.load(SeqCst) == 0 {
                 emptied.push(file);
             }
         }
@@ -482,9 +482,9 @@ impl PageCache {
         if ahead {
             self.wasted_ahead_bytes.fetch_add(unit.len(), Relaxed);
         }
-        file.locality.leave(unit.len().div_ceil(PAGE), unit.was_reused());
+        file.cached.locality.leave(unit.len().div_ceil(PAGE), unit.was_reused());
         self.used.fetch_sub(unit.cost(), Relaxed);
-        file.cached_bytes.fetch_sub(unit.cost(), SeqCst);
+        file.cached.bytes.fetch_sub(unit.cost(), SeqCst);
         unit.recycle(&self.spare);
     }
 }
@@ -497,7 +497,7 @@ fn place(file: &Inode, source: &Source<'_>, range: ByteRange, u: u64) -> Place {
         return Place::GoesOn;
     }
     let start = u * UNIT;
-    let goes_on = start >= slab::STREAM_BYTES && file.cached_end.load(SeqCst) == start;
+    let goes_on = start >= slab::STREAM_BYTES && file.cached.end.load(SeqCst) == start;
     if goes_on || range.contains(&ByteRange::at(start, CHUNK)) { Place::Begins } else { Place::GoesOn }
 }
 
@@ -519,7 +519,7 @@ impl PageCache {
             for ((_, u), unit) in &shard.read().units {
                 used += unit.cost();
                 dirty += unit.dirty.total() + unit.flight.total();
-                assert_eq!(!unit.dirty.is_empty(), unit.file.dirty.lock().units.contains_key(u));
+                assert_eq!(!unit.dirty.is_empty(), unit.file.cached.dirty.lock().units.contains_key(u));
                 for set in [&unit.dirty, &unit.flight] {
                     assert!(set.iter().all(|r| unit.valid.contains(r)));
                 }

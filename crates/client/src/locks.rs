@@ -4,7 +4,7 @@
 //! (`returning`), the table of lock caches (`tables::coherence::locks`), the rules (`dlm`).
 //!
 //! Invariants: a cached byte lies under a lock that is held. A write in the cache that pins no lock checks a bit of its
-//! file (`Inode::whole_locks`) under the lock of the cache's shard; the bit goes before the flush that precedes the
+//! file (`ClusterLocks::whole`) under the lock of the cache's shard; the bit goes before the flush that precedes the
 //! lock's return, so that flush finds every such write. Order: table of locks, then shard.
 
 pub(crate) mod ahead;
@@ -17,7 +17,7 @@ pub(crate) mod session_end;
 
 use crate::coherence::front_pages;
 use crate::inode::Inode;
-use crate::inode::whole_locks::stripe_bit;
+use crate::inode::cluster_locks::stripe_bit;
 use crate::mount::Mount;
 use crate::tables::coherence::locks::limits_of;
 use crate::telemetry::stats::{Count, FileEvent};
@@ -73,7 +73,7 @@ fn wire_mode(mode: Mode) -> LockMode {
 fn note_uses(mount: &Mount, cache: &mut LockCache) {
     for (id, object) in cache.oldest() {
         if let Some(file) = mount.files.get(object.ino) {
-            cache.used(id, file.used_ns.load(Relaxed));
+            cache.used(id, file.cached.used_ns.load(Relaxed));
         }
     }
 }
@@ -131,10 +131,10 @@ pub(crate) fn given(mount: &Arc<Mount>, file: &Inode, lock: u64) {
 /// back is not usable, and its bit goes after it was closed.
 fn note_whole(cache: &LockCache, file: &Inode, object: ObjectId) {
     let bit = stripe_bit(object.stripe);
-    if file.whole_locks.load(SeqCst) & bit == 0 && cache.covers(object, Mode::Write, ByteRange::ALL).is_some() {
+    if file.locks.whole.load(SeqCst) & bit == 0 && cache.covers(object, Mode::Write, ByteRange::ALL).is_some() {
         // Others may have changed the end since this mount had the lock before.
-        file.end_kept.store(false, SeqCst);
-        file.whole_locks.fetch_or(bit, SeqCst);
+        file.locks.end_kept.store(false, SeqCst);
+        file.locks.whole.fetch_or(bit, SeqCst);
     }
 }
 
@@ -187,8 +187,8 @@ pub(crate) fn callback(mount: &Arc<Mount>, object: ObjectId, lock: u64) {
         }
         if let Some(file) = file {
             file.stats.count(FileEvent::LockCallback);
-            file.called_back_ns.store(mount.clock.now_ns(), SeqCst);
-            file.whole_locks.fetch_and(!stripe_bit(object.stripe), SeqCst);
+            file.locks.called_back_ns.store(mount.clock.now_ns(), SeqCst);
+            file.locks.whole.fetch_and(!stripe_bit(object.stripe), SeqCst);
         }
     });
     drop((making, walks));
@@ -238,7 +238,7 @@ pub(crate) fn tick(mount: &Arc<Mount>) {
 pub(crate) fn lose_all(mount: &Arc<Mount>) {
     let targets: Vec<TargetId> = mount.coherence.locks.caches.lock().keys().copied().collect();
     for file in mount.files.all() {
-        file.whole_locks.store(0, SeqCst);
+        file.locks.whole.store(0, SeqCst);
     }
     mount.cache.barrier();
     for target in targets {

@@ -164,7 +164,7 @@ impl Mount {
             self.stats.count(Count::ContendedTold);
             file.stats.count(FileEvent::Contended);
             let until = self.clock.now_ns() + self.tunables.get(Tunable::ContendedMs) * 1_000_000;
-            file.contended_until_ns.store(until, Ordering::Relaxed);
+            file.locks.contended_until_ns.store(until, Ordering::Relaxed);
         }
     }
 

@@ -63,11 +63,11 @@ impl PageCache {
             }
             dirty_kept.into_iter().for_each(|r| unit.dirty.insert(r));
             if gone > 0 {
-                file.dirty_bytes.fetch_sub(gone, SeqCst);
+                file.cached.dirty_bytes.fetch_sub(gone, SeqCst);
                 self.dirty.fetch_sub(gone, Relaxed);
             }
             if was_dirty && unit.dirty.is_empty() {
-                file.dirty.lock().units.remove(&key.1);
+                file.cached.dirty.lock().units.remove(&key.1);
             }
             if unit.valid.is_empty() {
                 emptied.push(*key);

@@ -42,7 +42,7 @@ impl PageCache {
             if !still_true(part) {
                 continue;
             }
-            file.locality.bring(part.len().div_ceil(super::PAGE));
+            file.cached.locality.bring(part.len().div_ceil(super::PAGE));
             if self.adopt(&mut shard, file, u, part, range, bytes, ahead) {
                 continue;
             }
@@ -88,7 +88,7 @@ impl PageCache {
     pub(crate) fn dirty_runs(&self, file: &Inode, range: ByteRange) -> Vec<ByteRange> {
         let mut runs = Vec::new();
         let (first, end) = (range.start / UNIT, range.end.div_ceil(UNIT));
-        let indexed: Vec<u64> = file.dirty.lock().units.range(first..end).map(|(u, _)| *u).collect();
+        let indexed: Vec<u64> = file.cached.dirty.lock().units.range(first..end).map(|(u, _)| *u).collect();
         for u in indexed {
             let shard = self.shard(file.ino.0, u).read();
             if let Some(unit) = shard.units.get(&(file.ino.0, u)) {
@@ -106,7 +106,7 @@ impl PageCache {
     pub(crate) fn dirty_end(&self, file: &Inode) -> u64 {
         // What comes back from a flight is dirty again before the flight has ended.
         let before = file.flights.lock().last_end();
-        let last = file.dirty.lock().units.last_key_value().map(|(u, _)| *u);
+        let last = file.cached.dirty.lock().units.last_key_value().map(|(u, _)| *u);
         let dirty = last.and_then(|u| {
             let shard = self.shard(file.ino.0, u).read();
             let unit = shard.units.get(&(file.ino.0, u))?;
@@ -143,7 +143,7 @@ impl PageCache {
             let at = (run.start - range.start) as usize;
             unit.send(run, &mut buf[at..at + run.len() as usize]);
             if unit.dirty.is_empty() {
-                file.dirty.lock().units.remove(&u);
+                file.cached.dirty.lock().units.remove(&u);
             }
             end = run.end;
             if run.end < part.end {
@@ -183,7 +183,7 @@ impl PageCache {
         let buf = Buf::shared(held)?;
         for ((_, u), unit) in shard.units.range_mut(keys).take(count as usize) {
             unit.departs(unit.range());
-            file.dirty.lock().units.remove(u);
+            file.cached.dirty.lock().units.remove(u);
         }
         Some((ByteRange::at(range.start, count * UNIT), buf))
     }
@@ -222,19 +222,19 @@ impl PageCache {
                         unit.dirty.insert(gap);
                         less -= gap.len();
                     }
-                    file.dirty.lock().units.entry(u).or_insert(now_ns);
+                    file.cached.dirty.lock().units.entry(u).or_insert(now_ns);
                 }
             }
         }
         before_less();
-        file.dirty_bytes.fetch_sub(less, SeqCst);
+        file.cached.dirty_bytes.fetch_sub(less, SeqCst);
         self.dirty.fetch_sub(less, Relaxed);
     }
 
     /// Units of `file` that have been dirty since before `before_ns`, as joined ranges.
     pub(crate) fn aged(&self, file: &Inode, before_ns: u64) -> Vec<ByteRange> {
         let mut ranges = Vec::new();
-        let units: BTreeMap<u64, u64> = file.dirty.lock().units.clone();
+        let units: BTreeMap<u64, u64> = file.cached.dirty.lock().units.clone();
         for (u, _) in units.into_iter().filter(|(_, since)| *since <= before_ns) {
             super::push_joined(&mut ranges, ByteRange::at(u * UNIT, UNIT));
         }

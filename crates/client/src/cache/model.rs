@@ -82,7 +82,7 @@ fn matches_bytes(size: u64, seeds: Range<u64>, steps: u64) -> (u64, u64) {
                     let bytes = vec![step as u8; span.len()];
                     let taken = || {
                         assert!(
-                            file.dirty_bytes.load(std::sync::atomic::Ordering::SeqCst) > 0,
+                            file.cached.dirty_bytes.load(std::sync::atomic::Ordering::SeqCst) > 0,
                             "it counts before anybody hears of it"
                         )
                     };
@@ -219,7 +219,7 @@ fn looking_in_vain_is_no_use() {
         cache.evict(0);
         assert_eq!(cache.used_bytes(), 0);
         let rule = Rule { window_pages: 2 * UNIT / PAGE, probe: 8, cache_pages: 1 << 20 };
-        assert_eq!(file.locality.speaks_for_direct(rule, || 0), !again);
+        assert_eq!(file.cached.locality.speaks_for_direct(rule, || 0), !again);
     }
 }
 

@@ -118,6 +118,17 @@ impl Memory {
     }
 }
 
+/// The last write to a unit.
+#[derive(Clone, Copy)]
+struct LastWrite {
+    /// What the cache had been written then; `NEVER` before.
+    at: u64,
+    /// Where it ended.
+    to: u64,
+    /// The bytes behind that are probably in no cache of the processor.
+    cold: bool,
+}
+
 pub(crate) struct Unit {
     pub(crate) file: Arc<Inode>,
     /// Of its entry in the clock.
@@ -138,12 +149,7 @@ pub(crate) struct Unit {
     came: Came,
     /// Bytes written to it and read from it since it came, saturating.
     moved: AtomicU32,
-    /// What the cache had been written when it was written last; `NEVER` before.
-    written_at: u64,
-    /// Where that write ended.
-    written_to: u64,
-    /// The bytes behind that are probably in no cache of the processor.
-    cold: bool,
+    last_write: LastWrite,
 }
 
 /// Of a unit that was not written yet: filling it has just brought it near.
@@ -153,7 +159,7 @@ impl Unit {
     pub(crate) fn new(file: Arc<Inode>, index: u64, turn: u64, place: Option<Buf>) -> Unit {
         Unit {
             place,
-            came: file.locality.comes(),
+            came: file.cached.locality.comes(),
             file,
             turn,
             start: index * UNIT,
@@ -166,9 +172,7 @@ impl Unit {
             sent: false,
             ahead: AtomicBool::new(false),
             moved: AtomicU32::new(0),
-            written_at: NEVER,
-            written_to: 0,
-            cold: false,
+            last_write: LastWrite { at: NEVER, to: 0, cold: false },
         }
     }
 
@@ -281,8 +285,8 @@ impl Unit {
         let moved = self.moved.load(Relaxed);
         if u64::from(moved) <= 2 * UNIT {
             self.moved.store(moved + part.len() as u32, Relaxed);
-            if self.file.locality.is_recent(self.came) && u64::from(moved) <= self.len() && self.was_reused() {
-                self.file.locality.use_again(self.len().div_ceil(super::PAGE));
+            if self.file.cached.locality.is_recent(self.came) && u64::from(moved) <= self.len() && self.was_reused() {
+                self.file.cached.locality.use_again(self.len().div_ceil(super::PAGE));
             }
         }
     }
@@ -291,11 +295,11 @@ impl Unit {
     /// in no cache of the processor: so it is if more than `cold_after` bytes were written since the last one, and as
     /// long as writes go on from there.
     pub(crate) fn is_cold(&mut self, part: ByteRange, written: u64, cold_after: u64) -> bool {
-        let goes_on = self.cold && part.start >= self.written_to;
-        self.cold = goes_on || written.saturating_sub(self.written_at) > cold_after;
-        self.written_at = written;
-        self.written_to = part.end;
-        self.cold
+        let last = self.last_write;
+        let goes_on = last.cold && part.start >= last.to;
+        let cold = goes_on || written.saturating_sub(last.at) > cold_after;
+        self.last_write = LastWrite { at: written, to: part.end, cold };
+        cold
     }
 
     /// Whether its memory is whole, its own, and borrowed by nobody.

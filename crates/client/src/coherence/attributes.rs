@@ -104,7 +104,7 @@ pub(crate) async fn end_now(mount: &Arc<Mount>, file: &Arc<Inode>, locked: bool)
         Some(end) => {
             // Members of a group on other mounts move the end, too.
             if locked && file.group.id() == 0 {
-                file.end_kept.store(true, SeqCst);
+                file.locks.end_kept.store(true, SeqCst);
             }
             Ok(end)
         }
@@ -118,7 +118,7 @@ pub(crate) fn knows_end(mount: &Mount, file: &Inode) -> bool {
     if mount.coherence.sharing.is_alone() {
         return tokens::is_sure(mount, file);
     }
-    file.end_kept.load(SeqCst)
+    file.locks.end_kept.load(SeqCst)
         && file.group.id() == 0
         && file.covers_stripes(file.all_stripe_bits())
         && mount.coherence.sharing.leases.in_touch_for(mount.clock.boot_ns(), file, ByteRange::ALL)

@@ -32,7 +32,7 @@ pub(crate) fn send_closes(mount: &Arc<Mount>, file: &Arc<Inode>) {
 pub(crate) fn due_closes(file: &Arc<Inode>) -> Vec<Due> {
     let mut known = file.known.lock();
     let known = &mut *known;
-    let dirty = file.dirty_bytes.load(SeqCst) > 0;
+    let dirty = file.cached.dirty_bytes.load(SeqCst) > 0;
     let mut due = Vec::new();
     known.closes.retain(|&access| {
         let held_up = access.write && dirty;

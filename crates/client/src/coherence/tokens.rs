@@ -3,10 +3,10 @@
 //! Owns: the cache's use: asks, grants, own changes, revocations, look-ups served without a message. Does not own: the
 //! rules (`dlm`), when tokens are used at all (`sharing`).
 //!
-//! One cache for all targets: the answer to a look-up may bring grants of two. Invariants: `Inode::token_end_ns` is not
-//! 0 only while the attributes token of the file is held and `Inode::size` is what it shows, changed under the cache's
-//! lock; a value is stored only if no change of this mount's own came between question and answer. A hit takes the lock
-//! shared and allocates nothing but the copy.
+//! One cache for all targets: the answer to a look-up may bring grants of two. Invariants: `FileSize::token_end_ns` is
+//! not 0 only while the attributes token of the file is held and `Inode::size` is what it shows, changed under the
+//! cache's lock; a value is stored only if no change of this mount's own came between question and answer. A hit takes
+//! the lock shared and allocates nothing but the copy.
 
 use crate::coherence::lease;
 use crate::coherence::opened_ahead;
@@ -212,7 +212,7 @@ fn store_view(mount: &Mount, ask: Ask, view: InodeView, grant: TokenGrant, fits:
     }
     if let Some(file) = sure {
         let end = cache.lend(now, key).map_or(0, |(_, left)| now + left);
-        file.token_end_ns.store(end, SeqCst);
+        file.size.token_end_ns.store(end, SeqCst);
     }
     if !fits {
         drop_value(&mut cache, key);
@@ -311,7 +311,7 @@ fn unsure(mount: &Mount, key: TokenKey) {
     if let TokenKey::Attributes(ino) = key
         && let Some(file) = mount.files.get(ino)
     {
-        file.token_end_ns.store(0, SeqCst);
+        file.size.token_end_ns.store(0, SeqCst);
     }
 }
 
@@ -364,7 +364,7 @@ pub(crate) fn revoke(mount: &Arc<Mount>, target: TargetId, id: u64, upto: u64, k
 pub(crate) fn lose_all(mount: &Arc<Mount>) {
     let mut cache = mount.coherence.tokens.cache.write();
     cache.lose_all();
-    mount.files.all().iter().for_each(|file| file.token_end_ns.store(0, SeqCst));
+    mount.files.all().iter().for_each(|file| file.size.token_end_ns.store(0, SeqCst));
     drop(cache);
     take_back_soon(mount, mount.coherence.tokens.lent.inodes());
     crate::coherence::directories::lose(mount);
@@ -376,7 +376,7 @@ pub(crate) fn lose_all(mount: &Arc<Mount>) {
 pub(crate) fn lose(mount: &Arc<Mount>, targets: &[TargetId]) {
     mount.coherence.tokens.cache.write().lose(|key| targets.contains(&key.target()));
     let files = mount.files.all().into_iter().filter(|file| targets.contains(&file.ino.target()));
-    files.for_each(|file| file.token_end_ns.store(0, SeqCst));
+    files.for_each(|file| file.size.token_end_ns.store(0, SeqCst));
     let lent = mount.coherence.tokens.lent.inodes().into_iter().filter(|ino| targets.contains(&ino.target()));
     take_back_soon(mount, lent);
     crate::coherence::directories::lose(mount);
@@ -518,13 +518,13 @@ fn may_search(attr: &Attr, cred: &Cred) -> bool {
 #[inline]
 pub(crate) fn is_sure(mount: &Mount, file: &Inode) -> bool {
     let rule = mount.coherence.sharing.rule();
-    if rule & 1 == 1 { file.sure_rule.load(SeqCst) == rule } else { sure_until(mount, file) > 0 }
+    if rule & 1 == 1 { file.size.sure_rule.load(SeqCst) == rule } else { sure_until(mount, file) > 0 }
 }
 
 /// In company: the end of the token under which the size is certain now, or 0. The same number later says that it was
 /// certain all the time.
 pub(crate) fn sure_until(mount: &Mount, file: &Inode) -> u64 {
-    let end = file.token_end_ns.load(SeqCst);
+    let end = file.size.token_end_ns.load(SeqCst);
     if end == 0 {
         return 0;
     }

@@ -9,6 +9,7 @@
 //!
 //! Bound: a watch for each write under way.
 
+use super::settling::Settling;
 use amphi_types::{ByteRange, Errno, Result};
 use parking_lot::Mutex;
 use smallvec::SmallVec;
@@ -37,12 +38,19 @@ pub(crate) struct Failures {
     state: Mutex<State>,
     count: AtomicU64,
     told: AtomicU64,
+    /// What follows from lost bytes.
+    pub(crate) settling: Settling,
 }
 
 impl Default for Failures {
     fn default() -> Failures {
         let state = State { last: Errno::Io, lost: 0, told_to_all: 0, next_watch: 0, watched: SmallVec::new() };
-        Failures { state: Mutex::new(state), count: AtomicU64::new(0), told: AtomicU64::new(0) }
+        Failures {
+            state: Mutex::new(state),
+            count: AtomicU64::new(0),
+            told: AtomicU64::new(0),
+            settling: Settling::default(),
+        }
     }
 }
 

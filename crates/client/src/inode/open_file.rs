@@ -1,34 +1,20 @@
-//! An open file: how it was opened, its streams, errors it has reported.
+//! An open file: how it was opened, how its requests go, errors it has reported.
 //!
-//! Owns: what belongs to one open alone: pieces of application requests (H2), read-ahead, hits, reported failures.
+//! Owns: what belongs to one open alone: its flags, its group, hits, reported failures. Does not own: the order of its
+//! requests (`streams`).
 
 use super::Inode;
-use super::direct_stream::DirectStream;
+use super::streams::{Pieces, Streams};
 use crate::api::OpenFlags;
-use crate::policy::readahead::ReadAhead;
-use crate::policy::records::Records;
 use crate::telemetry::jobs::Job;
-use crate::telemetry::stats::{Ledger, Way};
-use amphi_types::{Attr, ByteRange, Ino, IoMode, Result};
+use crate::telemetry::stats::Ledger;
+use amphi_types::{Attr, Ino, IoMode, Result};
 use amphi_wire::{Access, LockExtent, ReadAdvice};
-use parking_lot::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
-
-/// Streams of one open file that are told apart.
-const STREAMS_MAX: usize = 32;
 
 /// Fewer reads of an open file say nothing of its readers.
 const READS_MIN: u64 = 16;
-
-/// One application request that arrives in pieces.
-#[derive(Clone, Copy)]
-struct Piece {
-    stream: u32,
-    way: Way,
-    next: u64,
-    bytes: u64,
-}
 
 /// What an open file, or an open that nobody has taken over, needs of the mount when it goes.
 pub(crate) trait Closer: Send + Sync {
@@ -60,15 +46,8 @@ pub struct OpenFile {
     pub(crate) process_mode: Option<IoMode>,
     /// Failures of write-back already reported here.
     reported: AtomicU64,
-    pieces: Mutex<Vec<Piece>>,
-    pieces_open: AtomicU32,
-    pub(crate) readahead: Mutex<ReadAhead>,
-    pub(crate) direct: Mutex<DirectStream>,
-    pub(crate) records: Mutex<Records>,
-    /// A stream has bytes ahead of it, so hits matter to it.
-    pub(crate) readahead_on: AtomicBool,
-    /// Where the last read ended behind which `Client::warm_next` was asked for.
-    pub(crate) warmed_to: AtomicU64,
+    pub(super) pieces: Pieces,
+    pub(crate) streams: Streams,
     /// What its requests are counted in.
     pub(crate) ledger: Arc<Ledger>,
     /// How its requests go, as asked for by its user.
@@ -114,13 +93,8 @@ impl OpenFile {
             file,
             flags,
             process_mode: io_mode,
-            pieces: Mutex::default(),
-            pieces_open: AtomicU32::new(0),
-            readahead: Mutex::default(),
-            direct: Mutex::default(),
-            records: Mutex::default(),
-            readahead_on: AtomicBool::new(false),
-            warmed_to: AtomicU64::new(0),
+            pieces: Pieces::default(),
+            streams: Streams::default(),
             ledger,
             io_mode: AtomicU8::new(IoMode::Auto as u8),
             told: Told::default(),
@@ -148,7 +122,7 @@ impl OpenFile {
 
     /// Requests and bytes of the file by way and reason, locks and messages, for people.
     pub fn counters(&self) -> String {
-        self.file.stats.text(self.file.dirty_bytes.load(Relaxed), None)
+        self.file.stats.text(self.file.cached.dirty_bytes.load(Relaxed), None)
     }
 
     /// How its requests go: `Auto` leaves it to the file and the mount.
@@ -218,34 +192,6 @@ impl OpenFile {
             return Ok(());
         }
         self.file.failures.tell(&self.reported)
-    }
-
-    /// Size of the application's request of which this is a piece (H2): consecutive pieces of one stream of which all
-    /// but the last are as large as the front end can carry.
-    pub(crate) fn request_bytes(&self, way: Way, stream: u32, range: ByteRange) -> u64 {
-        if self.pieces_open.load(Relaxed) == 0 {
-            return range.len();
-        }
-        let pieces = self.pieces.lock();
-        let before = pieces.iter().find(|p| p.stream == stream && p.way == way && p.next == range.start);
-        before.map_or(0, |p| p.bytes) + range.len()
-    }
-
-    /// Notes a piece for the next one.
-    pub(crate) fn note_piece(&self, way: Way, stream: u32, range: ByteRange, may_continue: bool) {
-        if !may_continue && self.pieces_open.load(Relaxed) == 0 {
-            return;
-        }
-        let mut pieces = self.pieces.lock();
-        let at = pieces.iter().position(|p| p.stream == stream && p.way == way);
-        let before = at.map(|i| pieces.remove(i)).filter(|p| p.next == range.start).map_or(0, |p| p.bytes);
-        if may_continue {
-            if pieces.len() >= STREAMS_MAX {
-                pieces.remove(0);
-            }
-            pieces.push(Piece { stream, way, next: range.end, bytes: before + range.len() });
-        }
-        self.pieces_open.store(pieces.len() as u32, Relaxed);
     }
 }
 

@@ -38,7 +38,7 @@ impl Maps {
     pub(crate) fn of(&self, file: &Inode, at: u64) -> Option<Arc<Map>> {
         let maps = self.0.lock();
         let found = maps.iter().find(|map| map.ino == file.ino && map.known.contains(&ByteRange::at(at, 1)));
-        found.filter(|map| map.stamp == file.map.stamp()).cloned()
+        found.filter(|map| map.stamp == file.size.map.stamp()).cloned()
     }
 
     pub(crate) fn keep(&self, map: Arc<Map>) {

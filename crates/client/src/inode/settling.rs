@@ -43,7 +43,7 @@ impl Settling {
 impl Inode {
     /// Waits until the file shows what the servers have.
     pub(crate) async fn settled(&self) {
-        self.signal.until(|| !self.settling.is_running()).await;
+        self.signal.until(|| !self.failures.settling.is_running()).await;
     }
 }
 

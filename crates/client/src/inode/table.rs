@@ -1,7 +1,7 @@
 //! The table of files: which inodes the client knows something about.
 
 use super::untold::Untold;
-use super::{AskedAt, Inode, tick};
+use super::{AskedAt, Inode, ticks::tick};
 use crate::policy::locality::Locality;
 use crate::telemetry::stats::ClosedFiles;
 use amphi_types::{ByteRange, Errno, Ino};
@@ -21,7 +21,7 @@ pub(crate) struct Use(pub(crate) Arc<Inode>);
 
 impl Drop for Use {
     fn drop(&mut self) {
-        self.0.uses.fetch_sub(1, SeqCst);
+        self.0.life.uses.fetch_sub(1, SeqCst);
     }
 }
 
@@ -73,7 +73,7 @@ impl InodeTable {
     pub(crate) fn use_known(&self, ino: Ino) -> Option<Use> {
         let shard = self.shard(ino).lock();
         let file = shard.files.get(&ino)?.clone();
-        file.uses.fetch_add(1, SeqCst);
+        file.life.uses.fetch_add(1, SeqCst);
         Some(Use(file))
     }
 
@@ -127,7 +127,7 @@ impl InodeTable {
         file.known.lock().opens.push(access);
         let fill = unknown.then(|| {
             // The view is of a moment since which nothing has happened here.
-            file.epoch.store(asked_at.at, SeqCst);
+            file.size.epoch.store(asked_at.at, SeqCst);
             file.fill_begins(range)
         });
         (file, fill)
@@ -136,7 +136,7 @@ impl InodeTable {
     pub(crate) fn know(&self, view: InodeView, asked_at: AskedAt) -> Use {
         let mut shard = self.shard(view.attr.ino).lock();
         let file = self.entry(&mut shard, view, asked_at);
-        file.uses.fetch_add(1, SeqCst);
+        file.life.uses.fetch_add(1, SeqCst);
         Use(file)
     }
 
@@ -159,7 +159,7 @@ impl InodeTable {
                 file.failures.told_to_all();
             }
         }
-        file.turned.fetch_max(until, SeqCst);
+        file.size.turned.fetch_max(until, SeqCst);
         shard.files.insert(ino, file.clone());
         file
     }
@@ -168,10 +168,10 @@ impl InodeTable {
     pub(crate) fn reap(&self, file: &Arc<Inode>) {
         let mut shard = self.shard(file.ino).lock();
         let unused = file.access_count() == 0
-            && file.uses.load(SeqCst) == 0
-            && file.cached_bytes.load(SeqCst) == 0
-            && file.dirty_bytes.load(SeqCst) == 0
-            && file.fills_entered.load(SeqCst) == 0
+            && file.life.uses.load(SeqCst) == 0
+            && file.cached.bytes.load(SeqCst) == 0
+            && file.cached.dirty_bytes.load(SeqCst) == 0
+            && file.fills.entered.load(SeqCst) == 0
             && !file.pages.keep_known();
         if unused && shard.files.get(&file.ino).is_some_and(|f| Arc::ptr_eq(f, file)) {
             shard.files.remove(&file.ino);

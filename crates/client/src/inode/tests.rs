@@ -1,7 +1,9 @@
 //! What a file knows of itself: times, blocks, and sizes beside answers that come meanwhile.
 
+use super::known::ATIME_AGE_S;
 use super::*;
-use amphi_types::{Advice, IoMode, Kind};
+use amphi_types::{Advice, IoMode, Kind, Layout, Timespec};
+use std::sync::atomic::AtomicU64;
 
 /// Goal: the rule of relatime: a read counts if the access time is not later than the last change, or a day old.
 /// Method: a table of ages in seconds before the read, with writes that only this mount knows of.
@@ -21,13 +23,13 @@ fn relatime() {
         let view = InodeView { attr: stamps, ..view(0) };
         let attr = view.attr;
         let file = Inode::new(view, AskedAt::PAST, &Arc::default());
-        assert!(file.atime_due.load(Relaxed), "the first read asks");
+        assert!(file.hints.atime_due.load(Relaxed), "the first read asks");
         file.note_access(now);
-        assert!(!file.atime_due.load(Relaxed), "the next one does not");
+        assert!(!file.hints.atime_due.load(Relaxed), "the next one does not");
         let want = if renewed { now } else { attr.atime };
         assert_eq!(file.overlay(attr, true).atime, want, "{atime} {mtime} {ctime}");
         file.touch(Timespec { sec: now.sec + 1, nsec: 0 });
-        assert!(file.atime_due.load(Relaxed), "a write in the cache makes the next read count");
+        assert!(file.hints.atime_due.load(Relaxed), "a write in the cache makes the next read count");
         file.note_access(Timespec { sec: now.sec + 2, nsec: 0 });
         assert_eq!(file.overlay(attr, true).atime.sec, now.sec + 2);
     }
@@ -99,7 +101,7 @@ fn landed_bytes_count() {
     file.mark_epoch();
     assert_eq!(file.adopt(view(1 << 20), before).attr.blocks, 2048);
     assert_eq!(file.adopt(view(1 << 20), AskedAt::now(1)).attr.blocks, 0, "it is sparse");
-    file.dirty_bytes.store(8192, SeqCst);
+    file.cached.dirty_bytes.store(8192, SeqCst);
     assert_eq!(file.adopt(view(1 << 20), AskedAt::now(1)).attr.blocks, 16);
 }
 

@@ -36,7 +36,7 @@ pub enum Ahead {
 /// A write of `range` to a contended file is about to ask for its locks: asks for those of the records that will
 /// follow.
 pub(crate) fn follow(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange) {
-    let mut records = open.records.lock();
+    let mut records = open.streams.records.lock();
     if records.is_ahead(range) && !is_there(mount, open, range) {
         records.missed();
     }

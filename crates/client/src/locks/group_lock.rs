@@ -151,7 +151,7 @@ pub(crate) async fn lock(
             let mut state = file.group.state.lock();
             match state.stage {
                 Stage::None => {
-                    file.uses.fetch_add(1, SeqCst);
+                    file.life.uses.fetch_add(1, SeqCst);
                     *state = State { stage: Stage::Taking, _in_use: Some(Use(file.clone())), ..State::default() };
                     file.group.id.store(group, SeqCst);
                     Next::Take
@@ -212,7 +212,7 @@ async fn take(
         drop(file.range.acquire(ByteRange::ALL, Hold::Exclusive).await);
         // A write that passed its check before has ended after this, and so have fills.
         mount.cache.barrier();
-        file.signal.until(|| file.fills_under_way.load(SeqCst) == 0).await;
+        file.signal.until(|| file.fills.under_way.load(SeqCst) == 0).await;
     };
     let mut quiet = pin!(quiet);
     if wait {

@@ -10,7 +10,7 @@ use crate::cache::drop::Dirty;
 use crate::cache::push_joined;
 use crate::coherence::front_pages;
 use crate::inode::Inode;
-use crate::inode::whole_locks::stripe_bit;
+use crate::inode::cluster_locks::stripe_bit;
 use crate::mount::Mount;
 use crate::telemetry::stats::Count;
 use crate::writeback::{batch, flush};
@@ -35,7 +35,7 @@ pub(crate) fn pump(mount: &Arc<Mount>, target: TargetId) {
             LockAction::Flush { id, object, ranges } => {
                 let file = mount.files.get(object.ino);
                 if let Some(file) = &file {
-                    file.whole_locks.fetch_and(!stripe_bit(object.stripe), SeqCst);
+                    file.locks.whole.fetch_and(!stripe_bit(object.stripe), SeqCst);
                 }
                 going.push(Going { id, file, object, ranges });
             }
@@ -83,7 +83,7 @@ struct Going {
 
 impl Going {
     fn is_small(&self) -> bool {
-        self.file.as_ref().is_none_or(|file| file.dirty_bytes.load(SeqCst) <= TOGETHER_BYTES)
+        self.file.as_ref().is_none_or(|file| file.cached.dirty_bytes.load(SeqCst) <= TOGETHER_BYTES)
     }
 }
 
@@ -110,7 +110,7 @@ fn write_back(mount: &Arc<Mount>, target: TargetId, going: Vec<Going>) {
             };
             let dirty: Vec<(Arc<Inode>, ByteRange)> = part.iter().filter_map(ranges).flatten().collect();
             if part.len() > 1 {
-                batch::start(&mount2, dirty.iter().filter(|(f, _)| f.dirty_bytes.load(SeqCst) > 0).cloned());
+                batch::start(&mount2, dirty.iter().filter(|(f, _)| f.cached.dirty_bytes.load(SeqCst) > 0).cloned());
             }
             for (file, piece) in dirty {
                 flush::flush(&mount2, &file, piece).await;
@@ -175,7 +175,7 @@ fn give_back(mount: &Arc<Mount>, target: TargetId, ids: &[LockId], locks: Vec<u6
 /// The bytes of `ranges` that lie in `object` and may be cached.
 fn pieces_of(mount: &Mount, file: &Inode, object: ObjectId, ranges: &[ByteRange]) -> Vec<ByteRange> {
     let layout = file.layout();
-    let cached = ByteRange::new(0, file.cached_end.load(SeqCst));
+    let cached = ByteRange::new(0, file.cached.end.load(SeqCst));
     if layout.stripes() == 1 {
         return ranges.iter().map(|r| r.intersect(&cached)).filter(|r| !r.is_empty()).collect();
     }
@@ -191,11 +191,11 @@ fn pieces_of(mount: &Mount, file: &Inode, object: ObjectId, ranges: &[ByteRange]
 
 fn forget(mount: &Arc<Mount>, object: ObjectId, ranges: &[ByteRange], discard_dirty: bool) {
     let Some(file) = mount.files.get(object.ino) else { return };
-    file.whole_locks.fetch_and(!stripe_bit(object.stripe), SeqCst);
+    file.locks.whole.fetch_and(!stripe_bit(object.stripe), SeqCst);
     let dirty = if discard_dirty { Dirty::Discard } else { Dirty::Keep };
     if discard_dirty {
         // Before they are no longer dirty: who finds none dirty knows of it.
-        let has_dirty = file.dirty_bytes.load(SeqCst) > 0;
+        let has_dirty = file.cached.dirty_bytes.load(SeqCst) > 0;
         if has_dirty {
             mount.writeback.errors.note(Errno::Io, mount.clock.now_ns());
         }

@@ -40,9 +40,9 @@ pub(crate) async fn getattr(mount: Arc<Mount>, ctx: Ctx, ino: Ino) -> Result<Att
 /// Finds out where the file ends, behind the caller's back, and keeps that if this mount has all of its locks.
 pub(crate) fn learn_end(mount: &Arc<Mount>, file: &Arc<Inode>) {
     let now = mount.clock.now_ns();
-    let asked = file.end_asked_ns.load(SeqCst);
+    let asked = file.locks.end_asked_ns.load(SeqCst);
     let is_due = asked == 0 || now >= asked + LEARN_NS;
-    if !is_due || file.end_asked_ns.compare_exchange(asked, now.max(1), SeqCst, SeqCst).is_err() {
+    if !is_due || file.locks.end_asked_ns.compare_exchange(asked, now.max(1), SeqCst, SeqCst).is_err() {
         return;
     }
     let (here, file) = (mount.clone(), file.clone());
@@ -213,7 +213,7 @@ pub(crate) async fn resize(
     };
     mount.cache.forget(file, beyond, Dirty::Discard);
     file.own_ends_by(size);
-    file.size.store(size, SeqCst);
+    file.size.bytes.store(size, SeqCst);
     explicit_time(mount, file, &view);
     file.turn();
     // Nothing else changes the file here: the answer is as good as one that is asked for now.

@@ -35,7 +35,7 @@ impl Mount {
         let contended = in_window && t.on(Tunable::Contention) && self.is_contended(file);
         let group_short = in_window && !contended && self.is_group_short(ctx);
         let cache_full = in_window && !contended && self.is_full_of_dirty();
-        let full = || file.cached_bytes.load(SeqCst) >= self.share(t.get(Tunable::OvercacheBytes));
+        let full = || file.cached.bytes.load(SeqCst) >= self.share(t.get(Tunable::OvercacheBytes));
         let overcache = in_window && t.on(Tunable::Overcache) && full();
         let large_bytes = self.large_bytes(file, way, bytes);
         let large = bytes >= large_bytes;
@@ -89,10 +89,10 @@ impl Mount {
         self.stats.io(way, reason, bytes, copied);
         open.ledger.io(way, reason, bytes);
         match reason {
-            Reason::DirectLocality => open.file.locality.went_direct(bytes.div_ceil(PAGE)),
-            Reason::BufferedDefault => open.file.locality.went_buffered(),
+            Reason::DirectLocality => open.file.cached.locality.went_direct(bytes.div_ceil(PAGE)),
+            Reason::BufferedDefault => open.file.cached.locality.went_buffered(),
             Reason::BufferedFaster => {
-                open.file.locality.went_buffered();
+                open.file.cached.locality.went_buffered();
                 self.policy.throughput.tried(way, bytes, self.clock.now_ns());
             }
             _ => {}
@@ -126,7 +126,7 @@ impl Mount {
     }
 
     pub(crate) fn is_contended(&self, file: &Inode) -> bool {
-        let until = file.contended_until_ns.load(SeqCst);
+        let until = file.locks.contended_until_ns.load(SeqCst);
         until > 0 && until > self.clock.now_ns()
     }
 
@@ -159,7 +159,11 @@ impl Mount {
             cache_pages: t.get(Tunable::CacheBytes) / PAGE,
         };
         let least = || if t.on(Tunable::Learn) { self.policy.throughput.least_share(way, bytes) } else { 0 };
-        if large { file.locality.lacks(rule, least) } else { file.locality.speaks_for_direct(rule, least) }
+        if large {
+            file.cached.locality.lacks(rule, least)
+        } else {
+            file.cached.locality.speaks_for_direct(rule, least)
+        }
     }
 }
 

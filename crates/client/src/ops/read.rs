@@ -112,7 +112,7 @@ impl Hit {
         }
         let turned = file.turned();
         let token = if rule & 1 == 1 {
-            if file.sure_rule.load(Relaxed) != rule {
+            if file.size.sure_rule.load(Relaxed) != rule {
                 return None;
             }
             0
@@ -150,7 +150,7 @@ impl Hit {
         file.range.stamp() == Some(self.stamp)
             && file.turned() == self.turned
             && self.unguarded.is_none_or(|before| file.range.unguarded() == before)
-            && (self.token == 0 || file.token_end_ns.load(SeqCst) == self.token)
+            && (self.token == 0 || file.size.token_end_ns.load(SeqCst) == self.token)
     }
 
     #[inline]
@@ -163,7 +163,7 @@ impl Hit {
         mount.stats.io(Way::Read, Reason::CacheHit, self.range.len(), copied);
         open.ledger.hit(thread_shard(), self.range.len());
         open.note_piece(Way::Read, ctx.tid, self.range, hints.may_continue);
-        if open.readahead_on.load(Relaxed) {
+        if open.streams.readahead_on.load(Relaxed) {
             read_ahead(mount, open, self.range, self.size);
         }
     }
@@ -199,7 +199,7 @@ pub(crate) fn warm_next(mount: &Mount, open: &OpenFile, offset: u64, len: u64) {
         return;
     }
     let end = offset.saturating_add(len);
-    if open.warmed_to.swap(end, Relaxed) != offset {
+    if open.streams.warmed_to.swap(end, Relaxed) != offset {
         return;
     }
     let next = ByteRange::at(end, len).intersect(&ByteRange::new(0, open.file.size()));
@@ -214,7 +214,7 @@ pub(crate) fn warm_next(mount: &Mount, open: &OpenFile, offset: u64, len: u64) {
 /// A read that brings the access time forward is noted; the server hears of it with the close.
 #[inline]
 fn note_access(mount: &Mount, open: &OpenFile) {
-    if open.file.atime_due.load(Relaxed) && !open.flags.no_atime && mount.tunables.on(Tunable::Atime) {
+    if open.file.hints.atime_due.load(Relaxed) && !open.flags.no_atime && mount.tunables.on(Tunable::Atime) {
         open.file.note_access(mount.clock.wall());
     }
 }
@@ -489,7 +489,7 @@ impl Drop for Fetch {
 /// Whether somebody else has wanted a lock on the file lately, or a server called it contended.
 pub(crate) fn is_wanted_elsewhere(mount: &Mount, file: &Inode) -> bool {
     let now = mount.clock.now_ns();
-    let called = file.called_back_ns.load(Relaxed);
+    let called = file.locks.called_back_ns.load(Relaxed);
     let lately = mount.tunables.get(Tunable::ContendedMs) * 1_000_000;
-    file.contended_until_ns.load(Relaxed) > now || (called > 0 && now < called.saturating_add(lately))
+    file.locks.contended_until_ns.load(Relaxed) > now || (called > 0 && now < called.saturating_add(lately))
 }

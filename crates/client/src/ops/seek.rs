@@ -48,7 +48,7 @@ pub(crate) fn try_lseek(mount: &Mount, open: &OpenFile, offset: u64, whence: Whe
         Found::Unknown(_) => return None,
     };
     // Nothing has changed up to now.
-    if file.map.stamp() != map.stamp {
+    if file.size.map.stamp() != map.stamp {
         return None;
     }
     mount.stats.count(Count::Seek);
@@ -73,7 +73,7 @@ pub(crate) async fn lseek(
     let (_guard, _begun, _pins) =
         group_lock::enter_pinned(&mount, file, open.member(), (ahead, Hold::Shared), locks).await?;
     let rule = mount.coherence.sharing.rule();
-    let stamp = file.map.watch();
+    let stamp = file.size.map.watch();
     let size = attributes::size_now(&mount, file).await?;
     if offset >= size {
         return Err(Errno::NxIo);
@@ -84,7 +84,7 @@ pub(crate) async fn lseek(
         let map = Arc::new(ask(&mount, file, at, size, (rule, stamp)).await?);
         let found = map.find(at, whence);
         // Of a group others change the file as well, under the same lock.
-        if file.group.id() == 0 && file.map.stamp() == stamp {
+        if file.group.id() == 0 && file.size.map.stamp() == stamp {
             mount.prefetch.seek_maps.keep(map);
         }
         match found {

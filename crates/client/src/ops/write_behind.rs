@@ -117,7 +117,7 @@ async fn room(mount: &Arc<Mount>, open: &OpenFile, memory: u64, reason: Reason) 
     let full = |under_way: u64, max: u64| under_way > 0 && under_way + memory > max;
     let is_full = || {
         let flight_max = mount.flight_max();
-        let piped = open.file.piped_bytes.load(SeqCst);
+        let piped = open.file.cached.piped_bytes.load(SeqCst);
         let all = mount.writeback.piped_bytes.load(SeqCst) + mount.writeback.flight_bytes.load(SeqCst);
         full(piped, mount.tunables.get(Tunable::PipelineBytes).min(flight_max).min(few)) || full(all, flight_max)
     };
@@ -138,8 +138,8 @@ fn submit(mount: &Mount, file: &Inode, range: ByteRange, memory: u64, locked: bo
         flights.begin_piped(range)
     };
     let len = range.len();
-    file.piped_bytes.fetch_add(memory, SeqCst);
-    file.dirty_bytes.fetch_add(len, SeqCst);
+    file.cached.piped_bytes.fetch_add(memory, SeqCst);
+    file.cached.dirty_bytes.fetch_add(len, SeqCst);
     mount.writeback.piped_bytes.fetch_add(memory, SeqCst);
     mount.stats.bytes(Count::Pipelined, len);
     file.touch(mount.wall());
@@ -168,8 +168,8 @@ fn land(mount: &Arc<Mount>, file: &Arc<Inode>, id: FlightId, range: ByteRange, m
     file.turn();
     file.mark_epoch();
     tokens::outdated(mount, file.ino);
-    file.dirty_bytes.fetch_sub(range.len(), SeqCst);
-    file.piped_bytes.fetch_sub(memory, SeqCst);
+    file.cached.dirty_bytes.fetch_sub(range.len(), SeqCst);
+    file.cached.piped_bytes.fetch_sub(memory, SeqCst);
     mount.writeback.piped_bytes.fetch_sub(memory, SeqCst);
     mount.writeback.landings.fetch_add(1, SeqCst);
     flush::end_flight(file, id);
@@ -181,7 +181,7 @@ fn land(mount: &Arc<Mount>, file: &Arc<Inode>, id: FlightId, range: ByteRange, m
 
 /// Waits until the bytes of the file that are in the pipeline when it is called have landed.
 pub(crate) async fn drained(file: &Inode) {
-    if file.piped_bytes.load(SeqCst) > 0 {
+    if file.cached.piped_bytes.load(SeqCst) > 0 {
         let upto = file.flights.lock().last();
         file.signal.until(|| !file.flights.lock().piped_upto(upto)).await;
     }

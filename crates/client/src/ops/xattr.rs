@@ -69,7 +69,7 @@ pub(crate) async fn get(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>) ->
             }
             b"counters" | b"counters.json" => {
                 let known = mount.files.get(ino);
-                let dirty = known.as_ref().map_or(0, |file| file.dirty_bytes.load(Ordering::Relaxed));
+                let dirty = known.as_ref().map_or(0, |file| file.cached.dirty_bytes.load(Ordering::Relaxed));
                 let servers = match known.as_ref().filter(|file| file.open_count() > 0) {
                     Some(file) => extents::UnstableBytes::of(&mount, &file.view()).await.ok(),
                     None => None,

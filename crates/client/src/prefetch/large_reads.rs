@@ -130,7 +130,7 @@ async fn collect(mount: &Arc<Mount>, open: &OpenFile, taken: Taken, range: ByteR
 
 /// What is left of a request, for the read that goes on behind.
 fn give_back(open: &OpenFile, ahead: Ahead) {
-    let mut stream = open.direct.lock();
+    let mut stream = open.streams.direct.lock();
     let goes_on = stream.last_end == ahead.range.start
         && stream.ahead.front().is_none_or(|next| next.range.start == ahead.range.end);
     let useless = if goes_on {
@@ -164,7 +164,7 @@ type Taken = SmallVec<[Ahead; 2]>;
 
 /// Moves the stream on to `range`: what is there or on its way for its beginning, and the next reads are asked for.
 fn advance(mount: &Arc<Mount>, open: &Arc<OpenFile>, range: ByteRange, size: u64, asking: Asking) -> Taken {
-    let mut stream = open.direct.lock();
+    let mut stream = open.streams.direct.lock();
     // What the cache served meanwhile, or a probe brought, was asked for in vain, but the stream goes on.
     let mut passed = VecDeque::new();
     if stream.ahead.iter().any(|a| a.range.start == range.start) {
@@ -275,7 +275,7 @@ pub(crate) fn tick(mount: &Mount) {
     let mut gone = Vec::new();
     mount.prefetch.direct_streams.open.lock().retain(|open| {
         let Some(open) = open.upgrade() else { return false };
-        let mut stream = open.direct.lock();
+        let mut stream = open.streams.direct.lock();
         let is_old = stream.ahead.front().is_some_and(|a| now_ns.saturating_sub(a.since_ns) > KEPT_NS);
         let old = if is_old { std::mem::take(&mut stream.ahead) } else { VecDeque::new() };
         let keep = !stream.ahead.is_empty();

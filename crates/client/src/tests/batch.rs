@@ -59,7 +59,7 @@ fn a_full_batch_leaves_at_once() {
     assert_eq!(stats.of(Count::BatchFiles).1, 268);
     assert_eq!(stats.of(Count::BatchBytes), (1, 268 * 3901));
     assert!(
-        w.client.mount.files.get(large).is_some_and(|f| f.dirty_bytes.load(SeqCst) > 0),
+        w.client.mount.files.get(large).is_some_and(|f| f.cached.dirty_bytes.load(SeqCst) > 0),
         "the large one waits for its time"
     );
     w.check_clean();

@@ -72,7 +72,7 @@ async fn some_dirty(client: &Client, file: &Arc<OpenFile>, value: u8) {
     write(client, file, 0, &[value; LEN]).await;
     flush::flush_and_forget(&client.mount, &file.file, ByteRange::ALL).await;
     write(client, file, 0, &[value; 4096]).await;
-    assert_eq!(file.file.dirty_bytes.load(SeqCst), 4096);
+    assert_eq!(file.file.cached.dirty_bytes.load(SeqCst), 4096);
 }
 
 async fn opened(client: &Client, name: &str, mode: IoMode) -> Arc<OpenFile> {

@@ -153,7 +153,7 @@ fn contention_is_told_by_replies_of_every_kind() {
             }
         };
         assert!(w.server.log.iter().any(|name| name == kind), "{kind} was not caused: {:?}", w.server.log);
-        let until = |ino| w.client.mount.files.get(ino).map_or(0, |file| file.contended_until_ns.load(SeqCst));
+        let until = |ino| w.client.mount.files.get(ino).map_or(0, |file| file.locks.contended_until_ns.load(SeqCst));
         assert!(until(told) > 0, "{kind} said so");
         assert_eq!(until(ino) > 0, told == ino, "{kind}: of its files alone");
         drop((file, held));
@@ -283,7 +283,7 @@ fn over_caching_is_per_file() {
     assert_eq!((writes(&w, Reason::BufferedDefault), writes(&w, Reason::DirectOvercache)), (16, 0));
     write(&mut w, &file, 1, 0, KIB64, false);
     assert_eq!(writes(&w, Reason::DirectOvercache), 1);
-    assert_eq!(file.file.cached_bytes.load(SeqCst), 15 * KIB64 as u64, "it took its bytes out of the cache");
+    assert_eq!(file.file.cached.bytes.load(SeqCst), 15 * KIB64 as u64, "it took its bytes out of the cache");
     write(&mut w, &other, 1, 0, KIB64, false);
     write(&mut w, &file, 1, 0, KIB64, false);
     assert_eq!((writes(&w, Reason::BufferedDefault), writes(&w, Reason::DirectOvercache)), (18, 1));
@@ -323,7 +323,7 @@ fn reuse_that_comes_back_is_noticed() {
     wait_ms(&w, 60_000);
     let before = reads(&w, Reason::DirectLocality);
     let mut rounds = 0;
-    while file.file.locality.is_lacking() {
+    while file.file.cached.locality.is_lacking() {
         scan(&mut w, &file, 30 << 20..31 << 20);
         rounds += 1;
         assert!(rounds < 20, "reuse is never noticed");
@@ -488,7 +488,7 @@ fn direct_requests_leave_nothing_cached() {
     let mut expected = vec![1; 4 * KIB64];
     expected[100..100 + KIB64].fill(0);
     assert!(w.run(op).expect("read").to_vec() == expected);
-    assert_eq!(file.file.cached_bytes.load(SeqCst), 0);
+    assert_eq!(file.file.cached.bytes.load(SeqCst), 0);
     assert_eq!(sent(&w, "LockEnqueue"), locks);
     assert_eq!((w.client.mount.cache.dirty_bytes(), w.client.mount.tunables.get(Tunable::Mode)), (0, 0));
     drop(file);
@@ -550,8 +550,8 @@ fn reuse_has_to_pay() {
         let file = open(&mut w, ino);
         tell(&w, Course::Cached, cached);
         tell(&w, Course::Direct(KIB64 as u64), direct);
-        file.file.locality.leave(3 * 1024, false);
-        file.file.locality.leave(1024, true);
+        file.file.cached.locality.leave(3 * 1024, false);
+        file.file.cached.locality.leave(1024, true);
         scan(&mut w, &file, 0..KIB64 as u64);
         assert_eq!(reads(&w, way), 1, "{cached} {direct} {learn}");
         drop(file);

@@ -211,7 +211,7 @@ fn who_waits_for_dirty_bytes_is_told() {
     assert_eq!(taken, range);
     let mut told = None;
     cache.landed(&file.file, range, Landing::Failed, 0, || {
-        assert_eq!(file.file.dirty_bytes.load(SeqCst), 100_000, "who waits for them hears of it");
+        assert_eq!(file.file.cached.dirty_bytes.load(SeqCst), 100_000, "who waits for them hears of it");
         file.file.failures.note(Errno::Io, range);
         told = Some(file.take_error());
     });

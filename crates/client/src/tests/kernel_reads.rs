@@ -51,7 +51,7 @@ fn a_contended_file_changes_sides_at_once() {
             fb.by_front.store(true, SeqCst);
             if contended {
                 let until = b.mount.clock.now_ns() + 60_000_000_000;
-                fb.file.contended_until_ns.store(until, SeqCst);
+                fb.file.locks.contended_until_ns.store(until, SeqCst);
             }
             let page = async || {
                 let hints = Hints { for_pages: true, ..Hints::default() };

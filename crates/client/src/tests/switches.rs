@@ -50,7 +50,7 @@ fn large_requests_that_the_cache_carries_sooner() {
             assert_eq!(io(w, way, reason).0 - before, 1, "{way:?}: {why}");
         };
         let verdict = |lacking: bool| {
-            let locality = &file.file.locality;
+            let locality = &file.file.cached.locality;
             if lacking {
                 locality.leave(4096, false);
             } else if locality.is_lacking() {
@@ -169,7 +169,7 @@ fn a_full_cache_may_be_worth_waiting_for() {
         }
         tell(&w, Way::Write, Course::Cached, cached);
         tell(&w, Way::Write, Course::Direct(64 << 10), 1000);
-        file.file.locality.leave(4096, false);
+        file.file.cached.locality.leave(4096, false);
         mount.policy.group_short.store(group, SeqCst);
         write(&mut w, &file, 1, 16 * MIB, 64 << 10, false);
         assert_eq!(io(&w, Way::Write, reason).0, 1, "{cached} {group}: {} dirty", mount.cache.dirty_bytes());

@@ -205,8 +205,8 @@ impl World {
         for file in mount.files.all() {
             assert!(file.range.idle(), "no range lock is held");
             assert_eq!(file.access_count(), 0, "no open is left");
-            assert_eq!(file.dirty_bytes.load(SeqCst), 0);
-            assert!(file.flights.lock().is_empty() && file.dirty.lock().units.is_empty());
+            assert_eq!(file.cached.dirty_bytes.load(SeqCst), 0);
+            assert!(file.flights.lock().is_empty() && file.cached.dirty.lock().units.is_empty());
         }
         assert!(self.server.opens.values().all(|n| *n == 0), "every open was closed: {:?}", self.server.opens);
         for _ in 0..SHARDS_OF_A_STORY {

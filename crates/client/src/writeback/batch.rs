@@ -36,7 +36,7 @@ use std::sync::atomic::Ordering::SeqCst;
 const SCATTERED_MAX_BYTES: usize = 12 << 10;
 
 fn is_small(mount: &Mount, file: &Inode) -> bool {
-    let dirty = file.dirty_bytes.load(SeqCst);
+    let dirty = file.cached.dirty_bytes.load(SeqCst);
     dirty > 0 && dirty <= mount.tunables.get(Tunable::SmallBytes) && mount.tunables.on(Tunable::Batch)
 }
 
@@ -45,7 +45,7 @@ pub(crate) fn released(mount: &Arc<Mount>, file: &Arc<Inode>) {
     if !is_small(mount, file) || file.has_writers() {
         return;
     }
-    if let Some(full) = mount.writeback.small_files.add(file, file.dirty_bytes.load(SeqCst)) {
+    if let Some(full) = mount.writeback.small_files.add(file, file.cached.dirty_bytes.load(SeqCst)) {
         send(mount, full.into_values().map(|(file, _)| (file, vec![ByteRange::ALL])));
     }
 }

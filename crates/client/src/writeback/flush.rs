@@ -234,7 +234,7 @@ pub(crate) async fn flush(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRang
     let mut rounds = 0;
     let mut came_back = file.flights.lock().came_back();
     while rounds < 2 {
-        if file.dirty_bytes.load(SeqCst) == 0 {
+        if file.cached.dirty_bytes.load(SeqCst) == 0 {
             return;
         }
         let left = send_off(mount, file, range);
@@ -301,7 +301,7 @@ pub(crate) fn tick(mount: &Arc<Mount>) {
 
 /// All files with dirty bytes, in order of inodes, each as a whole.
 fn dirty_files(mount: &Mount) -> Vec<(Arc<Inode>, ByteRange)> {
-    let dirty = mount.files.all().into_iter().filter(|f| f.dirty_bytes.load(SeqCst) > 0);
+    let dirty = mount.files.all().into_iter().filter(|f| f.cached.dirty_bytes.load(SeqCst) > 0);
     dirty.map(|file| (file, ByteRange::ALL)).collect()
 }
 

@@ -31,7 +31,7 @@ pub(crate) fn release(mount: &Arc<Mount>, file: &Arc<Inode>, access: Access, lin
     // In company all who cache the attributes are asked to forget them for an access time: of many files at once.
     let linger = linger || brings_time && !access.write && !mount.coherence.sharing.is_alone();
     batch::released(mount, file);
-    if file.nameless.load(SeqCst) && file.open_count() == 0 {
+    if file.life.nameless.load(SeqCst) && file.open_count() == 0 {
         useless(mount, file.clone());
     }
     if linger {
@@ -48,7 +48,7 @@ pub(crate) fn release(mount: &Arc<Mount>, file: &Arc<Inode>, access: Access, lin
 pub(crate) fn nameless(mount: &Arc<Mount>, ino: Ino) {
     opened_ahead::nameless(mount, ino);
     let Some(file) = mount.files.get(ino) else { return mount.files.nameless(ino) };
-    file.nameless.store(true, SeqCst);
+    file.life.nameless.store(true, SeqCst);
     if file.open_count() == 0 {
         useless(mount, file);
     }
@@ -57,8 +57,8 @@ pub(crate) fn nameless(mount: &Arc<Mount>, ino: Ino) {
 /// Nobody here can come to the bytes of a file any more. That its pages leave unused says nothing of locality: nothing
 /// else needed their room.
 fn useless(mount: &Arc<Mount>, file: Arc<Inode>) {
-    if file.dirty_bytes.load(SeqCst) == 0 {
-        if file.cached_bytes.load(SeqCst) > 0 {
+    if file.cached.dirty_bytes.load(SeqCst) == 0 {
+        if file.cached.bytes.load(SeqCst) > 0 {
             mount.cache.forget(&file, ByteRange::new(0, file.size()), Dirty::Keep);
         }
         mount.files.reap(&file);

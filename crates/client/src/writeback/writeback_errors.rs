@@ -21,12 +21,12 @@ use std::sync::Arc;
 pub(crate) fn settle(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) {
     file.own_is_at_least(|| mount.cache.dirty_end(file));
     tokens::outdated(mount, file.ino);
-    if !file.settling.enter(range) {
+    if !file.failures.settling.enter(range) {
         return;
     }
     let (mount2, file) = (mount.clone(), file.clone());
     mount.spawn(async move {
-        while let Some(range) = file.settling.next() {
+        while let Some(range) = file.failures.settling.next() {
             front_pages::drop_overwritten(&mount2, file.ino, range).await;
             if let Err(e) = attributes::reload(&mount2, &file).await {
                 tracing::debug!(ino = %file.ino, "attributes after a failed write-back: {e}");

@@ -33,7 +33,7 @@ pub(super) fn plan(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: 
         return Plan::new();
     }
     let limits = limits_of(mount, open, range);
-    let mut state = open.readahead.lock();
+    let mut state = open.streams.readahead.lock();
     next_ahead(mount, open, &mut state, range, size, limits)
 }
 
@@ -48,7 +48,7 @@ fn next_ahead(
     limits: Limits,
 ) -> Plan {
     let plan = state.on_read(range, size, limits);
-    open.readahead_on.store(state.is_active(), Relaxed);
+    open.streams.readahead_on.store(state.is_active(), Relaxed);
     let Some(stride) = state.stride_of(range) else { return plan };
     let read = StridedRead { open: std::ptr::from_ref(open).addr() as u64, range, stride };
     match mount.prefetch.joint.on_read(open.file.ino, read, size, limits) {
@@ -70,7 +70,7 @@ pub(super) fn read_ahead(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, 
     }
     let limits = limits_of(mount, open, range);
     // Another thread is at it: missing one step of a stream does no harm worth waiting for.
-    let plan = match open.readahead.try_lock() {
+    let plan = match open.streams.readahead.try_lock() {
         Some(mut state) => next_ahead(mount, open, &mut state, range, size, limits),
         None => return,
     };

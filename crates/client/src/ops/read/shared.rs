@@ -125,7 +125,7 @@ fn cached(mount: &Arc<Mount>, file: &Arc<Inode>, asked: ByteRange) -> Option<Seg
             buf.into()
         }
     };
-    let same = file.turned() == turned && (token == 0 || file.token_end_ns.load(SeqCst) == token);
+    let same = file.turned() == turned && (token == 0 || file.size.token_end_ns.load(SeqCst) == token);
     same.then_some(data)
 }
 

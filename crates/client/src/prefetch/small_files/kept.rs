@@ -82,7 +82,7 @@ pub(crate) fn keep(mount: &Arc<Mount>, open: &OpenFile) -> bool {
     let is_kept = super::is_on(mount)
         && opener.rule == mount.coherence.sharing.rule()
         && !mount.coherence.sharing.is_lost()
-        && !file.nameless.load(SeqCst)
+        && !file.life.nameless.load(SeqCst)
         && !file.known.lock().accessed_due
         && state.kept.has_room(file.ino)
         && (opener.rule & 1 == 1 || tokens::holds_attributes(mount, file.ino));
