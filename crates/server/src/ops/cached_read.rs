@@ -23,8 +23,8 @@ use amphi_types::{ByteRange, Errno, ObjectId, Result};
 use amphi_wire::ReadAdvice;
 use std::cell::Cell;
 
-/// What is verified at once of a large read, while the disk reads the rest. A read of so much in four pieces took 1.13
-/// times as long as in one, verifying it afterwards 1.04 times (56 us a MiB).
+/// What is verified at once of a large read, while the disk reads the rest. Reads of so much in four pieces had 0.87 of
+/// the rate without checksums in one run, in one piece, verified afterwards, 0.91 in another (docs/PERFORMANCE.md).
 const VERIFIED_BYTES: usize = 1 << 20;
 
 /// Blocks of a file that lie side by side on the disk.

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Opens that are kept, and files of which it is known who opened them.
-pub(crate) const KEPT_MAX: usize = 4096;
+pub(crate) const KEPT_MAX: usize = 16_384;
 
 /// For whom the server opened a file, under which rule of caching.
 #[derive(Clone)]
