@@ -232,6 +232,11 @@ impl DataStore {
         self.pending
     }
 
+    /// Blocks of plans that are neither committed nor aborted. As many as they take the place of will be pending.
+    pub fn planned_blocks(&self) -> u64 {
+        self.planned
+    }
+
     /// Gives blocks back for reuse. Called when the record that freed them is stable.
     pub fn release(&mut self, freed: Freed) {
         for run in freed.runs {

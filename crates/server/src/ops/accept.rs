@@ -115,7 +115,7 @@ impl<E: Env> RequestCx<E> {
     pub(super) fn accept_into(&self, write: &Accepting, payload: &[u8], accepted: &mut Accepted) -> bool {
         let (target, back) = (&self.target, &self.target.write_back);
         debug_assert_eq!(write.range.len(), payload.len() as u64, "a write comes with its bytes");
-        if self.way_of(write) != Way::Back || self.alive().is_err() {
+        if self.way_of(write) != Way::Back || target.below.is_anyone_alone() || self.alive().is_err() {
             return false;
         }
         if target.data.borrow().check_accept(write.object, write.range, write.generation).is_err() {

@@ -235,6 +235,9 @@ impl<E: Env> RequestCx<E> {
 
     async fn plan_part(&self, part: &BatchPart) -> Result<WritePlan> {
         let generation = self.check_part(part)?;
+        if self.target.below.is_anyone_alone() {
+            return Err(Errno::Again);
+        }
         match self.plan_write(part.object, part.range(), generation).await {
             // Alone it waits for its turn at what is kept back for overwrites.
             Err(Errno::NoSpace) => Err(Errno::Again),

@@ -234,6 +234,9 @@ impl<E: Env> RequestCx<E> {
         self.check_again(object)?;
         let generation = self.generation(object, generation, kind.server_lock);
         let WriteKind { mtime, kill_suidgid, checksums, .. } = kind;
+        if room == Room::Free && self.target.below.is_anyone_alone() {
+            return Ok(Step::Full(payload));
+        }
         let write = Accepting { object, range, generation, mtime, kill_suidgid, checksums, is_together: false };
         if let Some((lsn, reply)) = self.accept(&write, &payload, last) {
             drop(span);
@@ -585,7 +588,7 @@ impl<E: Env> RequestCx<E> {
             let part = ByteRange::new(at, end);
             let mut txn = Txn::default();
             self.target.below.mind(&self.target, part.len());
-            self.plan(|data| data.allocate(object, part, generation, Preallocate::KeepEnd, &mut txn)).await?;
+            self.plan_growth(|data| data.allocate(object, part, generation, Preallocate::KeepEnd, &mut txn)).await?;
             if object.stripe == 0 {
                 self.note_write(object, self.is_for_a_user(), &mut txn);
             }

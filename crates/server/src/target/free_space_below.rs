@@ -17,6 +17,7 @@ use crate::target::gate::Gate;
 use amphi_env::{Disk, Env};
 use amphi_types::limits::BLOCK;
 use std::cell::{Cell, RefCell};
+use std::rc::Rc;
 
 /// What is left to the file system's other uses, metadata of the zones among them.
 const MARGIN_BYTES: u64 = 32 << 20;
@@ -40,6 +41,18 @@ pub struct RoomBelow {
     tight: Cell<bool>,
     /// One write at a time uses blocks that are kept back.
     pub turns: Gate<()>,
+    /// It does so now, and no other one begins beside it.
+    alone: Rc<Cell<bool>>,
+}
+
+/// A write uses what is kept back as long as it holds this.
+#[must_use = "others begin again when this is dropped"]
+pub struct Alone(Rc<Cell<bool>>);
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        self.0.set(false);
+    }
 }
 
 impl RoomBelow {
@@ -73,6 +86,17 @@ impl RoomBelow {
                 target.id
             ),
         }
+    }
+
+    /// The write that has the turn begins.
+    pub fn begin_alone(&self) -> Alone {
+        assert!(!self.alone.replace(true), "one write has the turn at a time");
+        Alone(self.alone.clone())
+    }
+
+    /// Whether a write without room has its turn: what else wants room comes after it.
+    pub fn is_anyone_alone(&self) -> bool {
+        self.alone.get()
     }
 
     /// Before a write of `bytes` is planned.

@@ -113,6 +113,59 @@ fn overwrites_of_a_full_target_are_taken() {
     }
 }
 
+/// Goal: FEATURES S7: what fits is not refused because overwrites that are on their way hold old and new blocks at once:
+/// a file grows by all that is left, and `fallocate` takes it, while another mount overwrites. Method: a target with 30
+/// free blocks beside what is kept back; overwrites of 60 blocks and the growth arrive together, in many rounds.
+#[test]
+fn growth_waits_for_overwrites_on_their_way() {
+    for (seed, write_back) in [(125, "off"), (126, "on")] {
+        let place = place(seed, 1, &[("server.write_back_age_ms", "600000"), ("server.write_back", write_back)]);
+        let run = async {
+            let server = place.start().await.unwrap();
+            let (a, b) = (place.client(1).await.unwrap(), place.client(2).await.unwrap());
+            let (f, g) = (file(&a, "f").await, file(&b, "g").await);
+            let object = ObjectId { ino: g, stripe: 0 };
+            let (mut len, left) = (0, 30 * BLOCK);
+            for step in [1 << 20, BLOCK] {
+                while put(&a, f, 1, len, len + step).await.is_ok() {
+                    len += step;
+                }
+            }
+            let cut = SetAttr { size: Some(len - left), ..SetAttr::default() };
+            a.inode(Request::SetAttr { ino: f, set: cut }).await.unwrap();
+            a.call(Request::Sync { file: None }).await.unwrap();
+            len -= left;
+            let env = place.sim.node("client");
+            for n in 0..24u8 {
+                let writes = (0..4u64).map(|k| {
+                    let at = (k * 1000 + env.rand() % 900) * BLOCK;
+                    put(&a, f, n + 2, at, at + 15 * BLOCK)
+                });
+                let grows = async {
+                    env.sleep(Duration::from_micros(env.rand() % 1000)).await;
+                    if n % 3 != 0 {
+                        return put(&b, g, n, 0, left).await;
+                    }
+                    let range = ByteRange::new(0, left);
+                    b.call(Request::Allocate { object, range, generation: 0, server_lock: true }).await.map(drop)
+                };
+                let (written, grown) = futures_util::join!(join_all(writes), grows);
+                grown.unwrap_or_else(|e| panic!("seed {seed}, round {n}: there is room for the growth: {e}"));
+                for written in written {
+                    written.unwrap_or_else(|e| panic!("seed {seed}, round {n}: overwrites fit: {e}"));
+                }
+                b.call(Request::Sync { file: None }).await.expect("sync");
+                assert_eq!(put(&a, f, 9, len, len + 2 * BLOCK).await, Err(Errno::NoSpace), "it is full");
+                b.inode(Request::SetAttr { ino: g, set: SetAttr { size: Some(0), ..SetAttr::default() } })
+                    .await
+                    .unwrap();
+            }
+            server.stop().await.unwrap();
+        };
+        place.sim.block_on(run).unwrap();
+    }
+}
+
 fn name_of(i: u32) -> String {
     format!("f{i:05}")
 }
