@@ -36,7 +36,7 @@ use crate::kernel::structs::{LseekOut, WriteOut};
 
 use crate::{Caller, DirSink, FileSystem, GroupCache, Later, Limits, Notifier, OpenFlags, Payload, ReadSink};
 use amphi_client::{
-    Client, Ctx, Fallocate, FrontCache, Hints, OpenFile, Pending, RenameMode, Segment, Whence, XattrMode,
+    Client, Ctx, Fallocate, FrontCache, Hints, OpenFile, Pending, RenameMode, Segment, Segments, Whence, XattrMode,
 };
 use amphi_types::{Attr, Caps, Cred, Errno, Ino, Kind, Result, SetAttr};
 use deferred::Deferred;
@@ -462,14 +462,20 @@ impl FileSystem for ClientFs {
         }
         let size = sink.size();
         let pending = self.client.read(&ctx, &file, how.offset, size, hints);
-        let segments = self.wait_long(caller, pending, |later, result| match result {
+        let answer = |later: Later, result: Result<Segments>| match result {
             Ok(segments) => {
                 let parts: Vec<Segment> = segments.into_parts().collect();
                 let bytes: Vec<&[u8]> = parts.iter().map(|part| &**part).collect();
                 later.answer_data(&bytes);
             }
             Err(e) => later.answer(Err(e)),
-        })?;
+        };
+        // Nothing follows the answer to these (`read_answered`).
+        let segments = if size < LEND_MIN_BYTES && !how.into_page_cache {
+            self.wait_briefly(caller, pending, answer)?
+        } else {
+            self.wait_long(caller, pending, answer)?
+        };
         for part in segments.into_parts() {
             match part {
                 Segment::Own(buf) => sink.give(buf),

@@ -66,7 +66,7 @@ impl Default for SessionConfig {
             devices: false,
             request_max_bytes: 8 << 20,
             threads_max: 256,
-            threads_idle_max: 8,
+            threads_idle_max: 32,
             spin: Duration::ZERO,
         }
     }

@@ -1,13 +1,15 @@
 //! Asynchronous I/O of the kernel (`io_submit`) on files of the mount: several requests in flight, right bytes, errors
 //! where they belong (sanity 398p to 398s).
 
-use crate::harness::{Daemon, Place, pattern};
+use crate::harness::{Daemon, Place, counter, eventually, pattern};
 use rustix::fs::{OFlags, XattrFlags, setxattr};
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
+use std::process::{Command, Stdio};
 
 const PAGE: usize = 4096;
 const STRIPE: usize = 64 << 10;
@@ -318,4 +320,82 @@ fn a_bad_request_fails_alone() {
     unsafe { libc::munmap(nowhere, PAGE) };
     up.stop();
     place.fsck();
+}
+
+/// Threads of a mount's process that serve the kernel.
+fn serving(mount: u32) -> usize {
+    let tasks = fs::read_dir(format!("/proc/{mount}/task")).expect("a process");
+    let names = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.trim() == "amphi-fuse").count()
+}
+
+/// Threads of a process that are in the system call `number`.
+fn calling(pid: u32, number: i64) -> usize {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).expect("a process");
+    let calls = tasks.filter_map(|task| fs::read_to_string(task.ok()?.path().join("syscall")).ok());
+    calls.filter(|call| call.starts_with(&format!("{number} "))).count()
+}
+
+/// A process that is stopped until this is dropped.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn new(process: &mut Daemon) -> Stopped {
+        let pid = Pid::from_raw(process.pid() as i32).expect("a process");
+        kill_process(pid, Signal::STOP).expect("stop");
+        Stopped(pid)
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        kill_process(self.0, Signal::CONT).expect("go on");
+    }
+}
+
+/// Goal: small reads that wait for a server keep a few threads of the mount, however many they are; a killed program's read
+/// ends at once, the others get their bytes when the server goes on. Method: 200 threads read a block each while the
+/// server is stopped, another program's read is killed meanwhile; the mount's threads are counted until it has taken
+/// all reads, which the answer to a call behind them shows.
+#[test]
+fn many_small_reads_keep_few_threads() {
+    const READERS: usize = 200;
+    let place = Place::new();
+    let mut server = place.server(&["--targets", "2"]);
+    let mut mount = place.mount_at("m", &[]);
+    let path = place.path("m").join("f");
+    let bytes = pattern(7, READERS * PAGE);
+    fs::write(&path, &bytes).and_then(|()| File::open(&path)?.sync_all()).expect("write");
+    let files: Vec<File> = (0..READERS).map(|_| open(&path, OFlags::DIRECT)).collect();
+    let for_dd = open(&path, OFlags::DIRECT);
+    std::thread::scope(|threads| {
+        let stopped = Stopped::new(&mut server);
+        let files = &files;
+        let read = move |n: usize| {
+            let mut memory = amphi_env::Buf::zeroed(PAGE);
+            files[n].read_exact_at(&mut memory, (n * PAGE) as u64).map(|()| memory)
+        };
+        let readers: Vec<_> = (0..READERS).map(|n| threads.spawn(move || read(n))).collect();
+        let mut dd = Command::new("dd");
+        dd.args(["bs=4k", "count=1", "of=/dev/null"]).stdin(for_dd).stderr(Stdio::null());
+        let mut dd = dd.spawn().expect("dd");
+        let mut most = 0;
+        eventually("all read", || {
+            most = most.max(serving(mount.pid()));
+            calling(std::process::id(), libc::SYS_pread64) == READERS && calling(dd.id(), libc::SYS_read) == 1
+        });
+        assert!(counter(&place.path("m"), "open") > 0);
+        most = most.max(serving(mount.pid()));
+        assert!(most < 20, "{most} threads");
+        dd.kill().expect("kill");
+        dd.wait().expect("a killed program ends");
+        drop(stopped);
+        for (n, reader) in readers.into_iter().enumerate() {
+            let block = reader.join().expect("no panic").expect("read");
+            assert!(block[..] == bytes[n * PAGE..][..PAGE], "block {n}");
+        }
+    });
+    drop(files);
+    mount.stop();
+    server.stop();
 }
