@@ -353,10 +353,10 @@ impl Drop for Stopped {
     }
 }
 
-/// Goal: small reads that wait for a server keep a few threads of the mount, however many they are; a killed program's read
-/// ends at once, the others get their bytes when the server goes on. Method: 200 threads read a block each while the
-/// server is stopped, another program's read is killed meanwhile; the mount's threads are counted until it has taken
-/// all reads, which the answer to a call behind them shows.
+/// Goal: small reads that wait for a server keep a few threads of the mount, however many they are; a killed program's
+/// read ends at once, the others get their bytes when the server goes on. Method: 200 threads read a block each while
+/// the server is stopped, another program's read is killed meanwhile; the mount's threads are counted until it has
+/// taken all reads, which the answer to a call behind them shows.
 #[test]
 fn many_small_reads_keep_few_threads() {
     const READERS: usize = 200;

@@ -10,8 +10,8 @@
 //! back what it took before the next one begins. What grows is refused before anything of it is written.
 //!
 //! Writes that are on their way have taken new blocks and have not given back the old ones: what is free looks smaller
-//! than it is until they are done. A write waits for them before it is refused, and meanwhile no other one begins beside
-//! it: it comes after it.
+//! than it is until they are done. A write waits for them before it is refused, and meanwhile no other one begins
+//! beside it: it comes after it.
 //!
 //! Invariants: one write of a target at a time uses what is kept back, and waits for nothing else that waits for it:
 //! it holds no span when it takes its turn, and whoever has a plan waits for no turn. Each step is a record of its own,

@@ -113,9 +113,10 @@ fn overwrites_of_a_full_target_are_taken() {
     }
 }
 
-/// Goal: FEATURES S7: what fits is not refused because overwrites that are on their way hold old and new blocks at once:
-/// a file grows by all that is left, and `fallocate` takes it, while another mount overwrites. Method: a target with 30
-/// free blocks beside what is kept back; overwrites of 60 blocks and the growth arrive together, in many rounds.
+/// Goal: FEATURES S7: what fits is not refused because overwrites that are on their way hold old and new blocks at
+/// once: a file grows by all that is left, and `fallocate` takes it, while another mount overwrites. Method: a target
+/// with 30 free blocks beside what is kept back; overwrites of 60 blocks and the growth arrive together, in many
+/// rounds.
 #[test]
 fn growth_waits_for_overwrites_on_their_way() {
     for (seed, write_back) in [(125, "off"), (126, "on")] {
