@@ -34,7 +34,7 @@ impl MetaStore {
         perm::owner(cred, &inode.facts(ino))?;
         if let Some(layout) = layout {
             layout.check_asked()?;
-            let fixed = inode.kind == Kind::File && (has_data || inode.size > 0 || inode.wide);
+            let fixed = inode.kind == Kind::File && (has_data || inode.size > 0 || inode.objects.wide);
             if fixed && layout != inode.layout {
                 return Err(Errno::Busy);
             }
@@ -43,7 +43,7 @@ impl MetaStore {
         self.edit(ino, &mut dirty, |inode| {
             inode.layout = layout.unwrap_or(inode.layout);
             inode.advice = advice.map_or(inode.advice, |asked| inode.advice.with(asked));
-            inode.ctime = now;
+            inode.times.ctime = now;
         });
         self.emit(dirty, txn);
         Ok(())
@@ -53,11 +53,11 @@ impl MetaStore {
     ///
     /// Errors: `Stale`.
     pub fn accessed(&mut self, ino: Ino, atime: Timespec, txn: &mut Txn) -> Result<bool> {
-        if self.inode(ino)?.atime >= atime || atime.nsec >= 1_000_000_000 {
+        if self.inode(ino)?.times.atime >= atime || atime.nsec >= 1_000_000_000 {
             return Ok(false);
         }
         let mut dirty = Dirty::default();
-        self.edit(ino, &mut dirty, |inode| inode.atime = atime);
+        self.edit(ino, &mut dirty, |inode| inode.times.atime = atime);
         self.emit(dirty, txn);
         Ok(true)
     }
@@ -70,10 +70,10 @@ impl MetaStore {
             return Err(Errno::Inval);
         }
         let mut dirty = Dirty::default();
-        if !(inode.spread && inode.wide) {
+        if !(inode.objects.spread && inode.objects.wide) {
             self.edit(ino, &mut dirty, |inode| {
-                inode.spread = true;
-                inode.wide = true;
+                inode.objects.spread = true;
+                inode.objects.wide = true;
             });
         }
         self.emit(dirty, txn);
@@ -84,8 +84,8 @@ impl MetaStore {
     /// of a client that is ahead. Errors: `Stale`.
     pub fn time_outranks(&mut self, ino: Ino, objects: Timespec, txn: &mut Txn) -> Result<()> {
         let mut dirty = Dirty::default();
-        if objects > self.inode(ino)?.mtime_set_ctime {
-            self.edit(ino, &mut dirty, |inode| inode.mtime_set_ctime = objects);
+        if objects > self.inode(ino)?.times.mtime_set_ctime {
+            self.edit(ino, &mut dirty, |inode| inode.times.mtime_set_ctime = objects);
         }
         self.emit(dirty, txn);
         Ok(())
@@ -101,8 +101,8 @@ impl MetaStore {
         }
         let attr = inode.attr_with(ino, objects);
         let mut next = inode.clone();
-        (next.size, next.blocks, next.mtime, next.ctime) = (attr.size, attr.blocks, attr.mtime, attr.ctime);
-        next.spread = false;
+        (next.size, next.blocks, next.times.mtime, next.times.ctime) = (attr.size, attr.blocks, attr.mtime, attr.ctime);
+        next.objects.spread = false;
         let mut dirty = Dirty::default();
         if next != *inode {
             self.edit(ino, &mut dirty, |inode| *inode = next);
@@ -116,7 +116,7 @@ impl MetaStore {
     pub fn trim_done(&mut self, ino: Ino, generation: u64, txn: &mut Txn) -> Result<()> {
         let inode = self.inode(ino)?;
         let mut dirty = Dirty::default();
-        if inode.pending.trim && inode.generation == generation {
+        if inode.pending.trim && inode.objects.generation == generation {
             self.edit(ino, &mut dirty, |inode| inode.pending.trim = false);
         }
         self.emit(dirty, txn);

@@ -20,25 +20,18 @@ pub struct Pending {
     pub destroy: bool,
 }
 
-/// An inode as it is kept in memory and stored in its item.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Inode {
-    /// Kind.
-    pub kind: Kind,
-    /// Permission bits with setuid, setgid and sticky: `0o7777`.
-    pub perm: u16,
-    /// Hard links; a directory has 2 and one for each sub-directory; 0 = orphan.
-    pub nlink: u32,
-    /// Owner.
+/// Whose an inode is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InodeOwner {
+    /// User.
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// Device number of device nodes.
-    pub rdev: u32,
-    /// Length in bytes: files and symbolic links.
-    pub size: u64,
-    /// Allocated storage in units of 512 bytes, as known when the file was last settled.
-    pub blocks: u64,
+}
+
+/// Times of an inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InodeTimes {
     /// Last access.
     pub atime: Timespec,
     /// Last change of content.
@@ -49,24 +42,73 @@ pub struct Inode {
     pub btime: Timespec,
     /// Change time of the last explicit setting of mtime (or of size): objects' mtimes that are not newer lose.
     pub mtime_set_ctime: Timespec,
-    /// Layout of a file; what is made in a directory inherits it.
-    pub layout: Layout,
-    /// What the owner asked of mounts; inherited likewise.
-    pub advice: Advice,
+}
+
+impl InodeTimes {
+    /// Those of what is made now.
+    pub fn of(now: Timespec) -> InodeTimes {
+        InodeTimes { atime: now, mtime: now, ctime: now, btime: now, mtime_set_ctime: now }
+    }
+
+    /// Somebody sets mtime at `now`: objects that were written before lose.
+    pub(crate) fn set_mtime(&mut self, mtime: Timespec, now: Timespec) {
+        self.mtime = mtime;
+        self.mtime_set_ctime = now;
+    }
+}
+
+/// What an inode knows of the objects of its file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ObjectsState {
     /// Truncation generation: grows with every set size.
     pub generation: u64,
     /// Writers may have grown objects on other targets: size and mtime must be gathered until settled.
     pub spread: bool,
     /// Objects on other targets may exist: truncation and removal must visit them. Never reset.
     pub wide: bool,
-    /// Made without a name and never linked: may still get its first name.
-    pub linkable: bool,
-    /// Pending work on objects.
-    pub pending: Pending,
+}
+
+/// What an inode knows of directories.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DirState {
     /// Parent of a directory (the root's is itself); of other kinds, the directory it was made in (a hint).
     pub parent: Ino,
     /// Number of entries of a directory.
     pub entries: u64,
+}
+
+/// An inode as it is kept in memory and stored in its item: the order of the fields, and of those of its parts, is that
+/// of the bytes on the disk.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Inode {
+    /// Kind.
+    pub kind: Kind,
+    /// Permission bits with setuid, setgid and sticky: `0o7777`.
+    pub perm: u16,
+    /// Hard links; a directory has 2 and one for each sub-directory; 0 = orphan.
+    pub nlink: u32,
+    /// Whose it is.
+    pub owner: InodeOwner,
+    /// Device number of device nodes.
+    pub rdev: u32,
+    /// Length in bytes: files and symbolic links.
+    pub size: u64,
+    /// Allocated storage in units of 512 bytes, as known when the file was last settled.
+    pub blocks: u64,
+    /// When it was made, looked at and changed.
+    pub times: InodeTimes,
+    /// Layout of a file; what is made in a directory inherits it.
+    pub layout: Layout,
+    /// What the owner asked of mounts; inherited likewise.
+    pub advice: Advice,
+    /// Objects of a file.
+    pub objects: ObjectsState,
+    /// Made without a name and never linked: may still get its first name.
+    pub linkable: bool,
+    /// Pending work on objects.
+    pub pending: Pending,
+    /// Its place among directories.
+    pub dir: DirState,
     /// Target of a symbolic link.
     #[serde(with = "serde_bytes")]
     pub symlink: Box<[u8]>,
@@ -101,15 +143,15 @@ impl Inode {
             kind: self.kind,
             perm: self.perm,
             nlink: self.nlink,
-            uid: self.uid,
-            gid: self.gid,
+            uid: self.owner.uid,
+            gid: self.owner.gid,
             rdev: self.rdev,
             size,
             blocks,
-            atime: self.atime,
-            mtime: self.mtime,
-            ctime: self.ctime,
-            btime: self.btime,
+            atime: self.times.atime,
+            mtime: self.times.mtime,
+            ctime: self.times.ctime,
+            btime: self.times.btime,
         }
     }
 
@@ -119,9 +161,9 @@ impl Inode {
         if self.kind == Kind::File {
             attr.size = self.size.max(objects.size);
             attr.blocks = objects.blocks;
-            if objects.mtime > self.mtime_set_ctime {
+            if objects.mtime > self.times.mtime_set_ctime {
                 attr.mtime = objects.mtime;
-                attr.ctime = self.ctime.max(objects.mtime);
+                attr.ctime = self.times.ctime.max(objects.mtime);
             }
         }
         attr
@@ -134,11 +176,11 @@ impl Inode {
             kind: self.kind,
             perm: self.perm,
             nlink: self.nlink,
-            uid: self.uid,
-            gid: self.gid,
-            empty: self.entries == 0,
+            uid: self.owner.uid,
+            gid: self.owner.gid,
+            empty: self.dir.entries == 0,
             linkable: self.linkable,
-            parent: self.parent,
+            parent: self.dir.parent,
             layout: self.layout,
             advice: self.advice,
         }

@@ -228,7 +228,7 @@ impl MetaStore {
                 if inode.kind != *kind || inode.nlink == 0 {
                     return Err(Refusal::Conflict);
                 }
-                if inode.entries > 0 {
+                if inode.dir.entries > 0 {
                     return Err(Errno::NotEmpty.into());
                 }
             }
@@ -271,7 +271,7 @@ impl MetaStore {
     }
 
     fn apply_part(&mut self, part: &Part, now: Timespec, late: Timespec, dirty: &mut Dirty, applied: &mut Applied) {
-        let at = |inode: &Inode| if inode.ctime > now { late } else { now };
+        let at = |inode: &Inode| if inode.times.ctime > now { late } else { now };
         match part {
             Part::InsertDentry { dir, name, child, kind } => {
                 let entry = Dentry { child: *child, kind: *kind, name: name.as_bytes().into() };
@@ -290,7 +290,7 @@ impl MetaStore {
             Part::Link { ino } => self.edit(*ino, dirty, |inode| {
                 inode.nlink += 1;
                 inode.linkable = false;
-                inode.ctime = at(inode);
+                inode.times.ctime = at(inode);
             }),
             Part::Unlink { ino, kind } => {
                 #[cfg(test)]
@@ -299,7 +299,7 @@ impl MetaStore {
                 }
                 self.edit(*ino, dirty, |inode| {
                     inode.nlink = if *kind == Kind::Dir { 0 } else { inode.nlink - 1 };
-                    inode.ctime = at(inode);
+                    inode.times.ctime = at(inode);
                     if inode.nlink == 0 {
                         applied.orphaned.push(*ino);
                     }
@@ -308,12 +308,11 @@ impl MetaStore {
             Part::TouchDir { dir, links } => self.edit(*dir, dirty, |inode| {
                 let at = at(inode);
                 inode.nlink = inode.nlink.saturating_add_signed(*links);
-                inode.mtime = at;
-                inode.ctime = at;
-                inode.mtime_set_ctime = at;
+                inode.times.set_mtime(at, at);
+                inode.times.ctime = at;
             }),
-            Part::SetParent { ino, parent } => self.edit(*ino, dirty, |inode| inode.parent = *parent),
-            Part::TouchCtime { ino } => self.edit(*ino, dirty, |inode| inode.ctime = at(inode)),
+            Part::SetParent { ino, parent } => self.edit(*ino, dirty, |inode| inode.dir.parent = *parent),
+            Part::TouchCtime { ino } => self.edit(*ino, dirty, |inode| inode.times.ctime = at(inode)),
         }
     }
 
@@ -329,13 +328,13 @@ impl MetaStore {
         let Some(cookie) = self.index.free_cookie(dir, &entry.name) else { return };
         self.index.insert(dir, cookie, entry);
         dirty.mark(ItemKey::Dentry { dir, cookie });
-        self.edit(self.ino(dir), dirty, |inode| inode.entries += 1);
+        self.edit(self.ino(dir), dirty, |inode| inode.dir.entries += 1);
     }
 
     fn drop_dentry(&mut self, dir: u64, name: &[u8], dirty: &mut Dirty) {
         let Some((cookie, _)) = self.index.find(dir, name) else { return };
         self.index.remove(dir, cookie);
         dirty.mark(ItemKey::Dentry { dir, cookie });
-        self.edit(self.ino(dir), dirty, |inode| inode.entries -= 1);
+        self.edit(self.ino(dir), dirty, |inode| inode.dir.entries -= 1);
     }
 }

@@ -114,14 +114,14 @@ impl Work<'_, '_> {
         let mut kept: BTreeMap<Ino, Place> = BTreeMap::new();
         let is_directory = |ino: Ino| self.inode(ino).is_some_and(|inode| inode.kind == Kind::Dir);
         for (place, e) in entries.iter().filter(|(place, e)| is_directory(e.child) && is_directory(place.0)) {
-            let is_parent = self.inode(e.child).is_some_and(|inode| inode.parent == place.0);
+            let is_parent = self.inode(e.child).is_some_and(|inode| inode.dir.parent == place.0);
             if is_parent || !kept.contains_key(&e.child) {
                 kept.insert(e.child, *place);
             }
         }
-        if self.inode(Ino::ROOT).is_some_and(|root| root.parent != Ino::ROOT) {
+        if self.inode(Ino::ROOT).is_some_and(|root| root.dir.parent != Ino::ROOT) {
             self.steps.push("the root directory gets itself as its parent".into());
-            self.change(Ino::ROOT, |root| root.parent = Ino::ROOT);
+            self.change(Ino::ROOT, |root| root.dir.parent = Ino::ROOT);
         }
         for (place, e) in entries {
             let path = self.path(&names, place.0, &e.name);
@@ -135,7 +135,7 @@ impl Work<'_, '_> {
                 self.drop_entry(place);
                 continue;
             };
-            let (kind, parent) = (inode.kind, inode.parent);
+            let (kind, parent) = (inode.kind, inode.dir.parent);
             if kind == Kind::Dir && (e.child == Ino::ROOT || kept.get(&e.child).is_some_and(|k| *k != place)) {
                 self.steps.push(format!("the name {path} is removed: directory {} has another", e.child));
                 self.drop_entry(place);
@@ -150,7 +150,7 @@ impl Work<'_, '_> {
             }
             if kind == Kind::Dir && parent != place.0 {
                 self.steps.push(format!("directory {path} gets {} as its parent, not {parent}", place.0));
-                self.change(e.child, |inode| inode.parent = place.0);
+                self.change(e.child, |inode| inode.dir.parent = place.0);
             }
         }
     }
@@ -179,7 +179,7 @@ impl Work<'_, '_> {
         store.index.insert(dir.local(), cookie, Dentry { child: ino, kind, name });
         self.touch(dir.target(), ItemKey::Dentry { dir: dir.local(), cookie });
         if kind == Kind::Dir {
-            self.change(ino, |inode| inode.parent = dir);
+            self.change(ino, |inode| inode.dir.parent = dir);
         }
         Ok(())
     }
@@ -254,7 +254,7 @@ impl Work<'_, '_> {
             .stores
             .iter()
             .flat_map(|s| s.inodes())
-            .map(|(ino, inode)| (ino, count(ino, inode), (inode.nlink, inode.entries)))
+            .map(|(ino, inode)| (ino, count(ino, inode), (inode.nlink, inode.dir.entries)))
             .filter(|(_, wanted, has)| wanted != has)
             .map(|(ino, wanted, _)| (ino, wanted.0, wanted.1))
             .collect();
@@ -263,7 +263,7 @@ impl Work<'_, '_> {
             self.change(ino, |inode| {
                 inode.nlink = links;
                 inode.linkable &= links == 0;
-                inode.entries = entries;
+                inode.dir.entries = entries;
             });
         }
     }

@@ -38,25 +38,24 @@ fn decide(cred: &Cred, ino: Ino, inode: &Inode, set: &SetAttr, now: Timespec) ->
             return Err(Errno::FileTooBig);
         }
         next.size = size;
-        next.generation += 1;
-        next.pending.trim = inode.wide;
-        next.mtime = now;
-        next.mtime_set_ctime = now;
+        next.objects.generation += 1;
+        next.pending.trim = inode.objects.wide;
+        next.times.set_mtime(now, now);
     }
     if let Some(uid) = set.uid {
         // The owner may name himself; giving away takes a capability.
-        let may = cred.may(Caps::CHOWN) || (cred.uid == inode.uid && uid == inode.uid);
+        let may = cred.may(Caps::CHOWN) || (cred.uid == inode.owner.uid && uid == inode.owner.uid);
         if !may {
             return Err(Errno::Perm);
         }
-        next.uid = uid;
+        next.owner.uid = uid;
     }
     if let Some(gid) = set.gid {
-        let own = cred.uid == inode.uid && (cred.in_group(gid) || gid == inode.gid);
+        let own = cred.uid == inode.owner.uid && (cred.in_group(gid) || gid == inode.owner.gid);
         if !cred.may(Caps::CHOWN) && !own {
             return Err(Errno::Perm);
         }
-        next.gid = gid;
+        next.owner.gid = gid;
     }
     if let Some(bits) = set.perm {
         if !owner {
@@ -66,14 +65,14 @@ fn decide(cred: &Cred, ino: Ino, inode: &Inode, set: &SetAttr, now: Timespec) ->
             return Err(Errno::NotSupported);
         }
         next.perm = bits & 0o7777;
-        if !cred.may(Caps::FSETID) && !cred.in_group(next.gid) {
+        if !cred.may(Caps::FSETID) && !cred.in_group(next.owner.gid) {
             next.perm &= !SETGID;
         }
     } else if (set.uid.is_some() || set.gid.is_some()) && inode.kind != Kind::Dir {
-        next.perm = perm::without_suidgid(cred, next.perm, inode.gid);
+        next.perm = perm::without_suidgid(cred, next.perm, inode.owner.gid);
     }
     if set.kill_suidgid && inode.kind != Kind::Dir {
-        next.perm = perm::without_suidgid(cred, next.perm, inode.gid);
+        next.perm = perm::without_suidgid(cred, next.perm, inode.owner.gid);
     }
     for set_time in [set.atime, set.mtime].into_iter().flatten() {
         match set_time {
@@ -84,15 +83,14 @@ fn decide(cred: &Cred, ino: Ino, inode: &Inode, set: &SetAttr, now: Timespec) ->
         }
     }
     if let Some(atime) = set.atime {
-        next.atime = time(atime, now);
+        next.times.atime = time(atime, now);
     }
     if let Some(mtime) = set.mtime {
-        next.mtime = time(mtime, now);
-        next.mtime_set_ctime = now;
+        next.times.set_mtime(time(mtime, now), now);
     }
     let asked = SetAttr { kill_suidgid: false, open_for_write: false, ..*set } != SetAttr::default();
     if asked || next.perm != inode.perm {
-        next.ctime = set.ctime.unwrap_or(now);
+        next.times.ctime = set.ctime.unwrap_or(now);
     }
     Ok(next)
 }

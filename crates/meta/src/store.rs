@@ -8,6 +8,7 @@
 
 use crate::codec::{self, ItemKey, StoreRecord};
 use crate::index::DentryIndex;
+use crate::inode::{DirState, InodeOwner, InodeTimes, ObjectsState};
 use crate::part::NewInode;
 use crate::perm::{self, Want};
 use crate::{Dentry, Facts, Inode, Pending};
@@ -192,7 +193,7 @@ impl MetaStore {
 
     /// Parent of a directory. Errors: `Stale`, `NotDir`.
     pub fn parent(&self, dir: Ino) -> Result<Ino> {
-        self.dir(dir).map(|inode| inode.parent)
+        self.dir(dir).map(|inode| inode.dir.parent)
     }
 
     /// Walks from directory `from` upwards, `from` first, as far as this target owns the directories. Calls
@@ -291,25 +292,17 @@ impl MetaStore {
                 (true, Kind::Dir) => 2,
                 (true, _) => 1,
             },
-            uid: new.uid,
-            gid: new.gid,
+            owner: InodeOwner { uid: new.uid, gid: new.gid },
             rdev: new.rdev,
             size: new.symlink.len() as u64,
             blocks: 0,
-            atime: now,
-            mtime: now,
-            ctime: now,
-            btime: now,
-            mtime_set_ctime: now,
+            times: InodeTimes::of(now),
             layout: new.layout,
             advice: new.advice,
-            generation: 0,
-            spread: false,
-            wide: false,
+            objects: ObjectsState::default(),
             linkable: !new.linked,
             pending: Pending::default(),
-            parent: new.parent,
-            entries: 0,
+            dir: DirState { parent: new.parent, entries: 0 },
             symlink: new.symlink.as_slice().into(),
         };
         self.take_local(local, dirty);

@@ -34,8 +34,8 @@ impl MetaStore {
         }
         for (ino, inode) in self.inodes() {
             let entries = counts.remove(&ino).unwrap_or(0);
-            if entries != inode.entries {
-                findings.push(format!("inode {ino} says {} entries and has {entries}", inode.entries));
+            if entries != inode.dir.entries {
+                findings.push(format!("inode {ino} says {} entries and has {entries}", inode.dir.entries));
             }
             if entries > 0 && (inode.kind != Kind::Dir || inode.nlink == 0) {
                 findings.push(format!("inode {ino} has entries and is no living directory"));
@@ -73,8 +73,8 @@ pub fn verify_cluster(stores: &[&MetaStore]) -> Vec<String> {
             }
             Some(inode) if inode.kind == Kind::Dir => {
                 *subdirs.entry(dir).or_default() += 1;
-                if inode.parent != dir {
-                    findings.push(format!("directory {name:?} in {dir} has the parent {}", inode.parent));
+                if inode.dir.parent != dir {
+                    findings.push(format!("directory {name:?} in {dir} has the parent {}", inode.dir.parent));
                 }
             }
             Some(_) => {}
@@ -94,7 +94,7 @@ pub fn verify_cluster(stores: &[&MetaStore]) -> Vec<String> {
             findings.push(format!("inode {ino} has {} links and needs {wanted}", inode.nlink));
         }
     }
-    if find(Ino::ROOT).is_none_or(|root| root.kind != Kind::Dir || root.parent != Ino::ROOT) {
+    if find(Ino::ROOT).is_none_or(|root| root.kind != Kind::Dir || root.dir.parent != Ino::ROOT) {
         findings.push("there is no root directory".into());
     }
     findings.truncate(FINDINGS_MAX);

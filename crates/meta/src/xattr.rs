@@ -158,7 +158,7 @@ impl MetaStore {
         };
         let mut dirty = Dirty::default();
         dirty.mark(ItemKey::Xattr { local: ino.local(), name: name.into() });
-        self.edit(ino, &mut dirty, |inode| inode.ctime = now);
+        self.edit(ino, &mut dirty, |inode| inode.times.ctime = now);
         self.emit(dirty, txn);
     }
 }

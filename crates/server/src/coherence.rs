@@ -9,5 +9,47 @@ pub(crate) mod left_pages;
 pub(crate) mod locks;
 pub(crate) mod tokens;
 
-/// Callbacks and revocations of one target that are sent again at a time.
-pub const AGAIN_MAX: usize = 256;
+use crate::coherence::file_locks::FileLockTable;
+use crate::coherence::glimpse::Glimpses;
+use crate::coherence::left_pages::LeftPages;
+use crate::coherence::locks::Locks;
+use crate::coherence::tokens::Tokens;
+use amphi_dlm::LockLimits;
+use amphi_env::Env;
+use amphi_types::{SessionId, TargetId};
+use std::cell::RefCell;
+
+/// What clients may cache of one target, and what they are asked back.
+pub struct Coherence {
+    /// Its locks.
+    pub locks: Locks,
+    /// What clients may cache of its names and attributes.
+    pub tokens: Tokens,
+    /// Questions to those who write its objects.
+    pub glimpses: Glimpses,
+    /// Locks of applications on its files.
+    pub file_locks: FileLockTable,
+    /// What has changed under pages that mounts could not take back in time.
+    pub left_pages: RefCell<LeftPages>,
+}
+
+impl Coherence {
+    /// Nothing is granted yet. `start` is a number of this start of the target, so that what clients name by number is
+    /// not what they named before; `earlier` are sessions that may use tokens of an earlier one.
+    pub fn new<E: Env>(
+        id: TargetId,
+        start: u16,
+        limits: LockLimits,
+        env: &E,
+        earlier: impl Iterator<Item = SessionId>,
+    ) -> Coherence {
+        let clock = env.clone();
+        Coherence {
+            tokens: Tokens::new(id, limits.callback_deadline_ns, start, env.now().0, earlier),
+            locks: Locks::new(limits, start, move || clock.now().0),
+            glimpses: Glimpses::new(id, start),
+            file_locks: FileLockTable::new(),
+            left_pages: RefCell::new(LeftPages::new(u64::from(start))),
+        }
+    }
+}

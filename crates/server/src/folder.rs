@@ -200,10 +200,10 @@ pub async fn open_target<E: Env>(
     match Target::recover(env, zone.clone(), recovered, pool, deadline_ns, config.root_owner, counters.clone(), reads) {
         Ok((target, flush_rung)) => {
             env.spawn(flush_agent(env.clone(), Rc::downgrade(&target), flush_rung));
-            target.rotating.set((config.machine.is_rotating)(&path));
+            target.storage.rotating.set((config.machine.is_rotating)(&path));
             let (env, dir) = (env.clone(), config.data_dir.clone());
             let (clock, sharing) = (env.clone(), zones(&env, &dir)?.len() as u64);
-            target.below.begin(&target, move || env.free_bytes(&dir).ok(), move || clock.now().0, sharing);
+            target.storage.below.begin(&target, move || env.free_bytes(&dir).ok(), move || clock.now().0, sharing);
             Ok(target)
         }
         Err(text) => {

@@ -76,8 +76,8 @@ pub fn settle_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino:
         // Until every session has said what it has open, one may be a writer that counts on the mark.
         target.recovered().await;
         // A truncate has set its size before the objects elsewhere are cut: what they say in between is too much.
-        let _guard = target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
-        let Ok((layout, generation)) = target.meta.borrow().inode(ino).map(|i| (i.layout, i.generation)) else {
+        let _guard = target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+        let Ok((layout, generation)) = target.meta.borrow().inode(ino).map(|i| (i.layout, i.objects.generation)) else {
             return;
         };
         // What the inode says has to be on the disk.
@@ -85,17 +85,17 @@ pub fn settle_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino:
             return;
         }
         let gathered = loop {
-            let represented = target.represented.get();
+            let represented = target.reclaim.said();
             let Ok(gathered) = gather(&worker, &target, ino, &layout, None).await else { return };
-            if target.represented.get() == represented {
+            if target.reclaim.said() == represented {
                 break gathered;
             }
             // Who came back may have written meanwhile, by the mark that was there, and closed.
         };
         let mut txn = Txn::default();
         let mut meta = target.meta.borrow_mut();
-        let same = meta.inode(ino).is_ok_and(|i| i.spread && i.generation == generation && i.nlink > 0);
-        if same && !target.opens.borrow().has_writer(ino) && meta.settle(ino, &gathered, &mut txn).is_ok() {
+        let same = meta.inode(ino).is_ok_and(|i| i.objects.spread && i.objects.generation == generation && i.nlink > 0);
+        if same && !target.files.open.borrow().has_writer(ino) && meta.settle(ino, &gathered, &mut txn).is_ok() {
             drop(meta);
             target.append(txn, Order::Plain);
         }
@@ -106,7 +106,7 @@ pub fn settle_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino:
 /// written yet.
 pub async fn trim_objects<E: Env>(target: &Target<E>, cut: &Cut) -> Result<Lsn> {
     let Cut { ino, ref layout, size, generation, mtime, .. } = *cut;
-    target.left_pages.borrow_mut().changed(ino, cut.by.0, ByteRange::new(size, u64::MAX));
+    target.coherence.left_pages.borrow_mut().changed(ino, cut.by.0, ByteRange::new(size, u64::MAX));
     let mut objects: BTreeSet<ObjectId> =
         layout.stripes_on(ino, target.id).map(|stripe| ObjectId { ino, stripe }).collect();
     objects.extend(target.data.borrow().objects_of(ino).map(|(id, _)| id));
@@ -120,7 +120,7 @@ pub async fn trim_objects<E: Env>(target: &Target<E>, cut: &Cut) -> Result<Lsn> 
         }
         target.zone.reserve(0).await?;
         let span = ByteRange::new(size / BLOCK * BLOCK, u64::MAX);
-        let _span = target.spans.take(object, span, Hold::Exclusive).await;
+        let _span = target.queues.spans.take(object, span, Hold::Exclusive).await;
         target.punch_behind(object, size, generation, mtime).await?;
         let plan = target.plan(|data| data.plan_truncate(object, size, generation, Resize::Cut)).await?;
         if plan.is_noop() {
@@ -146,7 +146,7 @@ async fn make_cut<E: Env>(target: &Target<E>, objects: &BTreeSet<ObjectId>, cut:
         let mut txn = Txn::default();
         let mut data = target.data.borrow_mut();
         let mut taken: BTreeSet<ObjectId> = data.objects_of(ino).map(|(id, _)| id).collect();
-        taken.extend(target.spans.busy_objects(ino));
+        taken.extend(target.queues.spans.busy_objects(ino));
         for object in some.iter().filter(|object| !taken.contains(object)) {
             let Ok(plan) = data.plan_truncate(*object, size, generation, Resize::Cut) else { continue };
             // Nothing is freed: there was no object.
@@ -227,10 +227,10 @@ async fn stay_done<E: Env>(
 pub async fn destroy_objects<E: Env>(target: &Target<E>, ino: Ino) -> Result<()> {
     let mut objects: BTreeSet<ObjectId> = target.data.borrow().objects_of(ino).map(|(id, _)| id).collect();
     // A write that is under way may be about to make one.
-    objects.extend(target.spans.busy_objects(ino));
+    objects.extend(target.queues.spans.busy_objects(ino));
     let mut spans = Vec::new();
     for object in objects {
-        spans.push(target.spans.take(object, ByteRange::ALL, Hold::Exclusive).await);
+        spans.push(target.queues.spans.take(object, ByteRange::ALL, Hold::Exclusive).await);
     }
     loop {
         target.zone.reserve(0).await?;
@@ -260,14 +260,14 @@ pub struct Orphans {
 pub fn orphaned<E: Env>(target: &Target<E>, inos: &[Ino], txn: &mut Txn) -> Orphans {
     let mut orphans = Orphans::default();
     for &ino in inos {
-        if target.opens.borrow().is_open(ino) || !target.reclaim_pending.borrow().is_empty() {
+        if target.files.open.borrow().is_open(ino) || !target.reclaim.is_over() {
             continue;
         }
         let mut meta = target.meta.borrow_mut();
         let Ok(inode) = meta.inode(ino) else { continue };
         let mut data = target.data.borrow_mut();
-        let here = inode.kind != Kind::File || (!inode.wide && !inode.pending.destroy);
-        let idle = !target.spans.is_busy(ino);
+        let here = inode.kind != Kind::File || (!inode.objects.wide && !inode.pending.destroy);
+        let idle = !target.queues.spans.is_busy(ino);
         // An inode with a name is none of this; `remove_inode` and `begin_destroy` refuse it.
         let object = ObjectId { ino, stripe: 0 };
         if here && idle && data.extents(object).nth(SMALL_EXTENTS).is_none() {
@@ -294,7 +294,7 @@ impl Orphans {
 }
 
 fn destroy_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino, lsn: Lsn) {
-    if !target.destroying.borrow_mut().insert(ino) {
+    if !target.queues.destroying.borrow_mut().insert(ino) {
         return;
     }
     let (worker, target) = (worker.clone(), target.clone());
@@ -302,17 +302,17 @@ fn destroy_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: In
         if let Err(e) = destroy(&worker, &target, ino, lsn).await {
             tracing::error!("{}: removing inode {ino} failed: {e}; the next start tries again", target.id);
         }
-        target.destroying.borrow_mut().remove(&ino);
+        target.queues.destroying.borrow_mut().remove(&ino);
     });
 }
 
 async fn destroy<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino, lsn: Lsn) -> Result<()> {
-    let Ok((layout, wide)) = target.meta.borrow().inode(ino).map(|i| (i.layout, i.wide)) else { return Ok(()) };
+    let Ok((layout, wide)) = target.meta.borrow().inode(ino).map(|i| (i.layout, i.objects.wide)) else { return Ok(()) };
     let others = if wide { others(&layout, ino, target.id) } else { Vec::new() };
     let (gone, mut starts) = (TargetRequest::Destroy(ino), Vec::new());
     if wide {
         // A cut that is under way would make objects again. No later one begins.
-        drop(target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await);
+        drop(target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await);
         // Data elsewhere goes when it is certain that its inode does: at once, since on a full disk somebody may wait
         // for the room.
         target.zone.stable(lsn).await?;
@@ -333,12 +333,12 @@ async fn destroy<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: In
 
 /// Frees the inodes that have no name and that nobody can have open any more.
 pub fn reap_orphans<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
-    if !target.reclaim_pending.borrow().is_empty() {
+    if !target.reclaim.is_over() {
         return;
     }
     let all: Vec<Ino> = target.meta.borrow().orphans();
     for ino in all {
-        if !target.destroying.borrow().contains(&ino) {
+        if !target.queues.destroying.borrow().contains(&ino) {
             destroy_orphan(worker, target, ino);
         }
     }
@@ -348,7 +348,7 @@ pub fn reap_orphans<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
 /// operation that holds it alone may be about to give it a name, and may have promised that: then it is looked at again
 /// behind that operation.
 pub fn destroy_orphan<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino) {
-    if target.opens.borrow().is_open(ino) || !target.reclaim_pending.borrow().is_empty() {
+    if target.files.open.borrow().is_open(ino) || !target.reclaim.is_over() {
         return;
     }
     let key = NameKey::Inode(ino);
@@ -356,12 +356,12 @@ pub fn destroy_orphan<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, in
         let mut txn = Txn::default();
         orphaned(target, &[ino], &mut txn).append(worker, target, txn);
     };
-    if !target.names.is_held_alone(&key) {
+    if !target.queues.names.is_held_alone(&key) {
         return destroy(worker, target);
     }
     let (worker, target) = (worker.clone(), target.clone());
     worker.env.clone().spawn(async move {
-        let _guard = target.names.take(vec![(key, Hold::Exclusive)]).await;
+        let _guard = target.queues.names.take(vec![(key, Hold::Exclusive)]).await;
         destroy(&worker, &target);
     });
 }
@@ -374,8 +374,9 @@ pub async fn resume_pending<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E
             destroy_later(worker, target, ino, target.zone.appended_lsn());
         } else if work.trim {
             let inode = target.meta.borrow().inode(ino)?.clone();
-            let (generation, by) = (inode.generation, target.slots.borrow().truncated_by(ino, inode.generation));
-            let by = by.and_then(|session| Some((session, target.sessions.borrow().get(&session)?.start)));
+            let (generation, by) =
+                (inode.objects.generation, target.sessions.slots.borrow().truncated_by(ino, inode.objects.generation));
+            let by = by.and_then(|session| Some((session, target.sessions.begin_of(session)?)));
             let Some(by) = by else {
                 // Nobody was told that it is cut, and others may have written behind the cut since its session has
                 // ended.
@@ -383,13 +384,14 @@ pub async fn resume_pending<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E
                 settle_later(worker, target, ino);
                 continue;
             };
-            let cut = Cut { by, ino, layout: inode.layout, size: inode.size, generation, mtime: inode.mtime_set_ctime };
+            let cut =
+                Cut { by, ino, layout: inode.layout, size: inode.size, generation, mtime: inode.times.mtime_set_ctime };
             // Other servers may be down, and a promise to one of them may hold the inode: who wants it waits behind
             // this, the start does not.
             let (worker, target) = (worker.clone(), target.clone());
             let env = worker.env.clone();
             let mut cut = Box::pin(async move {
-                let _guard = target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+                let _guard = target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
                 match trim_everywhere(&worker, &target, &cut).await {
                     Ok(()) => settle_later(&worker, &target, ino),
                     Err(e) => {

@@ -94,7 +94,7 @@ struct Running<E: Env> {
 impl<E: Env> Drop for Running<E> {
     fn drop(&mut self) {
         if !self.done {
-            self.target.slots.borrow_mut().give_up(self.session, self.id);
+            self.target.sessions.slots.borrow_mut().give_up(self.session, self.id);
         }
     }
 }
@@ -149,11 +149,11 @@ pub async fn execute<E: Env>(
         objects.tell(worker, target, &mut answer);
         return (answer, payload);
     }
-    let begin = target.slots.borrow_mut().begin(session, id);
+    let begin = target.sessions.slots.borrow_mut().begin(session, id);
     match begin {
         Begin::New(kept) => {
             if let Some((ino, access)) = kept {
-                target.opens.borrow_mut().close(session, ino, access);
+                target.files.open.borrow_mut().close(session, ino, access);
                 after_close(worker, target, ino);
             }
         }
@@ -196,7 +196,7 @@ pub async fn execute<E: Env>(
     let mut answer = Answer { tokens, directory, ..Answer::of(result) };
     objects.tell(worker, target, &mut answer);
     running.done = true;
-    target.slots.borrow_mut().finish(session, id, &answer);
+    target.sessions.slots.borrow_mut().finish(session, id, &answer);
     (answer, payload)
 }
 
@@ -260,7 +260,7 @@ async fn dispatch<E: Env>(cx: &RequestCx<E>, op: Request, payload: Option<Buf>) 
         Request::LockCancel { locks } => cx.lock_cancel(&locks),
         Request::LockKept { locks } => cx.lock_kept(&locks),
         Request::GlimpseReply { id, size, mtime } => {
-            cx.target.glimpses.answer(cx.session, id, size, mtime);
+            cx.target.coherence.glimpses.answer(cx.session, id, size, mtime);
             Ok(Reply::Done)
         }
         Request::Represent { opens, locks } => cx.represent(opens, locks).await,
@@ -272,7 +272,7 @@ async fn dispatch<E: Env>(cx: &RequestCx<E>, op: Request, payload: Option<Buf>) 
         Request::FileLockTest { lock, number } => cx.file_lock_test(&lock, number).await,
         Request::FileLockClosed { ino, id } => cx.file_lock_closed(ino, id),
         Request::WriteFailedKnown { id } => {
-            cx.target.write_back.writers.acknowledged(cx.session, id);
+            cx.target.storage.write_back.writers.acknowledged(cx.session, id);
             Ok(Reply::Done)
         }
         Request::RepresentFileLocks { locks } => cx.represent_file_locks(&locks),

@@ -140,7 +140,7 @@ async fn open_worker<E: Env>(env: E, seed: WorkerSeed) -> (Rc<Worker<E>>, MeshRx
         .await
         {
             Ok(target) => {
-                env.spawn(scrub_agent(env.clone(), Rc::downgrade(&target), target.verifier.listen()));
+                env.spawn(scrub_agent(env.clone(), Rc::downgrade(&target), target.storage.verifier.listen()));
                 if let Some(read) = &config.machine.read_file {
                     env.spawn(watch_memory(env.clone(), Rc::downgrade(&target), read.clone()));
                 }
@@ -262,7 +262,7 @@ impl<E: Env> Server<E> {
                 attach(&worker, &manager, &cluster);
                 manager.begin(reports.iter().any(|h| h.cut_off)).await.map_err(disk)?;
                 let sessions = reports.first().into_iter().flat_map(|h| &h.sessions);
-                cluster.starts.borrow_mut().extend(sessions.map(|(id, record)| (*id, record.start)));
+                cluster.as_master.note_begins(sessions.map(|(id, record)| (*id, record.start)));
                 if reports.iter().any(|h| h.lost) {
                     manager.end_robbed();
                 }

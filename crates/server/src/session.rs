@@ -4,6 +4,8 @@
 //! not own: locks and tokens of a session (`coherence`), who may come in (`cluster::sessions`).
 
 pub(crate) mod in_flight;
+pub(crate) mod open_files;
 pub(crate) mod opens;
+pub(crate) mod reclaim;
 pub(crate) mod rights;
 pub(crate) mod slots;

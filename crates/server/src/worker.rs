@@ -130,7 +130,7 @@ impl<E: Env> Worker<E> {
     fn hear_of_failed_flushes(self: &Rc<Self>) {
         for target in self.targets.borrow().values() {
             let (worker, target_id) = (Rc::downgrade(self), target.id);
-            target.write_back.writers.tell_by(move |session, id, ino| {
+            target.storage.write_back.writers.tell_by(move |session, id, ino| {
                 if let Some(worker) = worker.upgrade() {
                     worker.push(session, Push::WriteFailed { target: target_id, id, ino });
                 }
@@ -357,11 +357,11 @@ impl<E: Env> Worker<E> {
 
     /// Sends the callbacks that a target's lock space asked for.
     pub fn send_callbacks(self: &Rc<Self>, target: &Target<E>) {
-        if !self.push_callbacks(&target.locks) || !target.locks.start_watch() {
+        if !self.push_callbacks(&target.coherence.locks) || !target.coherence.locks.start_watch() {
             return;
         }
         // Whoever has not answered by the deadline is evicted.
-        let (worker, locks, env) = (self.clone(), target.locks.clone(), self.env.clone());
+        let (worker, locks, env) = (self.clone(), target.coherence.locks.clone(), self.env.clone());
         self.env.spawn(async move {
             while let Some(deadline) = locks.next_deadline() {
                 let left = deadline.saturating_sub(worker.now_ns());
@@ -394,11 +394,11 @@ impl<E: Env> Worker<E> {
 
     /// Sends the revocations that a target's token space asked for, and has its deadlines watched.
     pub fn send_revocations(self: &Rc<Self>, target: &Target<E>) {
-        self.push_revocations(&target.tokens);
-        if !target.tokens.start_watch(self.now_ns(), self.tunables.callback_again_ns()) {
+        self.push_revocations(&target.coherence.tokens);
+        if !target.coherence.tokens.start_watch(self.now_ns(), self.tunables.callback_again_ns()) {
             return;
         }
-        let (worker, tokens, env) = (self.clone(), target.tokens.clone(), self.env.clone());
+        let (worker, tokens, env) = (self.clone(), target.coherence.tokens.clone(), self.env.clone());
         self.env.spawn(async move {
             loop {
                 let (late, next) = tokens.watch(worker.now_ns(), worker.tunables.callback_again_ns());

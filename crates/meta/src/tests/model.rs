@@ -181,12 +181,12 @@ impl Run {
                 continue;
             }
             let inode = store.inode(ino).map_err(|e| format!("{ino}: {e}"))?;
-            let real = (inode.kind, inode.perm, inode.uid, inode.gid, inode.size, inode.nlink);
+            let real = (inode.kind, inode.perm, inode.owner.uid, inode.owner.gid, inode.size, inode.nlink);
             let wanted = (node.kind, node.perm, node.uid, node.gid, node.size, self.reference.nlink(id));
             if real != wanted || *inode.symlink != *node.symlink {
                 return Err(format!("{ino} is {real:?} instead of {wanted:?}"));
             }
-            let real = [inode.atime, inode.mtime, inode.ctime];
+            let real = [inode.times.atime, inode.times.mtime, inode.times.ctime];
             let wanted = [node.atime, node.mtime, node.ctime];
             if real != wanted {
                 return Err(format!("{ino} has times {real:?} instead of {wanted:?}"));
@@ -203,7 +203,7 @@ impl Run {
                 if !real.eq(node.children.iter().map(|(n, c)| (n.as_slice(), self.inos[*c], kind(c)))) {
                     return Err(format!("{ino} has other entries"));
                 }
-                if inode.nlink > 0 && inode.parent != self.inos[node.parent] {
+                if inode.nlink > 0 && inode.dir.parent != self.inos[node.parent] {
                     return Err(format!("{ino} has another parent"));
                 }
             }

@@ -490,7 +490,7 @@ fn life_of_a_spread_file() {
     s.c.now = at(made + 30);
     s.c.setattr(&user, f, &SetAttr { size: Some(50), ..SetAttr::default() }).unwrap();
     let inode = s.c.stores[0].inode(f).unwrap();
-    assert_eq!((inode.generation, inode.pending), (1, Pending { trim: true, destroy: false }));
+    assert_eq!((inode.objects.generation, inode.pending), (1, Pending { trim: true, destroy: false }));
     s.c.on(f, |st, txn| st.trim_done(f, 0, txn)).unwrap();
     assert_eq!(s.c.stores[0].pending().len(), 1, "that was an older truncation");
     s.c.on(f, |st, txn| st.trim_done(f, 1, txn)).unwrap();
@@ -500,8 +500,8 @@ fn life_of_a_spread_file() {
     objects = Gathered { size: 60, mtime: at(made + 31), blocks: 8 };
     s.c.on(f, |st, txn| st.settle(f, &objects, txn)).unwrap();
     let inode = s.c.stores[0].inode(f).unwrap();
-    assert!(!inode.spread && inode.wide, "other targets keep their objects");
-    assert_eq!((inode.size, inode.mtime, inode.ctime, inode.blocks), (60, at(made + 31), at(made + 31), 8));
+    assert!(!inode.objects.spread && inode.objects.wide, "other targets keep their objects");
+    assert_eq!((inode.size, inode.times.mtime, inode.times.ctime, inode.blocks), (60, at(made + 31), at(made + 31), 8));
 }
 
 /// Goal: plans that were overtaken are told so. Method: parts whose assumptions do not hold.

@@ -7,9 +7,8 @@
 //! trying. A session that the master does not know has ended; one that it knows and this server does not has begun
 //! while this one was away.
 
-use crate::cluster::peers::{
-    ALREADY_HERE, Begun, Cluster, PeerName, PeerReply, PeerRequest, STOPPING, peer_link_config,
-};
+use crate::cluster::ended::Begun;
+use crate::cluster::peers::{ALREADY_HERE, Cluster, PeerName, PeerReply, PeerRequest, STOPPING, peer_link_config};
 use crate::cluster::sessions::{AFTER_POWER_LOSS, Eviction};
 use crate::config::ServerConfig;
 use crate::error::{ServerError, ServerErrorKind};
@@ -165,8 +164,8 @@ impl<E: Env> Cluster<E> {
     pub(crate) async fn come_in(self: &Rc<Self>, has_map: bool) -> std::result::Result<bool, ServerError> {
         let env = &self.worker.env;
         let key = self.worker.config.cluster_key()?;
-        let me = self.me.borrow().clone();
-        let name = PeerName { server: me.id, boot: self.boot, name: me.name.clone() };
+        let me = self.me.info.borrow().clone();
+        let name = PeerName { server: me.id, boot: self.me.boot, name: me.name.clone() };
         let link = |named: &[String]| {
             let mut addrs: Vec<String> = named.iter().chain(&self.worker.config.join).cloned().collect();
             let map = self.map();
@@ -176,14 +175,14 @@ impl<E: Env> Cluster<E> {
             peer_link_config(addrs, SessionId(env.rand()), &name, key.clone())
         };
         let epoch = if has_map { self.map().epoch } else { 0 };
-        let op = Request::Join { server: me.clone(), cluster: self.cluster, new_targets: 0, epoch };
+        let op = Request::Join { server: me.clone(), cluster: self.me.cluster, new_targets: 0, epoch };
         let Some(reply) = ask_master(env, link, &op, has_map.then_some(MASTER_PATIENCE)).await? else {
             return Ok(false);
         };
         let Reply::Joined { map, .. } = reply else {
             return Err(refused("the master's answer makes no sense".into()));
         };
-        if map.cluster != self.cluster || crate::cluster::map::fault(&map).is_some() {
+        if map.cluster != self.me.cluster || crate::cluster::map::fault(&map).is_some() {
             return Err(refused("the master's map makes no sense".into()));
         }
         self.follow(map);
@@ -200,11 +199,10 @@ impl<E: Env> Cluster<E> {
     /// number of what they were compared with.
     pub(crate) async fn remember(self: &Rc<Self>, reports: &[OpenReport], joined: bool) -> Result<Option<u64>> {
         for (id, record) in reports.iter().flat_map(|h| h.sessions.iter()) {
-            self.known.borrow_mut().insert(*id, record.clone());
-            self.connected.borrow_mut().insert(*id, record.start);
+            self.as_follower.remember(*id, record.clone());
         }
         // A crash may have kept a session from some of them.
-        let known: Vec<_> = self.known.borrow().iter().map(|(id, record)| (*id, record.clone())).collect();
+        let known = self.as_follower.known();
         for (target, report) in self.worker.routes.local().iter().zip(reports) {
             for (id, record) in known.iter().filter(|(id, _)| report.sessions.iter().all(|(here, _)| here != id)) {
                 self.worker.tell(*target, TargetRequest::SessionStart(*id, record.clone())).await?;
@@ -228,7 +226,7 @@ impl<E: Env> Cluster<E> {
             self.stop_here(session).await?;
         }
         let weak = Rc::downgrade(self);
-        self.manager()?.until_told(move |_| weak.upgrade().is_none_or(|cluster| cluster.evicting.get() == 0));
+        self.manager()?.until_told(move |_| weak.upgrade().is_none_or(|cluster| !cluster.as_follower.is_evicting()));
         Ok(())
     }
 
@@ -240,7 +238,7 @@ impl<E: Env> Cluster<E> {
     pub(crate) fn keep_step(self: &Rc<Self>, mut joined: bool, version: Option<u64>) {
         let weak = Rc::downgrade(self);
         let env = self.worker.env.clone();
-        self.compared.set(version);
+        self.as_follower.compared.set(version);
         self.watch_master();
         self.worker.env.spawn(async move {
             let mut beats = 0u64;
@@ -283,7 +281,7 @@ impl<E: Env> Cluster<E> {
         if epoch > self.map().epoch {
             self.refresh_map().await?;
         }
-        if self.compared.get() != Some(sessions) {
+        if self.as_follower.compared.get() != Some(sessions) {
             let heard = self.hear_sessions().await?;
             self.heard_master(sent_ns)?;
             if !self.settled_soon(heard).await {
@@ -296,7 +294,7 @@ impl<E: Env> Cluster<E> {
     /// Settles what was heard of sessions, beside the beats if it takes longer than one: what ended may wait for a
     /// server that is down, and the master and the mounts must not take this one for down, too. Whether it is done.
     async fn settled_soon(self: &Rc<Self>, heard: Heard) -> bool {
-        if self.settling.replace(true) {
+        if self.as_follower.settling.replace(true) {
             return false;
         }
         let (tell, told) = oneshot::channel();
@@ -304,10 +302,10 @@ impl<E: Env> Cluster<E> {
         self.worker.env.spawn(async move {
             let settled = cluster.settle_sessions(heard).await;
             match &settled {
-                Ok(version) => cluster.compared.set(Some(*version)),
+                Ok(version) => cluster.as_follower.compared.set(Some(*version)),
                 Err(e) => tracing::debug!("sessions could not be settled: {e}"),
             }
-            cluster.settling.set(false);
+            cluster.as_follower.settling.set(false);
             // The beat may not wait any more.
             let _ = tell.send(settled.is_ok());
         });
@@ -337,7 +335,7 @@ impl<E: Env> Cluster<E> {
     /// Asks the master for the sessions there are. Nothing more is taken here from those that have ended.
     pub(crate) async fn hear_sessions(self: &Rc<Self>) -> Result<Heard> {
         // What begins here after this is not known to have ended.
-        let before: Vec<(SessionId, u64)> = self.known.borrow().iter().map(|(id, r)| (*id, r.start)).collect();
+        let before: Vec<Begun> = self.as_follower.known().into_iter().map(|(id, r)| (id, r.start)).collect();
         let PeerReply::Sessions { version, sessions } = self.ask_soon(self.master()?, PeerRequest::Sessions).await?
         else {
             return Err(Errno::Proto);
@@ -364,26 +362,25 @@ impl<E: Env> Cluster<E> {
 
     /// A session begins here, unless it has ended already.
     pub(crate) async fn start_here(&self, session: SessionId, record: SessionRecord) -> Result<PeerReply> {
-        let before = self.known.borrow().get(&session).map(|r| r.start).filter(|start| *start != record.start);
+        let before = self.as_follower.begin_of(session).filter(|start| *start != record.start);
         if let Some(start) = before {
             self.land((session, start)).await?;
         }
-        if self.known.borrow().get(&session).is_none_or(|r| r.start != record.start) {
+        if !self.as_follower.knows((session, record.start)) {
             // Its id is not used for something else while an earlier session of it has something under way.
             self.manager()?.idle(session).await;
         }
-        let _turn = self.changing.take().await;
+        let _turn = self.as_follower.changing.take().await;
         if self.has_ended((session, record.start)) {
             return Ok(PeerReply::Done);
         }
-        let known = self.known.borrow().get(&session).map(|r| r.start);
-        match known {
+        match self.as_follower.begin_of(session) {
             Some(start) if start == record.start => return Ok(PeerReply::Done),
             None => {}
             // It ended and began again while this server did not hear of it.
             Some(start) => self.forget_targets((session, start), false).await?,
         }
-        if self.known.borrow().keys().any(|other| *other != session) {
+        if self.as_follower.knows_another(session) {
             self.grant_tokens().await?;
         }
         for target in self.worker.routes.local() {
@@ -394,7 +391,7 @@ impl<E: Env> Cluster<E> {
             }
         }
         let start = record.start;
-        self.known.borrow_mut().insert(session, record);
+        self.as_follower.begin(session, record);
         if self.has_ended((session, start)) {
             // Meanwhile.
             self.forget_targets((session, start), false).await?;
@@ -415,17 +412,17 @@ impl<E: Env> Cluster<E> {
     }
 
     fn is_known(&self, session: Begun) -> bool {
-        self.known.borrow().get(&session.0).is_some_and(|r| r.start == session.1)
+        self.as_follower.knows(session)
     }
 
     /// What a stopped session has here goes. `stopped`: its client is known to use nothing any more.
     pub(crate) async fn forget_here(&self, ended: Begun, stopped: bool) -> Result<PeerReply> {
         self.note_ended(ended);
         self.land(ended).await?;
-        let _turn = self.changing.take().await;
+        let _turn = self.as_follower.changing.take().await;
         let is_known = self.is_known(ended);
         self.forget_targets(ended, stopped).await?;
-        if stopped && !is_known && !self.known.borrow().contains_key(&ended.0) {
+        if stopped && !is_known && self.as_follower.begin_of(ended.0).is_none() {
             // The list of the sessions that there are came first, which does not say how one has ended.
             for target in self.worker.routes.local() {
                 self.worker.tell(*target, TargetRequest::SessionUsesNothing(ended.0)).await?;
@@ -463,7 +460,7 @@ impl<E: Env> Cluster<E> {
         if !stopped {
             self.note_cut_off();
         }
-        self.known.borrow_mut().remove(&ended.0);
+        self.as_follower.forget(ended.0);
         Ok(())
     }
 
@@ -473,22 +470,25 @@ impl<E: Env> Cluster<E> {
     /// Errors: why not.
     pub(crate) async fn admit_mount(self: &Rc<Self>, session: SessionId) -> std::result::Result<bool, String> {
         match self.know_session(session).await? {
-            Some(start) => Ok(self.connected.borrow_mut().insert(session, start) == Some(start)),
+            Some(start) => Ok(self.as_follower.connect(session, start)),
             None => Err("this session has ended; mount again".into()),
         }
     }
 
     /// What a mount that has been let in is told of the begin of its session (`Welcome::begun`).
     pub(crate) fn begin_of(&self, session: SessionId) -> u64 {
-        let begins = if self.is_master() { &self.starts } else { &self.connected };
-        begins.borrow().get(&session).copied().unwrap_or_default()
+        let begin = match self.is_master() {
+            true => self.as_master.begin_of(session),
+            false => self.as_follower.connected_begin_of(session),
+        };
+        begin.unwrap_or_default()
     }
 
     /// The begin of a session that is known here or to the master and has not ended.
     ///
     /// Errors: why the master does not say.
     pub(crate) async fn know_session(self: &Rc<Self>, session: SessionId) -> std::result::Result<Option<u64>, String> {
-        let start = |c: &Self| c.known.borrow().get(&session).map(|r| r.start).filter(|s| !c.has_ended((session, *s)));
+        let start = |c: &Self| c.as_follower.begin_of(session).filter(|s| !c.has_ended((session, *s)));
         if start(self).is_none() {
             self.learn_session(session).await?;
         }
@@ -509,7 +509,7 @@ impl<E: Env> Cluster<E> {
     /// Learns of a session, and of every end before it.
     async fn learn_session(self: &Rc<Self>, session: SessionId) -> std::result::Result<(), String> {
         match self.compare_sessions().await {
-            Ok(_) if self.known.borrow().contains_key(&session) => Ok(()),
+            Ok(_) if self.as_follower.begin_of(session).is_some() => Ok(()),
             Ok(_) => Err("the master does not know this session; mount there first".into()),
             Err(e) => Err(format!("the master cannot be asked about this session: {e}")),
         }
@@ -522,7 +522,7 @@ impl<E: Env> Cluster<E> {
         session: SessionId,
         record: SessionRecord,
     ) -> Result<PeerReply> {
-        if self.known.borrow().keys().any(|other| *other != session) {
+        if self.as_follower.knows_another(session) {
             self.compare_sessions().await?;
         }
         self.start_here(session, record).await
@@ -531,14 +531,14 @@ impl<E: Env> Cluster<E> {
     /// A session did not keep to the rules here: it ends here at once, and everywhere as soon as the master hears of
     /// it. So with one that was `after_power_loss` of what it was answered.
     pub(crate) fn evict_here(self: &Rc<Self>, session: SessionId, why: &str, how: Eviction) {
-        let Some(start) = self.known.borrow().get(&session).map(|r| r.start) else { return };
+        let Some(start) = self.as_follower.begin_of(session) else { return };
         let ended = (session, start);
         if self.has_ended(ended) {
             return;
         }
         self.note_ended(ended);
         let (cluster, why) = (self.clone(), why.to_string());
-        self.evicting.set(self.evicting.get() + 1);
+        self.as_follower.begin_evicting();
         self.worker.env.spawn(async move {
             // Of one that was robbed the zones know until the master does, to say it again after a kill.
             let stopped = how == Eviction::Deaf;
@@ -553,7 +553,7 @@ impl<E: Env> Cluster<E> {
                 match cluster.ask_soon(master, question).await {
                     Ok(_) => {
                         cluster.remove_here(ended, stopped).await;
-                        cluster.evicting.set(cluster.evicting.get() - 1);
+                        cluster.as_follower.end_evicting();
                         return;
                     }
                     Err(_) => cluster.worker.env.sleep(BEAT).await,

@@ -7,7 +7,7 @@
 //! hears of it by its next beat: each beat is answered with a number that changes with the sessions, and a server that
 //! sees a new one compares (`follower`).
 
-use crate::cluster::peers::{Cluster, Heard, PATIENCE, PeerReply, PeerRequest};
+use crate::cluster::peers::{Cluster, PATIENCE, PeerReply, PeerRequest};
 use crate::cluster::sessions::{Eviction, TOLD_LOOK};
 use crate::error::ServerError;
 use crate::message::TargetRequest;
@@ -36,7 +36,7 @@ impl<E: Env> Cluster<E> {
     /// Keeps the map of a server that is the master, after its targets were recovered: with what it is called now.
     pub(crate) async fn keep_map(&self, kept: bool) -> std::result::Result<(), ServerError> {
         let failed = |e: Errno| ServerError::new(crate::ServerErrorKind::Disk, format!("the map cannot be kept: {e}"));
-        let me = self.me.borrow().clone();
+        let me = self.me.info.borrow().clone();
         let mut map = self.map();
         let known = map.servers.iter_mut().find(|s| s.id == me.id);
         if let Some(known) = known.filter(|s| **s != me) {
@@ -60,9 +60,9 @@ impl<E: Env> Cluster<E> {
         epoch: u64,
     ) -> Result<Reply> {
         self.until_ready().await;
-        let _turn = self.joining.take().await;
-        if cluster != 0 && cluster != self.cluster {
-            let line = format!("its zones belong to cluster {cluster:016x}, this is {:016x}", self.cluster);
+        let _turn = self.as_master.joining.take().await;
+        if cluster != 0 && cluster != self.me.cluster {
+            let line = format!("its zones belong to cluster {cluster:016x}, this is {:016x}", self.me.cluster);
             return Ok(Reply::Refused(line));
         }
         let map = self.map();
@@ -79,13 +79,13 @@ impl<E: Env> Cluster<E> {
                 return Ok(Reply::Refused(line));
             }
             let now_ns = self.worker.now_ns();
-            if self.promised.get().is_some_and(|(other, until_ns)| other != server.id && now_ns < until_ns) {
+            if self.as_master.is_promised_to_another(server.id, now_ns) {
                 // The numbers would be the same: first come first served.
                 return Err(Errno::Again);
             }
             return Ok(match crate::cluster::map::new_targets(&map, new_targets) {
                 Ok(new_targets) => {
-                    self.promised.set(Some((server.id, now_ns + PROMISE.as_nanos() as u64)));
+                    self.as_master.promise(server.id, now_ns + PROMISE.as_nanos() as u64);
                     Reply::Joined { map, new_targets }
                 }
                 Err(line) => Reply::Refused(line),
@@ -106,9 +106,7 @@ impl<E: Env> Cluster<E> {
                 crate::cluster::map::called(&server),
                 server.targets.len()
             );
-            if self.promised.get().is_some_and(|(promised, _)| promised == server.id) {
-                self.promised.set(None);
-            }
+            self.as_master.keep_promise(server.id);
             for other in self.others().into_iter().filter(|s| s.id != server.id && self.is_up(s.id)) {
                 let (cluster, next) = (self.clone(), next.clone());
                 self.worker.env.spawn(async move {
@@ -117,7 +115,7 @@ impl<E: Env> Cluster<E> {
                 });
             }
         }
-        self.tuned.begins(server.id);
+        self.as_master.tuned.begins(server.id);
         self.hear(server.id, self.map().epoch, Vec::new());
         Ok(Reply::Joined { map: self.map(), new_targets: Vec::new() })
     }
@@ -145,21 +143,16 @@ impl<E: Env> Cluster<E> {
     }
 
     fn hear(&self, server: u64, epoch: u64, targets: Vec<TargetStatus>) {
-        let mut heard = self.heard.borrow_mut();
-        let at_ns = self.worker.now_ns();
-        let before = heard.get(&server).map(|h| h.targets.clone());
-        let targets = if targets.is_empty() { before.unwrap_or_default() } else { targets };
-        heard.insert(server, Heard { at_ns, epoch, targets });
+        self.as_master.hear(server, self.worker.now_ns(), epoch, targets);
     }
 
     fn silent(&self, server: u64) -> Duration {
-        let at = self.heard.borrow().get(&server).map_or(0, |h| h.at_ns);
-        Duration::from_nanos(self.worker.now_ns().saturating_sub(at))
+        self.as_master.silent(server, self.worker.now_ns())
     }
 
     /// Whether a server was heard of lately.
     pub(crate) fn is_up(&self, server: u64) -> bool {
-        self.heard.borrow().contains_key(&server) && self.silent(server) < DOWN_AFTER
+        self.as_master.has_heard(server) && self.silent(server) < DOWN_AFTER
     }
 
     pub(crate) async fn answer_as_master(self: &Rc<Self>, caller: u64, question: PeerRequest) -> Result<PeerReply> {
@@ -176,18 +169,18 @@ impl<E: Env> Cluster<E> {
                 let alone = self.manager()?.tell_alone(caller);
                 Ok(PeerReply::Beat {
                     epoch: self.map().epoch,
-                    sessions: self.sessions_version.get(),
+                    sessions: self.as_master.sessions_version(),
                     targets: true,
                     alone,
                 })
             }
             PeerRequest::Sessions => {
                 let sessions = self.manager()?.mounts();
-                Ok(PeerReply::Sessions { version: self.sessions_version.get(), sessions })
+                Ok(PeerReply::Sessions { version: self.as_master.sessions_version(), sessions })
             }
             PeerRequest::Evict { session: (session, start), why, how } => {
                 let (manager, after_power_loss) = (self.manager()?, how == Eviction::AfterPowerLoss);
-                if self.starts.borrow().get(&session) == Some(&start) && !manager.is_ending(session) {
+                if self.as_master.begin_of(session) == Some(start) && !manager.is_ending(session) {
                     if after_power_loss {
                         manager.disturb();
                     }
@@ -208,7 +201,7 @@ impl<E: Env> Cluster<E> {
 
     /// The sessions have changed: every server compares at its next beat.
     pub(crate) fn sessions_changed(&self) {
-        self.sessions_version.set(self.sessions_version.get().wrapping_add(1));
+        self.as_master.sessions_changed();
     }
 
     /// Tells all servers. Who does not hear it compares later.
@@ -252,7 +245,7 @@ impl<E: Env> Cluster<E> {
         if !self.is_master() {
             return;
         }
-        self.starts.borrow_mut().insert(session, record.start);
+        self.as_master.note_begins([(session, record.start)]);
         if self.worker.routes.is_shared() {
             self.tell_others(&PeerRequest::SessionStart(session, record.clone())).await;
             self.sessions_changed();
@@ -261,7 +254,7 @@ impl<E: Env> Cluster<E> {
 
     /// Nothing more is taken from a session on the other servers.
     pub(crate) async fn stop_elsewhere(self: &Rc<Self>, session: SessionId) {
-        let start = self.starts.borrow().get(&session).copied();
+        let start = self.as_master.begin_of(session);
         if let Some(start) = start.filter(|_| self.is_master() && self.worker.routes.is_shared()) {
             self.sessions_changed();
             self.tell_others(&PeerRequest::SessionStop((session, start))).await;
@@ -270,7 +263,7 @@ impl<E: Env> Cluster<E> {
 
     /// What a stopped session has on the other servers goes.
     pub(crate) async fn forget_elsewhere(self: &Rc<Self>, session: SessionId, stopped: bool) {
-        let start = self.starts.borrow_mut().remove(&session);
+        let start = self.as_master.forget_begin(session);
         if let Some(start) = start.filter(|_| self.is_master() && self.worker.routes.is_shared()) {
             self.tell_others(&PeerRequest::SessionForget((session, start), stopped)).await;
             self.sessions_changed();
@@ -296,8 +289,8 @@ impl<E: Env> Cluster<E> {
 
     /// Tells a server what was set and it may not have.
     async fn tune(self: &Rc<Self>, server: u64) -> Result<()> {
-        let _turn = self.tuned.turns(server).take().await;
-        let Some(portion) = self.tuned.missing(server) else { return Ok(()) };
+        let _turn = self.as_master.tuned.turns(server).take().await;
+        let Some(portion) = self.as_master.tuned.missing(server) else { return Ok(()) };
         for (pattern, value) in portion.values.iter().cloned() {
             match self.ask_soon(server, PeerRequest::Tune { pattern, value }).await {
                 // Of another version: it has none of this name, or other bounds.
@@ -305,19 +298,19 @@ impl<E: Env> Cluster<E> {
                 Err(e) => return Err(e),
             }
         }
-        self.tuned.told(server, &portion);
+        self.as_master.tuned.told(server, &portion);
         Ok(())
     }
 
     /// After a beat: a server that has begun a run, or was away, is told what was set.
     fn tune_behind(self: &Rc<Self>, server: u64) {
-        if self.tuned.begins_telling(server) {
+        if self.as_master.tuned.begins_telling(server) {
             let cluster = self.clone();
             self.worker.env.spawn(async move {
                 if let Err(e) = cluster.tune(server).await {
                     tracing::debug!("a server was not told of tunables: {e}");
                 }
-                cluster.tuned.ends_telling(server);
+                cluster.as_master.tuned.ends_telling(server);
             });
         }
     }
@@ -328,13 +321,12 @@ impl<E: Env> Cluster<E> {
             return Vec::new();
         }
         let (map, id) = (self.map(), self.id());
-        let heard = self.heard.borrow();
         let one = |info: ServerInfo| {
             if info.id == id {
                 return ServerStatus { info, up: true, epoch: map.epoch, silent_ms: 0, targets: own.to_vec() };
             }
             let (up, silent_ms) = (self.is_up(info.id), self.silent(info.id).as_millis() as u64);
-            let (epoch, targets) = heard.get(&info.id).map(|h| (h.epoch, h.targets.clone())).unwrap_or_default();
+            let (epoch, targets) = self.as_master.said(info.id);
             ServerStatus { info, up, epoch, silent_ms, targets }
         };
         map.servers.iter().cloned().map(one).collect()

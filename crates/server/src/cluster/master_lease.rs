@@ -89,7 +89,7 @@ impl<E: Env> Cluster<E> {
     /// `PeerRequest::Company`.
     pub(crate) async fn told_company(&self, change: u64) -> Result<PeerReply> {
         self.lease.company.set(self.lease.company.get().max(change));
-        let _turn = self.changing.take().await;
+        let _turn = self.as_follower.changing.take().await;
         self.grant_tokens().await?;
         Ok(PeerReply::Done)
     }
@@ -108,16 +108,16 @@ impl<E: Env> Cluster<E> {
     /// number of the switch by which the only mount knows that it is.
     pub(crate) async fn in_step(self: &Rc<Self>, sent_ns: u64, alone: Option<u64>) -> Result<()> {
         self.heard_master(sent_ns)?;
-        let _turn = self.changing.take().await;
+        let _turn = self.as_follower.changing.take().await;
         let (now_ns, until_ns) = (self.worker.now_ns(), sent_ns + ns(ALONE_LEASE));
         let may = alone.is_some_and(|change| change > self.lease.company.get())
-            && self.known.borrow().len() < 2
+            && self.as_follower.count() < 2
             && now_ns >= self.lease.orphans_until_ns.get()
             && now_ns < until_ns;
         if !may {
             return self.grant_tokens().await;
         }
-        debug_assert!(self.known.borrow().len() < 2, "nobody goes without tokens in company");
+        debug_assert!(self.as_follower.count() < 2, "nobody goes without tokens in company");
         let before = self.lease.alone_until_ns.replace(Some(until_ns));
         if before.is_none() {
             self.switch(false).await?;
@@ -138,7 +138,7 @@ impl<E: Env> Cluster<E> {
                 };
                 env.sleep(Duration::from_nanos(left_ns + 1)).await;
                 let Some(cluster) = weak.upgrade() else { return };
-                let _turn = cluster.changing.take().await;
+                let _turn = cluster.as_follower.changing.take().await;
                 if cluster.lease.alone_until_ns.get().is_some_and(|until_ns| until_ns <= cluster.worker.now_ns())
                     && let Err(e) = cluster.grant_tokens().await
                 {
@@ -170,7 +170,7 @@ impl<E: Env> Cluster<E> {
             loop {
                 env.sleep(BEAT).await;
                 let Some(cluster) = weak.upgrade().filter(|c| !c.closed.get()) else { return };
-                let over = cluster.silent_for() >= WITHOUT_MASTER && cluster.known.borrow().len() > 1;
+                let over = cluster.silent_for() >= WITHOUT_MASTER && cluster.as_follower.count() > 1;
                 if over && !cluster.lease.holding.get() {
                     let Ok(manager) = cluster.manager() else { return };
                     tracing::warn!("the master was not heard for {WITHOUT_MASTER:?}: mounts wait until it is");

@@ -15,9 +15,11 @@
 mod callers;
 mod links;
 
+use crate::cluster::ended::{Begun, EndedSessions};
+use crate::cluster::follower_state::FollowerState;
 use crate::cluster::master_lease::MasterLease;
+use crate::cluster::master_state::MasterState;
 use crate::cluster::sessions::{Eviction, SessionManager};
-use crate::cluster::tuned::Tuned;
 use crate::message::{TargetReply, TargetRequest};
 use crate::records::SessionRecord;
 use crate::worker::Worker;
@@ -34,7 +36,7 @@ use links::Links;
 pub use links::{PeerName, Plain, peer_link_config};
 use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::BTreeMap;
 use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
@@ -44,17 +46,12 @@ pub const PEER_CREDITS: u16 = 1024;
 /// Questions of this server to one other that wait for names there, at most; together with the promises of
 /// `OPERATIONS_MAX` operations and one wait for the lock on moving directories fewer than the credits.
 const WAITING_MAX: usize = 512;
-/// Ended sessions that a server remembers, so that what was on its way does not start one again.
-const ENDED_MAX: usize = 4096;
 /// How long a server that does not answer holds up what can do without it.
 pub const PATIENCE: Duration = Duration::from_secs(5);
 /// How often who waits for the lock on moving directories looks whether the master can be reached.
 const LOCK_LOOK: Duration = Duration::from_secs(1);
 /// Why a server that stops does not let anybody in.
 pub const STOPPING: &str = "the server is stopping";
-
-/// A session and the number of its begin: one that was ended may begin again under its old id.
-pub type Begun = (SessionId, u64);
 
 /// What servers say to each other: the body of `Request::Ask`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -126,57 +123,41 @@ pub enum PeerReply {
     },
 }
 
-/// What the master has heard of another server.
-#[derive(Clone, Debug)]
-pub(crate) struct Heard {
-    pub(crate) at_ns: u64,
-    pub(crate) epoch: u64,
-    pub(crate) targets: Vec<TargetStatus>,
+/// Which server this is.
+pub(crate) struct ServerIdentity {
+    /// As it is in the map.
+    pub(crate) info: RefCell<ServerInfo>,
+    /// Number of the cluster.
+    pub(crate) cluster: u64,
+    /// Random number of this run.
+    pub(crate) boot: u64,
+}
+
+/// Who waits to ask.
+struct QuestionTurns {
+    /// By server: questions that wait for names there.
+    names: RefCell<BTreeMap<u64, Turns>>,
+    /// For the lock on moving directories.
+    moves: Turns,
 }
 
 /// The other servers.
 pub struct Cluster<E: Env> {
     pub(crate) worker: Rc<Worker<E>>,
-    pub(crate) me: RefCell<ServerInfo>,
-    pub(crate) cluster: u64,
-    /// Random number of this run.
-    pub(crate) boot: u64,
+    pub(crate) me: ServerIdentity,
     map: RefCell<ClusterMap>,
     links: Links<E>,
+    asking: QuestionTurns,
     pub(crate) callers: Callers,
     manager: RefCell<Weak<SessionManager<E>>>,
     /// The targets may be asked.
     ready: Cell<bool>,
     pub(crate) closed: Cell<bool>,
-    /// At the others: sessions that ended here and of which the master has not heard.
-    pub(crate) evicting: Cell<usize>,
-    waiting: RefCell<BTreeMap<u64, Turns>>,
-    moving: Turns,
-    /// At the master: what it heard of whom.
-    pub(crate) heard: RefCell<BTreeMap<u64, Heard>>,
-    /// At the master: changes with every session.
-    pub(crate) sessions_version: Cell<u64>,
-    /// At the master: one server comes in at a time.
-    pub(crate) joining: Turns,
-    /// At the master: the server that has numbers of new targets and has not come with them yet, and until when, ns.
-    pub(crate) promised: Cell<Option<(u64, u64)>>,
-    /// At the master: what was set of the tunables.
-    pub(crate) tuned: Tuned,
-    /// At the others: sessions that this server knows.
-    pub(crate) known: RefCell<BTreeMap<SessionId, SessionRecord>>,
-    /// At the others: to which begin of a session its last connection belonged.
-    pub(crate) connected: RefCell<BTreeMap<SessionId, u64>>,
-    /// At the others: sessions begin and end, and tokens are granted or not, one after the other.
-    pub(crate) changing: Turns,
-    /// At the others: the number of the master's sessions that were last compared with, and whether that is under way
-    /// beside the beats.
-    pub(crate) compared: Cell<Option<u64>>,
-    pub(crate) settling: Cell<bool>,
+    pub(crate) as_master: MasterState,
+    pub(crate) as_follower: FollowerState,
     /// At the others: whether tokens are granted, and how lately the master was heard.
     pub(crate) lease: MasterLease,
-    /// At the master: the begin of each session.
-    pub(crate) starts: RefCell<BTreeMap<SessionId, u64>>,
-    ended: RefCell<(BTreeSet<Begun>, VecDeque<Begun>)>,
+    ended: EndedSessions,
 }
 
 impl<E: Env> Peers for Cluster<E> {
@@ -191,31 +172,18 @@ impl<E: Env> Cluster<E> {
         let boot = worker.env.rand() | 1;
         worker.routes.follow(map.pool(), map.epoch);
         Rc::new(Cluster {
-            cluster: map.cluster,
+            me: ServerIdentity { info: RefCell::new(me), cluster: map.cluster, boot },
             links: Links::default(),
+            asking: QuestionTurns { names: RefCell::default(), moves: Turns::new(1) },
             callers: Callers::new(connections),
             manager: RefCell::new(Weak::new()),
-            me: RefCell::new(me),
             map: RefCell::new(map),
-            boot,
             ready: Cell::new(false),
             closed: Cell::new(false),
-            evicting: Cell::new(0),
-            waiting: RefCell::default(),
-            moving: Turns::new(1),
-            heard: RefCell::default(),
-            sessions_version: Cell::new(boot),
-            joining: Turns::new(1),
-            promised: Cell::new(None),
-            tuned: Tuned::default(),
-            known: RefCell::default(),
-            connected: RefCell::default(),
-            changing: Turns::new(1),
-            compared: Cell::default(),
-            settling: Cell::default(),
+            as_master: MasterState::new(boot),
+            as_follower: FollowerState::default(),
             lease: MasterLease::default(),
-            starts: RefCell::default(),
-            ended: RefCell::default(),
+            ended: EndedSessions::default(),
             worker,
         })
     }
@@ -241,7 +209,7 @@ impl<E: Env> Cluster<E> {
 
     /// Its number.
     pub fn id(&self) -> u64 {
-        self.me.borrow().id
+        self.me.info.borrow().id
     }
 
     /// The targets have been recovered: questions of others are answered.
@@ -266,7 +234,7 @@ impl<E: Env> Cluster<E> {
         if map.epoch <= self.map.borrow().epoch {
             return Ok(());
         }
-        if map.cluster != self.cluster || crate::cluster::map::fault(&map).is_some() {
+        if map.cluster != self.me.cluster || crate::cluster::map::fault(&map).is_some() {
             return Err(Errno::Proto);
         }
         let keeper = self.worker.routes.local().first().copied().unwrap_or_default();
@@ -320,7 +288,8 @@ impl<E: Env> Cluster<E> {
             | TargetRequest::View { asker: Some(_), .. }
             | TargetRequest::Open { .. }
             | TargetRequest::Ancestors { .. } => {
-                let turns = self.waiting.borrow_mut().entry(server).or_insert_with(|| Turns::new(WAITING_MAX)).clone();
+                let turns =
+                    self.asking.names.borrow_mut().entry(server).or_insert_with(|| Turns::new(WAITING_MAX)).clone();
                 (Lane::Normal, Some(turns.take().await))
             }
             _ => (Lane::Urgent, None),
@@ -332,7 +301,7 @@ impl<E: Env> Cluster<E> {
     async fn ask_move_lock(self: &Rc<Self>, server: u64, target: TargetId) -> Result<TargetReply> {
         let link = self.link_to(server).await?;
         let mut lock = pin!(async {
-            let turn = self.moving.take().await;
+            let turn = self.asking.moves.take().await;
             let (sender, receiver) = oneshot::channel();
             let cluster = self.clone();
             self.worker.env.spawn(async move {
@@ -497,20 +466,13 @@ impl<E: Env> Cluster<E> {
 
     /// Remembers that a session has ended.
     pub(crate) fn note_ended(&self, session: Begun) {
-        let (set, order) = &mut *self.ended.borrow_mut();
-        if set.insert(session) {
-            order.push_back(session);
-        }
-        if order.len() > ENDED_MAX
-            && let Some(oldest) = order.pop_front()
-        {
-            set.remove(&oldest);
-            self.connected.borrow_mut().retain(|id, start| (*id, *start) != oldest);
+        if let Some(oldest) = self.ended.note(session) {
+            self.as_follower.forget_connection(oldest);
         }
     }
 
     pub(crate) fn has_ended(&self, session: Begun) -> bool {
-        self.ended.borrow().0.contains(&session)
+        self.ended.has(session)
     }
 
     /// The server stops: nobody is let in, nothing is asked any more.

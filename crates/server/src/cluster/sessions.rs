@@ -1,24 +1,28 @@
 //! `SessionManager`: clients and their sessions, as the worker with the connections sees them.
 //!
-//! Owns: who may come in, which session has which connection, how long a session that has gone is kept, eviction,
-//! and the requests that concern the whole server. Does not own: what a target knows of a session (`session`).
+//! Owns: who may come in (`admission`), which session has which connection, how long a session that has gone is kept,
+//! eviction, and the requests that concern the whole server. Does not own: what a target knows of a session
+//! (`session`).
 //!
 //! A session is logged on every target before its client is welcomed. It starts at target 0 last and ends there first:
 //! after a crash in between, what target 0 does not know is ended everywhere. A mount that is not the only one is
 //! welcomed when all others know of company (`company`). All this is the master's; other servers let in whom it knows
 //! (`follower`).
 //!
-//! Bound: one entry for each mount session that has not ended, at most `MOUNTS_MAX`, and one for each administrator
-//! connected.
+//! Bound: one entry for each mount session that has not ended, at most `admission::MOUNTS_MAX`, and one for each
+//! administrator connected.
 
+mod admission;
 mod clocks;
 mod company;
 mod deaf;
 mod ending;
+mod entry;
+mod executing;
 mod trust;
 mod whole;
 
-use crate::cluster::peers::{Cluster, PEER_CREDITS, STOPPING};
+use crate::cluster::peers::Cluster;
 use crate::coherence::glimpse;
 use crate::dispatch;
 use crate::message::TargetRequest;
@@ -26,19 +30,20 @@ use crate::records::SessionRecord;
 use crate::tunables::Tunable;
 use crate::worker::Worker;
 use crate::worker::above::Clients;
+use admission::AdmissionState;
 use amphi_env::Env;
 use amphi_transport::{ConnId, Connections, Handler, Incoming, Peer};
 use amphi_types::{Errno, Result, SessionId, TargetId};
-use amphi_wire::slots::{NORMAL_CREDITS, URGENT_CREDITS};
-use amphi_wire::{Answer, Hello, Push, ROTATING_MAX, Reply, Request, Role, VERSION, Welcome};
+use amphi_wire::{Answer, Hello, Push, ROTATING_MAX, Reply, Request, Role, Welcome};
 use company::Rule;
 pub use deaf::Eviction;
 pub use ending::{AFTER_POWER_LOSS, TOLD_LOOK, end_everywhere};
-use trust::Owner;
+use entry::{Entry, State};
+use executing::Executing;
 
 use futures_channel::oneshot;
-use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque, btree_map};
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::rc::Rc;
 use std::task::{Context, Waker};
@@ -48,58 +53,18 @@ use std::time::Duration;
 const FINISH: Duration = Duration::from_secs(20);
 /// How often it looks.
 const LOOK: Duration = Duration::from_millis(1);
-/// Most mounts: each may hold the credits' worth of requests and 131,072 tokens of a target.
-const MOUNTS_MAX: usize = 1024;
-/// A new mount is told after this time that others did not answer: shorter than its patience with one attempt [5 s].
-const ADMISSION: Duration = Duration::from_secs(4);
 /// How often a session without a connection is looked at: whether its process has ended.
 const HOLDER_LOOK: Duration = Duration::from_secs(1);
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum State {
-    /// Being logged on the targets.
-    Starting,
-    /// Its client may come and go.
-    Alive,
-    /// Being removed from the targets.
-    Ending,
-    /// Removed from the targets here; other servers may still have something of it.
-    EndingElsewhere,
-}
-
-impl State {
-    fn is_ending(self) -> bool {
-        matches!(self, State::Ending | State::EndingElsewhere)
-    }
-}
-
-struct Entry {
-    name: String,
-    role: Role,
-    owner: Owner,
-    state: State,
-    conn: Option<ConnId>,
-    /// Counts connections and departures, so that a timer knows whether it is still about the same departure.
-    epoch: u64,
-    /// The last switch between alone and company that the mount has said it knows.
-    known: u64,
-    /// When it was last told of one, monotonic ns.
-    asked_ns: u64,
-    /// When it said last that it is at it, monotonic ns.
-    kept_ns: u64,
-    /// When it was last welcomed or left, monotonic ns.
-    heard_ns: u64,
-    /// A task sees to it that it answers; it was asked more meanwhile.
-    watched: bool,
-    asked_again: bool,
-}
-
-impl Entry {
-    fn new(name: &str, role: Role, state: State, now_ns: u64) -> Entry {
-        let (owner, conn, epoch, known, asked_ns) = (Owner::Unknown, None, 0, 0, 0);
-        let (kept_ns, heard_ns, watched, asked_again, name) = (0, now_ns, false, false, name.into());
-        Entry { name, role, owner, state, conn, epoch, known, asked_ns, kept_ns, heard_ns, watched, asked_again }
-    }
+/// What a server says of itself.
+struct ServerFacts {
+    /// Number of the cluster.
+    cluster: u64,
+    /// Random number of this run.
+    boot: u64,
+    started_ns: u64,
+    /// Targets of this server on rotating storage, as many as are told.
+    rotating: Vec<TargetId>,
 }
 
 /// Clients of a server.
@@ -108,23 +73,11 @@ pub struct SessionManager<E: Env> {
     /// The other servers.
     cluster: RefCell<Option<Rc<Cluster<E>>>>,
     connections: Rc<Connections>,
+    facts: ServerFacts,
     sessions: RefCell<BTreeMap<SessionId, Entry>>,
-    /// Id of the cluster.
-    id: u64,
-    boot: u64,
-    started_ns: u64,
-    /// Sessions of mounts that have been started.
-    mounts_started: Cell<u64>,
-    /// Targets of this server on rotating storage, as many as are told.
-    rotating: Vec<TargetId>,
-    closed: Cell<bool>,
-    /// Mounts have to wait: the server is not in its cluster yet.
-    held: Cell<bool>,
-    /// They have to wait: power was lost, and not all have been told.
-    after_power_loss: Cell<bool>,
-    running: Cell<u64>,
-    /// Requests of mounts that are being executed, by session.
-    busy: RefCell<BTreeMap<SessionId, u64>>,
+    /// Who is let in.
+    admission: AdmissionState,
+    executing: Executing,
     /// Whether there is one mount or several.
     rule: Rule,
     /// Who waits for a change of the table of sessions.
@@ -161,20 +114,14 @@ impl<E: Env> SessionManager<E> {
         let ids: Vec<SessionId> = sessions.keys().copied().collect();
         let rotates = |t: &&TargetId| (worker.config.machine.is_rotating)(&worker.config.zone_path(t.0));
         let rotating = worker.routes.local().iter().filter(rotates).take(ROTATING_MAX).copied().collect();
+        let facts = ServerFacts { cluster: id, boot: worker.env.rand() | 1, started_ns: worker.now_ns(), rotating };
         let manager = Rc::new(SessionManager {
             cluster: RefCell::new(None),
-            id,
-            boot: worker.env.rand() | 1,
-            started_ns: worker.now_ns(),
-            mounts_started: Cell::new(0),
-            rotating,
             connections,
+            facts,
             sessions: RefCell::new(sessions),
-            closed: Cell::new(false),
-            held: Cell::new(false),
-            after_power_loss: Cell::new(false),
-            running: Cell::new(0),
-            busy: RefCell::default(),
+            admission: AdmissionState::default(),
+            executing: Executing::default(),
             rule: Rule::new(worker.env.wall().sec.max(0) as u64, now_ns),
             watchers: RefCell::default(),
             deaf: RefCell::default(),
@@ -195,17 +142,17 @@ impl<E: Env> SessionManager<E> {
 
     /// Whether mounts have to wait.
     pub fn hold_mounts(&self, held: bool) {
-        self.held.set(held);
+        self.admission.hold(held);
     }
 
     /// Nobody is let in from now on.
     pub fn close(&self) {
-        self.closed.set(true);
+        self.admission.close();
     }
 
     /// Requests that are being executed.
     pub fn running(&self) -> u64 {
-        self.running.get()
+        self.executing.count()
     }
 
     /// Ends every connection of a session.
@@ -241,7 +188,7 @@ impl<E: Env> SessionManager<E> {
         let sessions = self.sessions.borrow();
         let mounts = sessions.iter().filter(|(_, e)| e.role == Role::Mount && !e.state.is_ending());
         let cluster = self.cluster();
-        let start = |id| cluster.as_ref().and_then(|c| c.starts.borrow().get(id).copied());
+        let start = |id: &SessionId| cluster.as_ref().and_then(|c| c.as_master.begin_of(*id));
         mounts.filter_map(|(id, e)| Some((*id, SessionRecord { name: e.name.clone(), start: start(id)? }))).collect()
     }
 
@@ -273,19 +220,8 @@ impl<E: Env> SessionManager<E> {
     /// Waits until nothing of a session is being executed, at most `FINISH`: it begins again under its id.
     pub async fn idle(&self, session: SessionId) {
         let until = self.worker.env.now() + FINISH;
-        while self.busy.borrow().contains_key(&session) && self.worker.env.now() < until {
+        while self.executing.has(session) && self.worker.env.now() < until {
             self.worker.env.sleep(LOOK).await;
-        }
-    }
-
-    fn admit_server(&self, hello: &Hello) -> std::result::Result<bool, String> {
-        match self.cluster().filter(|c| !c.closed.get()) {
-            Some(cluster) => {
-                let (known, moves) = cluster.callers.admit(hello)?;
-                cluster.unlock_moves(moves);
-                Ok(known)
-            }
-            None => Err(STOPPING.into()),
         }
     }
 
@@ -297,116 +233,6 @@ impl<E: Env> SessionManager<E> {
     /// How long a session that has gone is kept.
     pub fn grace(&self) -> Duration {
         Duration::from_millis(self.worker.tunables.get(Tunable::SessionGraceMs))
-    }
-
-    /// Lets a client in. Says whether its session was known.
-    async fn admit(self: &Rc<Self>, hello: &Hello) -> std::result::Result<bool, String> {
-        if self.closed.get() {
-            return Err(STOPPING.into());
-        }
-        while self.held.get() || (self.after_power_loss.get() && hello.role == Role::Mount) {
-            self.worker.env.sleep(LOOK).await;
-        }
-        if let Some(member) = self.cluster().filter(|c| hello.role == Role::Mount && !c.is_master()) {
-            let resumed = member.admit_mount(hello.session).await?;
-            let now_ns = self.worker.now_ns();
-            let mut sessions = self.sessions.borrow_mut();
-            sessions.entry(hello.session).or_insert_with(|| Entry::new(&hello.name, Role::Mount, State::Alive, now_ns));
-            return Ok(resumed);
-        }
-        let now_ns = self.worker.now_ns();
-        match hello.role {
-            Role::Admin => {
-                let entry = Entry::new(&hello.name, Role::Admin, State::Alive, now_ns);
-                let mut sessions = self.sessions.borrow_mut();
-                if sessions.get(&hello.session).is_some_and(|e| e.role == Role::Mount) {
-                    return Err("this session is that of a mount".into());
-                }
-                sessions.insert(hello.session, entry);
-                return Ok(false);
-            }
-            Role::Server => return Err("this server takes no servers".into()),
-            Role::Mount => {}
-        }
-        if let Some(entry) = self.sessions.borrow_mut().get_mut(&hello.session) {
-            return match entry.state {
-                State::Alive if entry.role == Role::Mount => {
-                    entry.name = hello.name.clone();
-                    entry.heard_ns = now_ns;
-                    Ok(true)
-                }
-                State::Alive => Err("this session is that of an administrator".into()),
-                State::Starting => Err("this session is just being started".into()),
-                State::Ending | State::EndingElsewhere => Err("this session has just been ended; mount again".into()),
-            };
-        }
-        let mounts = self.sessions.borrow().values().filter(|e| e.role == Role::Mount).count();
-        if mounts >= MOUNTS_MAX {
-            return Err(format!("{mounts} mounts use this file system, which is the most; unmount one of them first"));
-        }
-        let entry = Entry::new(&hello.name, Role::Mount, State::Starting, now_ns);
-        self.sessions.borrow_mut().insert(hello.session, entry);
-        // A task of its own, because the handshake may end before it.
-        let (sender, mut receiver) = oneshot::channel();
-        let (manager, hello) = (self.clone(), hello.clone());
-        self.worker.env.spawn(async move {
-            let result = manager.begin_session(&hello, mounts > 0, || sender.is_canceled()).await;
-            drop(sender.send(result));
-        });
-        match amphi_env::timeout(&self.worker.env, ADMISSION, &mut receiver).await {
-            Some(result) => result.unwrap_or_else(|_| Err(STOPPING.into())).map(|()| false),
-            // A server that has just gone is waited for longer than a mount waits for its welcome.
-            None if mounts == 0 => Err("the session is just being started; try again".into()),
-            None => {
-                drop(receiver);
-                self.rule.wanted(self.worker.now_ns());
-                self.ring();
-                Err("another mount has not answered yet that it knows of this one; try again".into())
-            }
-        }
-    }
-
-    async fn begin_session(
-        self: &Rc<Self>,
-        hello: &Hello,
-        company: bool,
-        given_up: impl Fn() -> bool,
-    ) -> std::result::Result<(), String> {
-        let started = async {
-            if company {
-                self.join_company(hello.session, &given_up).await?;
-            }
-            if given_up() {
-                return Err("the client has gone".into());
-            }
-            self.start(hello).await.map_err(|e| format!("the session could not be recorded: {e}"))
-        };
-        if let Err(e) = started.await {
-            self.remove(hello.session);
-            self.cluster().inspect(|c| c.sessions_changed());
-            return Err(e);
-        }
-        if let Some(entry) = self.sessions.borrow_mut().get_mut(&hello.session).filter(|e| e.state == State::Starting) {
-            self.mounts_started.set(self.mounts_started.get() + 1);
-            entry.state = State::Alive;
-            entry.heard_ns = self.worker.now_ns();
-        }
-        self.ring();
-        // Until its connection is up, the session counts as gone.
-        self.keep_for_grace(hello.session, 0);
-        Ok(())
-    }
-
-    async fn start(self: &Rc<Self>, hello: &Hello) -> Result<()> {
-        let record = SessionRecord { name: hello.name.clone(), start: self.worker.env.rand() };
-        if let Some(cluster) = self.cluster() {
-            cluster.start_elsewhere(hello.session, &record).await;
-        }
-        for target in self.worker.routes.local().iter().rev() {
-            let question = TargetRequest::SessionStart(hello.session, record.clone());
-            self.worker.tell(*target, question).await?;
-        }
-        Ok(())
     }
 }
 
@@ -432,59 +258,6 @@ impl<E: Env> Handler for SessionHandler<E> {
 }
 
 impl<E: Env> SessionManager<E> {
-    async fn welcome(self: &Rc<Self>, hello: &Hello, peer: &Peer) -> std::result::Result<Welcome, String> {
-        trust::may_come(hello, peer, self.sessions.borrow().get(&hello.session))?;
-        if self.was_deaf(hello.session) {
-            return Err("this session has been ended because it did not answer; mount again".into());
-        }
-        if hello.role != Role::Server && self.cluster().is_some_and(|c| c.callers.is_caller(hello.session)) {
-            return Err("this session is a server's".into());
-        }
-        // The master has looked at the clock of a mount already.
-        if hello.role == Role::Server || self.cluster().is_none_or(|c| c.is_master()) {
-            clocks::agree(hello, self.worker.env.wall())?;
-        }
-        let (resumed, normal_credits, urgent_credits) = match hello.role {
-            // To a run of its own that it does not know yet, another server says everything again.
-            Role::Server => {
-                let known = self.admit_server(hello)?;
-                (known || ![0, self.boot].contains(&hello.last_boot), PEER_CREDITS, PEER_CREDITS)
-            }
-            _ => (self.admit(hello).await?, NORMAL_CREDITS, URGENT_CREDITS),
-        };
-        if let Some(entry) = self.sessions.borrow_mut().get_mut(&hello.session) {
-            // It may have begun while this client was waiting.
-            trust::may_come(hello, peer, Some(entry))?;
-            if entry.owner == Owner::Unknown {
-                entry.owner = Owner::of(peer);
-            }
-        }
-        let token_ms = self.worker.tunables.get(Tunable::TokenMs);
-        if hello.role == Role::Mount {
-            // Said and noted in one step: later switches are told to the connection.
-            self.rule.lend(token_ms);
-            if let Some(entry) = self.sessions.borrow_mut().get_mut(&hello.session).filter(|_| !resumed) {
-                entry.known = self.rule.change();
-            }
-            self.look_alone();
-        }
-        Ok(Welcome {
-            version: VERSION,
-            boot: self.boot,
-            cluster: self.id,
-            resumed,
-            begun: self.cluster().filter(|_| hello.role == Role::Mount).map_or(0, |c| c.begin_of(hello.session)),
-            normal_credits,
-            urgent_credits,
-            pool: self.worker.pool(),
-            token_ms: token_ms as u32,
-            alone: self.rule.is_alone(),
-            map_epoch: self.worker.routes.epoch(),
-            mounts: self.mounts_started.get(),
-            rotating: self.rotating.clone(),
-        })
-    }
-
     fn connected(self: &Rc<Self>, session: SessionId, role: Role, conn: ConnId) {
         if role == Role::Server {
             if let Some(cluster) = self.cluster() {
@@ -557,10 +330,10 @@ impl<E: Env> SessionManager<E> {
         );
         if whole {
             let manager = self.clone();
-            self.running.set(self.running.get() + 1);
+            self.executing.begin(None);
             self.worker.env.spawn(async move {
                 manager.serve(incoming).await;
-                manager.running.set(manager.running.get() - 1);
+                manager.executing.end(None);
             });
             return;
         }
@@ -574,8 +347,7 @@ impl<E: Env> SessionManager<E> {
             self.connections.reply(incoming.route, answer, None);
             return;
         }
-        self.running.set(self.running.get() + 1);
-        *self.busy.borrow_mut().entry(incoming.session).or_default() += 1;
+        self.executing.begin(Some(incoming.session));
         let until_ns = incoming.deadline.map(|d| self.worker.now_ns().saturating_add(d.as_nanos() as u64));
         let manager = self.clone();
         let mut request = Box::pin(async move {
@@ -587,13 +359,7 @@ impl<E: Env> SessionManager<E> {
             }
             let (answer, payload) = dispatch::call(&manager.worker, session, id, call, payload, until_ns).await;
             manager.connections.reply(route, answer, payload);
-            manager.running.set(manager.running.get() - 1);
-            if let btree_map::Entry::Occupied(mut busy) = manager.busy.borrow_mut().entry(session) {
-                *busy.get_mut() -= 1;
-                if *busy.get() == 0 {
-                    busy.remove();
-                }
-            }
+            manager.executing.end(Some(session));
         });
         // What needs neither the disk nor another worker is answered here, without a task of its own.
         if request.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {

@@ -7,7 +7,6 @@
 //! wait or a lock is dropped ends at the time of the drop: with an earlier one, whoever is called back then would be
 //! overdue before it was asked.
 
-use crate::coherence::AGAIN_MAX;
 use amphi_dlm::{
     Action, GroupId, Growth, LockCounts, LockId, LockLimits, LockRequest, LockSpace, Mode, Owner, Refusal,
 };
@@ -17,6 +16,9 @@ use futures_channel::oneshot;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+
+/// Callbacks and revocations of one target that are sent again at a time.
+pub const AGAIN_MAX: usize = 256;
 
 /// A lock as granted.
 #[derive(Clone, Copy, Debug)]

@@ -8,7 +8,7 @@
 //! one look at a flag. A change that began then was announced to nobody, so nothing is granted until the last of these
 //! has ended.
 
-use crate::coherence::AGAIN_MAX;
+use crate::coherence::locks::AGAIN_MAX;
 use amphi_dlm::{ChangeId, Changed, Revoke, RevokeId, SessionEnd, TokenAction, TokenKey, TokenLimits, TokenSpace};
 use amphi_types::{Ino, SessionId, TargetId};
 use amphi_wire::{Push, TokenGrant};

@@ -79,7 +79,7 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
             Ok(TargetReply::Done)
         }
         TargetRequest::StableSince(starts) => {
-            if starts != target.starts {
+            if starts != target.place.starts {
                 return Err(Errno::Stale);
             }
             target.zone.became_stable(target.zone.appended_lsn()).await?;
@@ -92,9 +92,9 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
         TargetRequest::MoveCheck(number) => Ok(TargetReply::Outcome(two_phase::has_move_lock(target, number))),
         TargetRequest::Trim(cut) => trim(target, &cut).await,
         TargetRequest::Destroy(ino) => {
-            target.rights.borrow_mut().forget_file(ino);
+            target.files.rights.borrow_mut().forget_file(ino);
             objects::destroy_objects(target, ino).await?;
-            Ok(TargetReply::DoneAt(target.starts))
+            Ok(TargetReply::DoneAt(target.place.starts))
         }
         TargetRequest::Objects(ino, None) => Ok(TargetReply::Objects(target.gathered(ino))),
         TargetRequest::Objects(ino, Some(asker)) => {
@@ -102,43 +102,40 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
             Ok(TargetReply::Objects(objects::glimpse::gathered_with_writers(worker, target, ino, asker).await))
         }
         TargetRequest::Company(on, number) => {
-            target.tokens.switch(on, number);
+            target.coherence.tokens.switch(on, number);
             Ok(TargetReply::Done)
         }
-        TargetRequest::Absent => Ok(TargetReply::Sessions(target.reclaim_pending.borrow().iter().copied().collect())),
+        TargetRequest::Absent => Ok(TargetReply::Sessions(target.reclaim.pending())),
         TargetRequest::PushAgain(session) => {
-            target.locks.push_again(session);
+            target.coherence.locks.push_again(session);
             worker.send_callbacks(target);
-            target.tokens.push_again(session);
+            target.coherence.tokens.push_again(session);
             worker.send_revocations(target);
-            for push in target.glimpses.unanswered(session) {
+            for push in target.coherence.glimpses.unanswered(session) {
                 worker.push(session, push);
             }
-            target.write_back.writers.send(session);
+            target.storage.write_back.writers.send(session);
             Ok(TargetReply::Done)
         }
         TargetRequest::SessionStart(session, record) => start_session(target, session, record).await,
         TargetRequest::SessionStop(session) => {
-            if let Some(record) = target.sessions.borrow_mut().remove(&session) {
-                target.stopped.borrow_mut().insert(session, record.start);
-            }
+            target.sessions.stop(session);
             Ok(TargetReply::Done)
         }
         TargetRequest::SessionLanded(session) => {
-            target.in_flight.landed(session).await;
+            target.queues.in_flight.landed(session).await;
             Ok(TargetReply::Done)
         }
         TargetRequest::SessionAbsent(session) => {
-            if target.sessions.borrow().len() > 1 {
+            if target.sessions.count() > 1 {
                 // Others may have what it held from now on.
-                target.reclaim_eligible.borrow_mut().remove(&session);
-                target.reclaim_done.borrow_mut().remove(&session);
+                target.reclaim.forget(session);
             }
             ops::present(worker, target, session);
             Ok(TargetReply::Done)
         }
         TargetRequest::SessionUsesNothing(session) => {
-            target.tokens.drop_session(session, SessionEnd::Stopped);
+            target.coherence.tokens.drop_session(session, SessionEnd::Stopped);
             worker.send_revocations(target);
             Ok(TargetReply::Done)
         }
@@ -148,18 +145,15 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
             two_phase::move_unlock(target, number);
             Ok(TargetReply::Done)
         }
-        TargetRequest::OpenReport => {
-            let sessions = target.sessions.borrow().iter().map(|(id, r)| (*id, r.clone())).collect();
-            Ok(TargetReply::OpenReport(Box::new(Ok(OpenReport {
-                cluster: target.zone.cluster(),
-                pool: target.pool,
-                sessions,
-                lost: target.lost,
-                cut_off: !target.cut_off.borrow().is_empty(),
-                home: target.home.borrow().clone(),
-                map: target.map.borrow().clone(),
-            }))))
-        }
+        TargetRequest::OpenReport => Ok(TargetReply::OpenReport(Box::new(Ok(OpenReport {
+            cluster: target.zone.cluster(),
+            pool: target.place.pool,
+            sessions: target.sessions.alive(),
+            lost: target.place.lost,
+            cut_off: !target.sessions.cut_off().is_empty(),
+            home: target.place.home.borrow().clone(),
+            map: target.place.map.borrow().clone(),
+        })))),
         TargetRequest::LossesTold => {
             target.zone.losses_told().await.map_err(|_| Errno::Io)?;
             Ok(TargetReply::Done)
@@ -167,8 +161,7 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
         TargetRequest::Begin(home) => {
             target.begin(&worker.env, home).await?;
             target.tune_accepted(&worker.env, &worker.tunables);
-            let cut_off = target.cut_off.borrow().iter().copied().collect();
-            target.forget_cut_off(&worker.env, cut_off);
+            target.forget_cut_off(&worker.env, target.sessions.cut_off());
             Ok(TargetReply::Done)
         }
         TargetRequest::Recover => {
@@ -180,9 +173,9 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
             let now_ns = worker.now_ns();
             let quiet_ns = now_ns.saturating_sub(since_ns);
             Ok(TargetReply::Outcome(
-                target.locks.is_unanswered(session, now_ns, quiet_ns)
-                    || target.tokens.is_unanswered(session, now_ns, quiet_ns)
-                    || target.glimpses.is_unanswered(session, now_ns, quiet_ns),
+                target.coherence.locks.is_unanswered(session, now_ns, quiet_ns)
+                    || target.coherence.tokens.is_unanswered(session, now_ns, quiet_ns)
+                    || target.coherence.glimpses.is_unanswered(session, now_ns, quiet_ns),
             ))
         }
         TargetRequest::Right(session, ino) => ops::right_of(target, ino, session).map(TargetReply::Right),
@@ -194,8 +187,8 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
         TargetRequest::Counters { reset } => Ok(TargetReply::Counters(counters(worker, target, reset))),
         TargetRequest::Idle => {
             target.zone.sync().await?;
-            let idle =
-                target.txs.borrow().is_idle(|t| worker.routes.is_local(t)) && target.destroying.borrow().is_empty();
+            let idle = target.txs.borrow().is_idle(|t| worker.routes.is_local(t))
+                && target.queues.destroying.borrow().is_empty();
             Ok(TargetReply::Outcome(idle))
         }
         TargetRequest::Tune => {
@@ -227,7 +220,7 @@ async fn trim<E: Env>(target: &Target<E>, cut: &Cut) -> Result<TargetReply> {
     match done {
         // Nothing is logged any more: the next start is asked again.
         _ if target.is_closed() => Err(Errno::Io),
-        Ok(()) => Ok(TargetReply::DoneAt(target.starts)),
+        Ok(()) => Ok(TargetReply::DoneAt(target.place.starts)),
         Err(e) => Ok(TargetReply::Refused(e)),
     }
 }
@@ -237,10 +230,8 @@ async fn start_session<E: Env>(target: &Target<E>, session: SessionId, record: S
     target.zone.reserve(0).await?;
     let mut txn = Txn::default();
     txn.put(records::session_key(session), records::encode(&record));
-    target.stopped.borrow_mut().remove(&session);
-    target.sessions.borrow_mut().insert(session, record);
-    if target.left_last.take() == Some(session) {
-        target.reclaim_eligible.borrow_mut().insert(session);
+    if target.sessions.begin(session, record) {
+        target.reclaim.make_eligible(session);
     }
     let lsn = target.append(txn, Order::Plain);
     // Stable before it does anything: a target that lost power knows whom it owed what it lost.
@@ -257,32 +248,27 @@ async fn forget_session<E: Env>(
     // Also where the disk has failed: what it holds of a client that has gone is in the way of others elsewhere.
     let room = target.zone.reserve(0).await;
     // Nothing new of it sets out from here on.
-    target.in_flight.landed(session).await;
-    target.stopped.borrow_mut().remove(&session);
-    target.reclaim_eligible.borrow_mut().remove(&session);
-    target.reclaim_done.borrow_mut().remove(&session);
-    target.left_last.set(target.sessions.borrow().is_empty().then_some(session));
-    target.glimpses.end_session(session);
-    target.tokens.drop_session(session, if stopped { SessionEnd::Stopped } else { SessionEnd::CutOff });
+    target.queues.in_flight.landed(session).await;
+    target.sessions.forget(session);
+    target.reclaim.forget(session);
+    target.coherence.glimpses.end_session(session);
+    target.coherence.tokens.drop_session(session, if stopped { SessionEnd::Stopped } else { SessionEnd::CutOff });
     worker.send_revocations(target);
-    target.locks.drop_session(worker.now_ns(), session);
+    target.coherence.locks.drop_session(worker.now_ns(), session);
     worker.send_callbacks(target);
     ops::file_lock::drop_session(worker, target, session);
-    target.left_pages.borrow_mut().drop_session(session);
-    target.write_back.writers.drop_session(session);
+    target.coherence.left_pages.borrow_mut().drop_session(session);
+    target.storage.write_back.writers.drop_session(session);
     let mut txn = Txn::default();
     txn.delete(records::session_key(session));
-    for slot in target.slots.borrow_mut().end_session(session) {
+    for slot in target.sessions.slots.borrow_mut().end_session(session) {
         txn.delete(records::slot_key(session, slot));
     }
-    if !stopped && target.tokens.on() {
-        target.note_cut_off(session, &mut txn);
+    if !stopped && target.coherence.tokens.on() {
+        target.sessions.note_cut_off(session, &mut txn);
         target.forget_cut_off(&worker.env, vec![session]);
     }
-    let touched = target.opens.borrow_mut().drop_session(session);
-    target.rights.borrow_mut().forget_session(session);
-    target.opened_for.borrow_mut().retain(|(s, _, _), _| *s != session);
-    target.opened_early.borrow_mut().retain(|(s, _, _)| *s != session);
+    let touched = target.files.end_session(session);
     let logged = match room {
         Ok(()) => target.log(txn, Order::Plain).await.map(drop),
         Err(e) => Err(e),
@@ -303,22 +289,22 @@ fn status<E: Env>(worker: &Worker<E>, target: &Target<E>) -> TargetReply {
         space: target.space(),
         log: (stats.log_used_blocks * block, stats.log_blocks * block),
         checkpoints: stats.checkpoints,
-        rotating: target.rotating.get(),
+        rotating: target.storage.rotating.get(),
         damaged: target.damaged_blocks(),
-        findings: target.verifier.findings(),
+        findings: target.storage.verifier.findings(),
         rebuilt: stats.rebuilt_blocks,
     };
-    let opens = target.opens.borrow();
-    let sessions = target.sessions.borrow();
-    let sessions = sessions.keys().map(|s| (*s, (opens.count(*s), target.locks.count(*s)))).collect();
+    let opens = target.files.open.borrow();
+    let held = |s: SessionId| (s, (opens.count(s), target.coherence.locks.count(s)));
+    let sessions = target.sessions.alive().into_iter().map(|(s, _)| held(s)).collect();
     TargetReply::Status(Box::new(status), sessions)
 }
 
 fn counters<E: Env>(worker: &Worker<E>, target: &Target<E>, reset: bool) -> Vec<(String, u64)> {
     let stats = target.zone.stats();
-    let before = if reset { target.zone_stats.replace(stats) } else { *target.zone_stats.borrow() };
-    let locks = target.locks.counts();
-    let locks_before = if reset { target.lock_counts.replace(locks) } else { target.lock_counts.get() };
+    let before = if reset { target.counts.zone.replace(stats) } else { *target.counts.zone.borrow() };
+    let locks = target.coherence.locks.counts();
+    let locks_before = if reset { target.counts.locks.replace(locks) } else { target.counts.locks.get() };
     let mut all: Vec<(String, u64)> = [
         ("log_records", stats.appends - before.appends),
         ("log_records_kept", stats.kept - before.kept),
@@ -338,18 +324,18 @@ fn counters<E: Env>(worker: &Worker<E>, target: &Target<E>, reset: bool) -> Vec<
         ("lock_nodes_visited", locks.nodes.wrapping_sub(locks_before.nodes)),
         (
             "unstable_bytes",
-            target.unstable.bytes(target.zone.stable_lsn()) + target.data.borrow().delayed.unlogged_bytes(),
+            target.counts.unstable.bytes(target.zone.stable_lsn()) + target.data.borrow().delayed.unlogged_bytes(),
         ),
         ("checksum_damaged_blocks", target.damaged_blocks()),
         ("metadata_rebuilt_blocks", stats.rebuilt_blocks),
-        ("scrub_pass_bytes", target.verifier.pass_bytes()),
+        ("scrub_pass_bytes", target.storage.verifier.pass_bytes()),
         ("checksum_items", target.data.borrow().checksums.items()),
-        ("read_cache_bytes", target.disk.cache.borrow().held_bytes()),
-        ("tokens_held", target.tokens.count() as u64),
+        ("read_cache_bytes", target.storage.disk.cache.borrow().held_bytes()),
+        ("tokens_held", target.coherence.tokens.count() as u64),
     ]
     .map(|(name, n)| (name.to_string(), n))
     .into();
-    let (held, waiting) = target.file_locks.count();
+    let (held, waiting) = target.coherence.file_locks.count();
     all.push(("file_locks_held".into(), held as u64));
     all.push(("file_locks_waiting".into(), waiting as u64));
     // The worker's own counts are told once, by its first target.

@@ -167,12 +167,12 @@ fn object_fault(images: &[ZoneImage], at: &ZoneImage, id: ObjectId, end: u64, ge
     if inode.layout.target(id.ino, id.stripe) != at.target {
         return Some(format!("belongs to {}", inode.layout.target(id.ino, id.stripe)));
     }
-    if id.stripe > 0 && !inode.wide {
+    if id.stripe > 0 && !inode.objects.wide {
         return Some("its inode knows of no data beyond stripe 0".into());
     }
-    if generation > inode.generation {
-        return Some(format!("knows truncate {generation}, its inode only {}", inode.generation));
+    if generation > inode.objects.generation {
+        return Some(format!("knows truncate {generation}, its inode only {}", inode.objects.generation));
     }
-    let settled = !inode.spread && !inode.pending.trim && !inode.pending.destroy;
+    let settled = !inode.objects.spread && !inode.pending.trim && !inode.pending.destroy;
     (settled && end > inode.size).then(|| format!("ends at {end}, behind the file's end at {}", inode.size))
 }

@@ -26,7 +26,7 @@ pub async fn gathered_with_writers<E: Env>(
     ino: Ino,
     asker: SessionId,
 ) -> Gathered {
-    let objects = target.locks.objects(ino);
+    let objects = target.coherence.locks.objects(ino);
     // Bytes of an object that nobody has locked have all landed: it is as long as it is now.
     let free = |object: &ObjectId| objects.binary_search(object).is_err();
     let ends = target.data.borrow().objects_of(ino).filter(|(object, _)| free(object)).map(|(_, o)| o.end).max();
@@ -78,13 +78,13 @@ async fn ask_all<E: Env>(
 ) -> bool {
     let add_to = |sum: &mut Gathered, size, mtime| sum.join(&Gathered { size, mtime, blocks: 0 });
     // Each member of a group may have written the end.
-    let members = target.locks.members(object).into_iter().filter(|(_, session)| *session != asker);
+    let members = target.coherence.locks.members(object).into_iter().filter(|(_, session)| *session != asker);
     let asked = members.map(|(lock, session)| ask(worker, target, object, lock, session));
     for (size, mtime) in join_all(asked).await.into_iter().flatten() {
         add_to(sum, size, mtime);
     }
     let mut silent: Vec<(u64, LockId, SessionId)> = Vec::new();
-    let mut at = target.locks.glimpse(object, None);
+    let mut at = target.coherence.locks.glimpse(object, None);
     let found = loop {
         let Some((lock, session, range)) = at else { return true };
         if session != asker {
@@ -95,17 +95,17 @@ async fn ask_all<E: Env>(
             }
             silent.push((range.start, lock, session));
         }
-        at = target.locks.glimpse(object, Some((range.start, lock)));
+        at = target.coherence.locks.glimpse(object, Some((range.start, lock)));
     };
     if silent.is_empty() {
         return true;
     }
-    let mut at = target.locks.glimpse(object, None);
+    let mut at = target.coherence.locks.glimpse(object, None);
     while let Some((lock, session, range)) = at.filter(|(lock, _, range)| (range.start, *lock) > found) {
         if session != asker && !silent.iter().any(|(_, known, _)| *known == lock) {
             return false;
         }
-        at = target.locks.glimpse(object, Some((range.start, lock)));
+        at = target.coherence.locks.glimpse(object, Some((range.start, lock)));
     }
     let again = silent.iter().map(|&(start, lock, session)| async move {
         let answer = ask(worker, target, object, lock, session).await;
@@ -122,8 +122,8 @@ async fn ask<E: Env>(
     lock: LockId,
     session: SessionId,
 ) -> Option<(u64, Timespec)> {
-    let (id, mut receiver) = target.glimpses.ask(worker.now_ns(), session, object, lock);
-    let _open = Open::new(&target.glimpses, id);
+    let (id, mut receiver) = target.coherence.glimpses.ask(worker.now_ns(), session, object, lock);
+    let _open = Open::new(&target.coherence.glimpses, id);
     add(&worker.counters.glimpses, 1);
     worker.push(session, Push::Glimpse { id, object });
     let mut left_ns = worker.tunables.callback_deadline_ns();

@@ -52,7 +52,7 @@ pub(super) struct Accepted {
 impl<E: Env> RequestCx<E> {
     /// Where a write goes.
     fn way_of(&self, write: &Accepting) -> Way {
-        let (target, back) = (&self.target, &self.target.write_back);
+        let (target, back) = (&self.target, &self.target.storage.write_back);
         if !back.is_open() {
             return Way::ThroughOff;
         }
@@ -71,7 +71,7 @@ impl<E: Env> RequestCx<E> {
             disk_ns: back.disk_ns.get(),
             busy_percent: load.busy_percent,
             cores: load.cores,
-            rotating: target.rotating.get(),
+            rotating: target.storage.rotating.get(),
             is_together: write.is_together,
         });
         let counters = &self.worker.counters;
@@ -113,9 +113,9 @@ impl<E: Env> RequestCx<E> {
     /// Accepts a write into memory. Its record has to be appended in the same step, also if more is accepted into it.
     /// Whether it was: if not, it has to go through.
     pub(super) fn accept_into(&self, write: &Accepting, payload: &[u8], accepted: &mut Accepted) -> bool {
-        let (target, back) = (&self.target, &self.target.write_back);
+        let (target, back) = (&self.target, &self.target.storage.write_back);
         debug_assert_eq!(write.range.len(), payload.len() as u64, "a write comes with its bytes");
-        if self.way_of(write) != Way::Back || target.below.is_anyone_alone() || self.alive().is_err() {
+        if self.way_of(write) != Way::Back || target.storage.below.is_anyone_alone() || self.alive().is_err() {
             return false;
         }
         if target.data.borrow().check_accept(write.object, write.range, write.generation).is_err() {
@@ -146,7 +146,7 @@ impl<E: Env> RequestCx<E> {
 
     /// Appends the record of what was accepted, with the answer if it is one of the whole request.
     pub(super) fn append_accepted(&self, accepted: Accepted, reply: Option<&Reply>) -> Lsn {
-        let (target, back) = (&self.target, &self.target.write_back);
+        let (target, back) = (&self.target, &self.target.storage.write_back);
         debug_assert!(accepted.bytes > 0, "a record has what was accepted");
         let lsn = match reply {
             Some(reply) => self.append(accepted.txn, Order::Plain, reply, None),
@@ -164,7 +164,7 @@ impl<E: Env> RequestCx<E> {
     fn note_accepted(&self, object: ObjectId, kill_suidgid: bool, txn: &mut Txn) {
         let ino = object.ino;
         let mut meta = self.target.meta.borrow_mut();
-        let Ok((wide, spread)) = meta.inode(ino).map(|i| (i.wide, i.spread)) else { return };
+        let Ok((wide, spread)) = meta.inode(ino).map(|i| (i.objects.wide, i.objects.spread)) else { return };
         if wide && !spread {
             let noted = meta.mark_spread(ino, txn);
             debug_assert!(noted.is_ok(), "the inode is a file");

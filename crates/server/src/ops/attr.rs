@@ -41,8 +41,8 @@ pub async fn view<E: Env>(
     ino: Ino,
     asker: Option<SessionId>,
 ) -> Result<(InodeView, Option<TokenGrant>)> {
-    let asker = asker.filter(|asker| *asker == NOBODY || target.tokens.on());
-    if asker.is_some() && !target.reclaim_pending.borrow().is_empty() && target.check_file(ino).is_ok() {
+    let asker = asker.filter(|asker| *asker == NOBODY || target.coherence.tokens.on());
+    if asker.is_some() && !target.reclaim.is_over() && target.check_file(ino).is_ok() {
         // Who writes it may not have come back yet.
         target.recovered().await;
         target.settle(vec![NameKey::Inode(ino)]).await;
@@ -68,7 +68,7 @@ async fn look<E: Env>(
 ) -> Result<Option<(InodeView, Option<TokenGrant>)>> {
     let in_company = asker.is_some();
     let key = NameKey::Inode(ino);
-    if asker.is_some() && target.names.is_held_alone(&key) {
+    if asker.is_some() && target.queues.names.is_held_alone(&key) {
         // A cut has its generation from its start, and its objects are not all cut before its end.
         target.settle(vec![key]).await;
         return Ok(None);
@@ -79,21 +79,21 @@ async fn look<E: Env>(
     let (layout, generation, kind) = {
         let meta = target.meta.borrow();
         let inode = meta.inode(ino)?;
-        (inode.layout, inode.generation, inode.kind)
+        (inode.layout, inode.objects.generation, inode.kind)
     };
     let asker = asker.filter(|asker| kind == Kind::File && target.written_elsewhere(*asker, ino));
     let gathered = gather(worker, target, ino, &layout, asker).await?;
     let meta = target.meta.borrow();
     let inode = meta.inode(ino)?;
-    if inode.generation != generation {
+    if inode.objects.generation != generation {
         return Ok(None);
     }
     let now = Some((gathered.size, generation));
-    if in_company && inode.spread && !enough && std::mem::replace(before, now) != now {
+    if in_company && inode.objects.spread && !enough && std::mem::replace(before, now) != now {
         return Ok(None);
     }
     let mut view = target.view_of(&meta, ino, inode);
-    if inode.spread || (asker.is_some() && inode.layout == layout) {
+    if inode.objects.spread || (asker.is_some() && inode.layout == layout) {
         view.attr = inode.attr_with(ino, &gathered);
     }
     Ok(Some((view, None)))
@@ -109,7 +109,7 @@ fn plain<E: Env>(
     let meta = target.meta.borrow();
     let inode = meta.inode(ino)?;
     let written = asker.is_some_and(|asker| inode.kind == Kind::File && target.written_elsewhere(asker, ino));
-    if inode.spread || written {
+    if inode.objects.spread || written {
         return Ok(None);
     }
     let view = target.view_of(&meta, ino, inode);
@@ -122,10 +122,10 @@ fn plain<E: Env>(
 /// The answer to `Request::GetAttr` if it waits for nobody: nothing is being changed, and the inode itself knows.
 /// Errors are left to `RequestCx::getattr`.
 pub fn at_once<E: Env>(worker: &Rc<Worker<E>>, target: &Target<E>, session: SessionId, ino: Ino) -> Option<Answer> {
-    if !target.has_session(session) || !target.names.is_empty() {
+    if !target.has_session(session) || !target.queues.names.is_empty() {
         return None;
     }
-    let asker = Some(session).filter(|_| target.tokens.on());
+    let asker = Some(session).filter(|_| target.coherence.tokens.on());
     let (view, attributes) = plain(worker, target, ino, asker).ok()??;
     let tokens = attributes.is_some().then(|| Box::new(Tokens { attributes, ..Tokens::default() }));
     Some(Answer { tokens, ..Answer::of(Ok(Reply::Inode(view))) })
@@ -143,10 +143,10 @@ impl<E: Env> RequestCx<E> {
     /// `Request::SetAttr`.
     pub async fn setattr(&self, ino: Ino, set: SetAttr) -> Result<Reply> {
         // That an open has checked the permission is believed of who has it open.
-        let is_writer = self.target.opens.borrow().access(self.session, ino).is_some_and(|a| a.write);
+        let is_writer = self.target.files.open.borrow().access(self.session, ino).is_some_and(|a| a.write);
         let set = SetAttr { open_for_write: set.open_for_write && is_writer, ..set };
         self.reserve(if self.may_extend(ino, &set)? { 256 } else { 0 }).await?;
-        let guard = self.target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+        let guard = self.target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
         self.target.meta.borrow().check_setattr(&self.cred, ino, &set, self.now)?;
         let mut changing = self.change_attributes(ino).await;
         let reply = match set.size {
@@ -161,7 +161,7 @@ impl<E: Env> RequestCx<E> {
     fn may_extend(&self, ino: Ino, set: &SetAttr) -> Result<bool> {
         let meta = self.target.meta.borrow();
         let inode = meta.inode(ino)?;
-        Ok(!inode.spread && set.size.is_some_and(|size| size > inode.size))
+        Ok(!inode.objects.spread && set.size.is_some_and(|size| size > inode.size))
     }
 
     async fn set_plain(&self, ino: Ino, set: &SetAttr, changing: &mut Changing) -> Result<Reply> {
@@ -195,7 +195,7 @@ impl<E: Env> RequestCx<E> {
         let layout = {
             let meta = self.target.meta.borrow();
             let inode = meta.inode(ino)?;
-            inode.spread.then_some(inode.layout)
+            inode.objects.spread.then_some(inode.layout)
         };
         match layout {
             Some(layout) => gather(&self.worker, &self.target, ino, &layout, None).await.map(Some),
@@ -208,13 +208,17 @@ impl<E: Env> RequestCx<E> {
         let (layout, wide, generation) = {
             let meta = self.target.meta.borrow();
             let inode = meta.inode(ino)?;
-            (inode.layout, inode.wide, inode.generation + 1)
+            (inode.layout, inode.objects.wide, inode.objects.generation + 1)
         };
-        let span =
-            self.target.spans.take(object, ByteRange::new(size / BLOCK * BLOCK, u64::MAX), Hold::Exclusive).await;
+        let span = self
+            .target
+            .queues
+            .spans
+            .take(object, ByteRange::new(size / BLOCK * BLOCK, u64::MAX), Hold::Exclusive)
+            .await;
         let landing = self.land()?;
         let _changed = self.overwriting(ino, ByteRange::new(size, u64::MAX));
-        let by = (self.session, self.target.sessions.borrow().get(&self.session).map_or(0, |record| record.start));
+        let by = (self.session, self.target.sessions.begin_of(self.session).unwrap_or(0));
         self.target.punch_behind(object, size, generation - 1, self.now).await?;
         let plan = self.plan(|data| data.plan_truncate(object, size, generation, Resize::Cut)).await?;
         let plan = self.target.rewrite_edges(plan).await?;
@@ -269,7 +273,7 @@ impl<E: Env> RequestCx<E> {
             Err(e) => tracing::debug!(%ino, "what a truncated file keeps is not known: {e}"),
         }
         self.changed(changing);
-        if !self.target.opens.borrow().has_writer(ino) {
+        if !self.target.files.open.borrow().has_writer(ino) {
             settle_later(&self.worker, &self.target, ino);
         }
         Ok(Reply::Inode(view))
@@ -282,8 +286,8 @@ impl<E: Env> RequestCx<E> {
             // Who has not come back yet may have it open.
             self.target.recovered().await;
         }
-        let _guard = self.target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
-        if layout.is_some() && self.target.opens.borrow().is_open_elsewhere(self.session, ino) {
+        let _guard = self.target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+        if layout.is_some() && self.target.files.open.borrow().is_open_elsewhere(self.session, ino) {
             // It may have written by the old layout what is not here yet, and would lock and read by it.
             return Err(Errno::Busy);
         }
@@ -310,7 +314,7 @@ impl<E: Env> RequestCx<E> {
     /// and after lost power whatever they hold must be looked for there.
     pub async fn spread(&self, ino: Ino) -> Result<Reply> {
         self.target.zone.reserve(64).await?;
-        let _guard = self.target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+        let _guard = self.target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
         let mut changing = self.change(|| vec![Changed::alone(TokenKey::Attributes(ino)).unknown()]).await;
         let (lsn, view) = {
             let mut txn = Txn::default();
@@ -318,7 +322,7 @@ impl<E: Env> RequestCx<E> {
             if meta.inode(ino)?.kind != Kind::File {
                 return Err(Errno::Inval);
             }
-            if !self.target.opens.borrow().access(self.session, ino).is_some_and(|a| a.write) {
+            if !self.target.files.open.borrow().access(self.session, ino).is_some_and(|a| a.write) {
                 return Err(Errno::BadFd);
             }
             meta.mark_spread(ino, &mut txn)?;

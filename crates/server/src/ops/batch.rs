@@ -95,7 +95,7 @@ impl<E: Env> RequestCx<E> {
         add(&self.worker.counters.batch_parts, parts.len() as u64);
         let mut results = Vec::with_capacity(parts.len());
         self.target.make_way().await;
-        self.target.below.mind(&self.target, payload.len() as u64);
+        self.target.storage.below.mind(&self.target, payload.len() as u64);
         let mut rest: &[u8] = &payload;
         while results.len() < parts.len() {
             let step = self.step_from(&parts, results.len());
@@ -169,7 +169,7 @@ impl<E: Env> RequestCx<E> {
         let sizes = &self.worker.counters.histograms.write;
         sizes.note(buf.len() as u64, pieces.iter().map(|p| p.len));
         let since_ns = self.worker.now_ns();
-        let written = payload::write_each(&self.target.disk, buf, &pieces).await;
+        let written = payload::write_each(&self.target.storage.disk, buf, &pieces).await;
         sizes.disk_us.note(self.worker.now_ns().saturating_sub(since_ns) / 1000);
         for (piece, e) in pieces.iter().zip(written).filter_map(|(piece, r)| r.err().map(|e| (piece, e))) {
             let errno = self.target.disk_error("write", &e);
@@ -190,7 +190,7 @@ impl<E: Env> RequestCx<E> {
             let (mut txn, mut freed, mut bytes) = (Txn::default(), Freed::default(), 0);
             for p in planned {
                 bytes += u64::from(p.part.len);
-                self.target.unstable.written(p.part.object, u64::from(p.part.len));
+                self.target.counts.unstable.written(p.part.object, u64::from(p.part.len));
                 freed.absorb(self.target.data.borrow_mut().commit_write(p.plan, p.part.mtime, &mut txn));
                 if p.part.object.stripe == 0 {
                     self.note_write(p.part.object, self.is_for_a_user(), &mut txn);
@@ -217,7 +217,7 @@ impl<E: Env> RequestCx<E> {
         let mut spans = Vec::with_capacity(parts.len());
         for of_object in parts.chunk_by(|a, b| a.object == b.object) {
             let object = of_object[0].object;
-            self.target.locks.progress(now_ns, self.session, object);
+            self.target.coherence.locks.progress(now_ns, self.session, object);
             let end = of_object.iter().map(|p| p.range().end).max().unwrap_or_default();
             spans.push(self.span(object, ByteRange::new(of_object[0].offset, end), Hold::Exclusive).await);
         }
@@ -235,7 +235,7 @@ impl<E: Env> RequestCx<E> {
 
     async fn plan_part(&self, part: &BatchPart) -> Result<WritePlan> {
         let generation = self.check_part(part)?;
-        if self.target.below.is_anyone_alone() {
+        if self.target.storage.below.is_anyone_alone() {
             return Err(Errno::Again);
         }
         match self.plan_write(part.object, part.range(), generation).await {

@@ -67,7 +67,7 @@ impl<E: Env> RequestCx<E> {
     pub(super) async fn read_blocks(&self, object: ObjectId, plan: &ReadPlan, advice: ReadAdvice) -> Result<Buf> {
         let counters = &self.worker.counters;
         let runs = runs_of(plan);
-        let beside = || self.target.disk.pattern.borrow_mut().note(object, self.session, plan.range);
+        let beside = || self.target.storage.disk.pattern.borrow_mut().note(object, self.session, plan.range);
         match self.read_way(plan, &runs, advice, beside) {
             ReadWay::Kept => {
                 let mut buf = Buf::scratch(plan.aligned().len() as usize);
@@ -129,12 +129,12 @@ impl<E: Env> RequestCx<E> {
     fn fetch(&self, run: Run, at: usize, is_asked: bool) -> Fetch {
         let segment = ReadSegment { file_block: run.file_block, blocks: run.blocks, physical: Some(run.physical) };
         let expected = self.target.expect(&[segment], run.file_block, at);
-        let way = OnTheWay::begin(&self.target.disk.cache, run.physical..run.physical + run.blocks, false);
+        let way = OnTheWay::begin(&self.target.storage.disk.cache, run.physical..run.physical + run.blocks, false);
         Fetch { run, at, is_asked, expected, way }
     }
 
     fn read_way(&self, plan: &ReadPlan, runs: &[Run], advice: ReadAdvice, beside: impl FnOnce() -> Beside) -> ReadWay {
-        let disk = &self.target.disk;
+        let disk = &self.target.storage.disk;
         let cache = disk.cache.borrow();
         if !cache.is_open() || runs.is_empty() {
             return ReadWay::DirectOff;
@@ -143,7 +143,7 @@ impl<E: Env> RequestCx<E> {
         let data = self.target.data.borrow();
         let damaged = |r: &Run| data.checksums.of_run(r.physical, r.blocks).contains(&Checksum::DAMAGED);
         let is_sound = data.checksums.is_empty() || !runs.iter().any(damaged);
-        let alone = !self.target.tokens.on();
+        let alone = !self.target.coherence.tokens.on();
         way(&State {
             open: is_sound,
             is_kept: runs.iter().all(|r| cache.has(r.physical..r.physical + r.blocks)),
@@ -159,7 +159,7 @@ impl<E: Env> RequestCx<E> {
     fn copy_kept(&self, plan: &ReadPlan, runs: &[Run], buf: &mut Buf) -> Vec<Run> {
         let from_block = plan.aligned().start / BLOCK;
         let (mut missing, mut filled) = (Vec::new(), 0);
-        let mut cache = self.target.disk.cache.borrow_mut();
+        let mut cache = self.target.storage.disk.cache.borrow_mut();
         for run in runs {
             let at = ((run.file_block - from_block) * BLOCK) as usize;
             buf[filled..at].fill(0);
@@ -206,7 +206,8 @@ impl<E: Env> RequestCx<E> {
         let sizes = &self.worker.counters.histograms.read;
         sizes.note_disk(pieces.iter().map(|p| p.len));
         let since_ns = self.worker.now_ns();
-        let read = payload::read_pieces_with(&self.target.reads, &self.target.disk, buf, pieces, look).await;
+        let read =
+            payload::read_pieces_with(&self.target.storage.reads, &self.target.storage.disk, buf, pieces, look).await;
         sizes.disk_us.note(self.worker.now_ns().saturating_sub(since_ns) / 1000);
         read
     }
@@ -217,7 +218,7 @@ impl<E: Env> RequestCx<E> {
         let counters = &self.worker.counters;
         let mut buf = Buf::scratch(plan.aligned().len() as usize);
         let mut missing = self.copy_kept(plan, runs, &mut buf);
-        let awaited = missing.first().and_then(|run| self.target.disk.cache.borrow_mut().awaited(run.physical));
+        let awaited = missing.first().and_then(|run| self.target.storage.disk.cache.borrow_mut().awaited(run.physical));
         if let Some(awaited) = awaited {
             add(&counters.cache_waits, 1);
             // It resolves when the other read has ended, or its reader has gone.
@@ -267,7 +268,7 @@ impl<E: Env> RequestCx<E> {
         let own = plan.aligned();
         let around = ByteRange::new(own.start / unit * unit, own.end.next_multiple_of(unit));
         let (first, end) = (own.start / BLOCK, own.end / BLOCK);
-        let cache = &self.target.disk.cache;
+        let cache = &self.target.storage.disk.cache;
         let mut wanted: Vec<(Run, bool)> = missing.into_iter().map(|run| (run, true)).collect();
         let outside = self.target.data.borrow().plan_read(object, around);
         for run in runs_of(&outside) {
@@ -302,7 +303,7 @@ impl<E: Env> RequestCx<E> {
         if !f.way.end() {
             return;
         }
-        let mut cache = self.target.disk.cache.borrow_mut();
+        let mut cache = self.target.storage.disk.cache.borrow_mut();
         let sums = f.expected.first().map_or(&[][..], |e| &e.checksums);
         for (i, block) in bytes.chunks_exact(BLOCK as usize).enumerate() {
             let sum = sums.get(i).copied().unwrap_or(Checksum::NONE);

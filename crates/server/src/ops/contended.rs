@@ -53,15 +53,19 @@ impl Objects {
         let now_ns = worker.now_ns();
         match self {
             Objects::None => {}
-            Objects::One(object) => answer.contended = target.locks.contended(now_ns, object),
+            Objects::One(object) => answer.contended = target.coherence.locks.contended(now_ns, object),
             Objects::Parts(objects) => {
-                let told = objects.into_iter().zip(0..).filter(|(object, _)| target.locks.contended(now_ns, *object));
+                let told = objects
+                    .into_iter()
+                    .zip(0..)
+                    .filter(|(object, _)| target.coherence.locks.contended(now_ns, *object));
                 let places: Vec<u16> = told.map(|(_, at)| at).collect();
                 answer.contended_parts = (!places.is_empty()).then(|| Box::new(ContendedParts { places }));
             }
             Objects::New => {
                 if let Ok(Reply::Made { inode, created: true, .. }) = &answer.result {
-                    answer.contended = target.locks.contended(now_ns, ObjectId { ino: inode.attr.ino, stripe: 0 });
+                    answer.contended =
+                        target.coherence.locks.contended(now_ns, ObjectId { ino: inode.attr.ino, stripe: 0 });
                 }
             }
         }

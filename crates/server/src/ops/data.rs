@@ -95,19 +95,19 @@ impl<E: Env> RequestCx<E> {
         self.alive()?;
         let now_ns = self.worker.now_ns();
         let sent = || self.worker.send_callbacks(&self.target);
-        self.target.locks.direct(now_ns, self.session, object, mode, range, sent).await.map(Some)
+        self.target.coherence.locks.direct(now_ns, self.session, object, mode, range, sent).await.map(Some)
     }
 
     /// The generation to go by. Locks order a request and a truncate by somebody else, so the request came wholly
     /// before or comes wholly after it, whatever its client knows of it. A mount that is alone truncates without locks:
     /// what it wrote back before with an older generation is refused.
     pub(super) fn generation(&self, object: ObjectId, known: u64, server_lock: bool) -> u64 {
-        let ordered = server_lock || self.target.tokens.on();
+        let ordered = server_lock || self.target.coherence.tokens.on();
         if ordered { known.max(self.target.data.borrow().generation(object)) } else { known }
     }
 
     pub(super) async fn span(&self, object: ObjectId, range: ByteRange, hold: Hold) -> SpanGuard {
-        self.target.spans.take(object, range.align_out(BLOCK), hold).await
+        self.target.queues.spans.take(object, range.align_out(BLOCK), hold).await
     }
 
     /// See `Target::plan`.
@@ -164,7 +164,7 @@ impl<E: Env> RequestCx<E> {
         if kind.server_lock {
             self.reserve(write_growth(range.len())).await?;
         } else {
-            self.target.locks.progress(self.worker.now_ns(), self.session, object);
+            self.target.coherence.locks.progress(self.worker.now_ns(), self.session, object);
         }
         let _changing = self.change_unopened(object).await;
         self.lap(&mut since_ns, &self.worker.counters.write_wait_ns);
@@ -230,11 +230,11 @@ impl<E: Env> RequestCx<E> {
         room: Room,
     ) -> Result<Step> {
         let mut since_ns = self.worker.now_ns();
-        let span = self.target.spans.take_bytes(object, range).await;
+        let span = self.target.queues.spans.take_bytes(object, range).await;
         self.check_again(object)?;
         let generation = self.generation(object, generation, kind.server_lock);
         let WriteKind { mtime, kill_suidgid, checksums, .. } = kind;
-        if room == Room::Free && self.target.below.is_anyone_alone() {
+        if room == Room::Free && self.target.storage.below.is_anyone_alone() {
             return Ok(Step::Full(payload));
         }
         let write = Accepting { object, range, generation, mtime, kill_suidgid, checksums, is_together: false };
@@ -245,8 +245,8 @@ impl<E: Env> RequestCx<E> {
             add(&self.worker.counters.write_bytes, range.len());
             return Ok(Step::Done(reply));
         }
-        let edges = self.target.shared_blocks.enter(object, range);
-        self.target.below.mind(&self.target, range.len());
+        let edges = self.target.queues.shared_blocks.enter(object, range);
+        self.target.storage.below.mind(&self.target, range.len());
         let mut plan = match self.plan_behind(object, range, generation, &edges, room).await {
             Ok(plan) => plan,
             Err(Errno::NoSpace) => return Ok(Step::Full(payload)),
@@ -271,7 +271,7 @@ impl<E: Env> RequestCx<E> {
         let reply = Reply::Written { roomy: self.is_roomy() };
         let lsn = {
             let mut txn = Txn::default();
-            self.target.unstable.written(object, range.len());
+            self.target.counts.unstable.written(object, range.len());
             let places: SmallVec<[_; 2]> = edges.iter().map(|e| plan.physical(e.block())).collect();
             let freed = {
                 let mut data = self.target.data.borrow_mut();
@@ -301,7 +301,7 @@ impl<E: Env> RequestCx<E> {
 
     /// Whether there is room enough that mounts may let writes return before they have landed.
     pub(super) fn is_roomy(&self) -> bool {
-        let mounts = self.target.sessions.borrow().len() as u64;
+        let mounts = self.target.sessions.count() as u64;
         let wanted = self.worker.tunables.get(Tunable::RoomyBytes).saturating_mul(mounts + 1);
         self.target.free_blocks(false) * BLOCK >= wanted
     }
@@ -309,7 +309,7 @@ impl<E: Env> RequestCx<E> {
     /// How writes are planned: another mount may read before a request is sent again after a crash and must not find
     /// half of it.
     pub(super) fn fresh(&self) -> Fresh {
-        if self.target.tokens.on() { Fresh::Written } else { Fresh::Needed }
+        if self.target.coherence.tokens.on() { Fresh::Written } else { Fresh::Needed }
     }
 
     /// Counts the time since `since_ns`, as a part of what a write takes, and tells it, ns; from now on
@@ -404,7 +404,7 @@ impl<E: Env> RequestCx<E> {
             // What builds on another write has a place of its own.
             let Some(physical) = plan.physical(block) else { continue };
             plan.set_checksum(block, Checksum::of(&whole));
-            let (result, _) = self.target.disk.write(self.target.block_address(physical), whole).await;
+            let (result, _) = self.target.storage.disk.write(self.target.block_address(physical), whole).await;
             result.map_err(|e| self.target.disk_error("write", &e))?;
         }
         Ok((landing, images))
@@ -467,7 +467,7 @@ impl<E: Env> RequestCx<E> {
         add(&self.worker.counters.data_writes, pieces.len() as u64);
         self.worker.counters.histograms.write.note(plan.range.len(), pieces.iter().map(|p| p.len));
         let look = |bytes: &[u8]| self.target.checksums_of(bytes, checksums);
-        let written = payload::write_pieces_aside(&self.target.disk, buf, &pieces, look).await;
+        let written = payload::write_pieces_aside(&self.target.storage.disk, buf, &pieces, look).await;
         if let Some(checksums) = written.map_err(|e| self.target.disk_error("write", &e))? {
             plan.set_checksums(checksums);
         }
@@ -587,7 +587,7 @@ impl<E: Env> RequestCx<E> {
             self.reserve(write_growth(end - at) / 16).await?;
             let part = ByteRange::new(at, end);
             let mut txn = Txn::default();
-            self.target.below.mind(&self.target, part.len());
+            self.target.storage.below.mind(&self.target, part.len());
             self.plan_growth(|data| data.allocate(object, part, generation, Preallocate::KeepEnd, &mut txn)).await?;
             if object.stripe == 0 {
                 self.note_write(object, self.is_for_a_user(), &mut txn);
@@ -627,7 +627,7 @@ impl<E: Env> RequestCx<E> {
         let more = found.next().is_some();
         let (total, bytes) = data.extents(object).fold((0, 0), |(n, sum), e| (n + 1, sum + view(e).len));
         let accepted = data.delayed.unlogged_bytes_of(object);
-        let unsynced = self.target.unstable.bytes_of(object, self.target.zone.stable_lsn());
+        let unsynced = self.target.counts.unstable.bytes_of(object, self.target.zone.stable_lsn());
         Ok(Reply::Extents { total, bytes, extents, more, accepted, unsynced })
     }
 

@@ -20,15 +20,15 @@ impl<E: Env> RequestCx<E> {
     }
 
     fn is_recovering(&self) -> bool {
-        !self.target.reclaim_pending.borrow().is_empty()
+        !self.target.reclaim.is_over()
     }
 
     /// Asks whoever has a lock in the way whether it is about to go with a close, and waits for the answers. Whether a
     /// second look may find something else, and the request's session is still there for it.
     async fn await_closes(&self, lock: &FileLockSpec) -> bool {
-        let begun = || self.target.sessions.borrow().get(&self.session).map(|record| record.start);
+        let begun = || self.target.sessions.begin_of(self.session);
         let before = begun();
-        let mut questions = self.target.file_locks.ask_holders(self.worker.now_ns(), self.session, lock);
+        let mut questions = self.target.coherence.file_locks.ask_holders(self.worker.now_ns(), self.session, lock);
         if questions.asked.is_empty() {
             return false;
         }
@@ -46,7 +46,7 @@ impl<E: Env> RequestCx<E> {
     /// `Request::FileLockSet`.
     pub async fn file_lock_set(&self, lock: &FileLockSpec, number: u64, wait: bool) -> Result<Reply> {
         self.file_lock_target(lock.ino)?;
-        let desk = &self.target.file_locks;
+        let desk = &self.target.coherence.file_locks;
         if self.is_recovering() {
             desk.postpone(self.session, number)?;
             return Ok(Reply::FileLock(false));
@@ -69,7 +69,7 @@ impl<E: Env> RequestCx<E> {
             // Nothing is granted now, and what an earlier run granted untold is forgotten with it.
             return Ok(Reply::FileLock(false));
         }
-        let held = self.target.file_locks.cancel(self.worker.now_ns(), self.session, lock, number);
+        let held = self.target.coherence.file_locks.cancel(self.worker.now_ns(), self.session, lock, number);
         tell(&self.worker, &self.target);
         Ok(Reply::FileLock(held))
     }
@@ -77,7 +77,7 @@ impl<E: Env> RequestCx<E> {
     /// `Request::FileLockUnlock`.
     pub fn file_lock_unlock(&self, ino: Ino, owner: FileLockOwner, range: ByteRange) -> Result<Reply> {
         self.file_lock_target(ino)?;
-        let unlocked = self.target.file_locks.unlock(self.session, owner, ino, range);
+        let unlocked = self.target.coherence.file_locks.unlock(self.session, owner, ino, range);
         tell(&self.worker, &self.target);
         unlocked.map(|()| Reply::Done)
     }
@@ -86,10 +86,10 @@ impl<E: Env> RequestCx<E> {
     pub async fn file_lock_test(&self, lock: &FileLockSpec, number: u64) -> Result<Reply> {
         self.file_lock_target(lock.ino)?;
         if self.is_recovering() {
-            self.target.file_locks.postpone(self.session, number)?;
+            self.target.coherence.file_locks.postpone(self.session, number)?;
             return Ok(Reply::FileLock(false));
         }
-        let desk = &self.target.file_locks;
+        let desk = &self.target.coherence.file_locks;
         let mut found = desk.test(self.session, lock)?;
         if found.is_some() && Box::pin(self.await_closes(lock)).await {
             found = desk.test(self.session, lock)?;
@@ -100,14 +100,14 @@ impl<E: Env> RequestCx<E> {
     /// `Request::FileLockClosed`.
     pub fn file_lock_closed(&self, ino: Ino, id: u64) -> Result<Reply> {
         self.file_lock_target(ino)?;
-        self.target.file_locks.closed(self.session, id);
+        self.target.coherence.file_locks.closed(self.session, id);
         Ok(Reply::Done)
     }
 
     /// `Request::RepresentFileLocks`.
     pub fn represent_file_locks(&self, locks: &[FileLockSpec]) -> Result<Reply> {
         locks.iter().try_for_each(|lock| self.file_lock_target(lock.ino))?;
-        let lost = self.target.file_locks.restore(self.session, locks);
+        let lost = self.target.coherence.file_locks.restore(self.session, locks);
         add(&self.worker.counters.file_locks_lost, lost.len() as u64);
         tell(&self.worker, &self.target);
         Ok(Reply::FileLocksLost(lost))
@@ -116,25 +116,25 @@ impl<E: Env> RequestCx<E> {
 
 /// The session has ended: its locks and requests go.
 pub fn drop_session<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, session: SessionId) {
-    target.file_locks.drop_session(session);
+    target.coherence.file_locks.drop_session(session);
     tell(worker, target);
 }
 
 /// If all sessions have said what they hold, what was kept back until then may be asked again.
 pub fn recovered<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
-    if target.reclaim_pending.borrow().is_empty() {
-        target.file_locks.recovered();
+    if target.reclaim.is_over() {
+        target.coherence.file_locks.recovered();
     }
     tell(worker, target);
 }
 
 /// Tells sessions what has become of their requests, and looks after those that wait.
 fn tell<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
-    for (session, number) in target.file_locks.take_news() {
+    for (session, number) in target.coherence.file_locks.take_news() {
         add(&worker.counters.file_lock_news, 1);
         worker.push(session, Push::FileLockNews { number });
     }
-    let next = target.file_locks.start_watch();
+    let next = target.coherence.file_locks.start_watch();
     if next.is_none() {
         return;
     }
@@ -144,7 +144,7 @@ fn tell<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
         while let Some(due_ns) = next {
             env.sleep(Duration::from_nanos(due_ns.saturating_sub(env.now().0) + 1)).await;
             let (Some(worker), Some(target)) = (weak.0.upgrade(), weak.1.upgrade()) else { return };
-            next = target.file_locks.watch(worker.now_ns());
+            next = target.coherence.file_locks.watch(worker.now_ns());
             tell(&worker, &target);
         }
     });

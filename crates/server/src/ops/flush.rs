@@ -60,9 +60,9 @@ impl<E: Env> Target<E> {
             .buffer_unordered(FLUSHES_MAX);
         while let Some(((object, unit), flushed)) = flushes.next().await {
             if let Err(e) = flushed {
-                add(&self.counters.flush_failures, 1);
+                add(&self.counts.worker.flush_failures, 1);
                 self.tell_writers(object, unit, e);
-                self.data.borrow_mut().delayed.try_again(object, unit, self.write_back.now_ns());
+                self.data.borrow_mut().delayed.try_again(object, unit, self.storage.write_back.now_ns());
                 result = Err(e);
             }
         }
@@ -74,8 +74,8 @@ impl<E: Env> Target<E> {
     fn tell_writers(&self, object: ObjectId, unit: u64, why: Errno) {
         let range = ByteRange::new(unit * UNIT, (unit + 1) * UNIT);
         if why != Errno::NoSpace && self.data.borrow().delayed.has_unlogged(object, range) {
-            let told = self.write_back.writers.tell(object.ino, |session| self.has_session(session));
-            add(&self.counters.flush_failures_told, told);
+            let told = self.storage.write_back.writers.tell(object.ino, |session| self.has_session(session));
+            add(&self.counts.worker.flush_failures_told, told);
         }
     }
 
@@ -96,7 +96,7 @@ impl<E: Env> Target<E> {
 
     async fn flush_unit(&self, object: ObjectId, unit: u64) -> Result<()> {
         let range = ByteRange::new(unit * UNIT, (unit + 1) * UNIT);
-        let _span = self.spans.take(object, range, crate::target::gate::Hold::Exclusive).await;
+        let _span = self.queues.spans.take(object, range, crate::target::gate::Hold::Exclusive).await;
         self.flush_held(object, range).await
     }
 
@@ -109,10 +109,10 @@ impl<E: Env> Target<E> {
         debug_assert!(runs.iter().all(|run| run.start >= range.start && run.end <= range.end), "what was asked for");
         let plans = self.write_somewhere(object, &runs).await?;
         debug_assert_eq!(plans.len(), runs.len(), "each run has its plan");
-        add(&self.counters.flushes, 1);
-        add(&self.counters.flush_runs, runs.len() as u64);
+        add(&self.counts.worker.flushes, 1);
+        add(&self.counts.worker.flush_runs, runs.len() as u64);
         let whole = matches!(runs[..], [run] if run.len() == UNIT);
-        add(&self.counters.flushes_whole, u64::from(whole));
+        add(&self.counts.worker.flushes_whole, u64::from(whole));
         let follows = plans.iter().any(WritePlan::points_at_new_data) && !planted::is(Mistake::UnmarkedFlush);
         let order = match follows {
             true => Order::AfterData,
@@ -127,7 +127,7 @@ impl<E: Env> Target<E> {
         if object.stripe == 0 {
             self.note_landed(object.ino, &mut txn);
         }
-        self.unstable.written(object, runs.iter().map(ByteRange::len).sum());
+        self.counts.unstable.written(object, runs.iter().map(ByteRange::len).sum());
         let lsn = self.append(txn, order);
         self.release_later(lsn, freed);
         Ok(())
@@ -149,7 +149,7 @@ impl<E: Env> Target<E> {
         failed.into_iter().for_each(|plan| self.data.borrow_mut().abort_write(plan));
         match written {
             Ok(()) => {
-                add(&self.counters.flushes_moved, 1);
+                add(&self.counts.worker.flushes_moved, 1);
                 Ok(plans)
             }
             Err(_) => {
@@ -167,7 +167,7 @@ impl<E: Env> Target<E> {
         fresh: Fresh,
         plans: &mut Vec<WritePlan>,
     ) -> Result<()> {
-        self.below.mind(self, runs.iter().map(|run| run.align_out(BLOCK).len()).sum());
+        self.storage.below.mind(self, runs.iter().map(|run| run.align_out(BLOCK).len()).sum());
         for run in runs {
             plans.push(self.plan(|data| data.plan_flush(object, *run, fresh)).await?);
         }
@@ -194,19 +194,19 @@ impl<E: Env> Target<E> {
         }
         debug_assert_eq!(at, buf.len(), "the plans fill the buffer");
         debug_assert_eq!(pieces.iter().map(|p| p.len).sum::<usize>(), buf.len(), "and all of it is written");
-        let begun_ns = self.write_back.now_ns();
-        let sizes = &self.counters.histograms.write;
-        add(&self.counters.data_writes, pieces.len() as u64);
+        let begun_ns = self.storage.write_back.now_ns();
+        let sizes = &self.counts.worker.histograms.write;
+        add(&self.counts.worker.data_writes, pieces.len() as u64);
         sizes.note_disk(pieces.iter().map(|p| p.len));
-        add(&self.counters.flush_bytes, buf.len() as u64);
+        add(&self.counts.worker.flush_bytes, buf.len() as u64);
         // What several mounts have written they may read as well; one that is alone keeps it itself.
-        let keeps = self.tokens.on() && self.disk.cache.borrow().is_open();
-        add(&self.counters.cache_flushed_bytes, if keeps { buf.len() as u64 } else { 0 });
-        let disk = self.disk.keeping(keeps);
+        let keeps = self.coherence.tokens.on() && self.storage.disk.cache.borrow().is_open();
+        add(&self.counts.worker.cache_flushed_bytes, if keeps { buf.len() as u64 } else { 0 });
+        let disk = self.storage.disk.keeping(keeps);
         let written = payload::write_each(&disk, buf, &pieces).await;
-        let took_ns = self.write_back.now_ns() - begun_ns;
+        let took_ns = self.storage.write_back.now_ns() - begun_ns;
         sizes.disk_us.note(took_ns / 1000);
-        self.write_back.note_disk(took_ns);
+        self.storage.write_back.note_disk(took_ns);
         written.into_iter().collect::<std::io::Result<()>>().map_err(|e| self.disk_error("write", &e))
     }
 
@@ -236,7 +236,7 @@ impl<E: Env> Target<E> {
         }
         for part in &parts {
             let to = (part.range.start - start) as usize;
-            self.write_back.load(part, &mut aligned[to..to + part.range.len() as usize])?;
+            self.storage.write_back.load(part, &mut aligned[to..to + part.range.len() as usize])?;
         }
         let edges: Vec<&[u8]> = edges.iter().map(|block| &**block).collect();
         amphi_data::complete_edges(plan, aligned, &edges);
@@ -274,7 +274,7 @@ impl<E: Env> Target<E> {
     /// Brings an inode up to what its object here has on the disk.
     pub fn note_landed(&self, ino: Ino, txn: &mut Txn) {
         let mut meta = self.meta.borrow_mut();
-        let Ok((wide, spread)) = meta.inode(ino).map(|i| (i.wide, i.spread)) else { return };
+        let Ok((wide, spread)) = meta.inode(ino).map(|i| (i.objects.wide, i.objects.spread)) else { return };
         let noted = if !wide {
             meta.settle(ino, &self.landed(ino), txn)
         } else if !spread {
@@ -290,7 +290,7 @@ impl<E: Env> Target<E> {
         let start = plan.aligned().start;
         for part in &plan.overlays {
             let to = (part.range.start - start) as usize;
-            self.write_back.load(part, &mut aligned[to..to + part.range.len() as usize])?;
+            self.storage.write_back.load(part, &mut aligned[to..to + part.range.len() as usize])?;
         }
         Ok(())
     }
@@ -307,7 +307,7 @@ impl<E: Env> Target<E> {
     /// What a client sees of an inode of this target that is not spread: with what was accepted and is not on the disk.
     pub fn view_of(&self, meta: &MetaStore, ino: Ino, inode: &Inode) -> InodeView {
         let mut view = plain_view(meta, ino, inode);
-        if inode.kind == Kind::File && !inode.spread && self.data.borrow().delayed.has_file(ino) {
+        if inode.kind == Kind::File && !inode.objects.spread && self.data.borrow().delayed.has_file(ino) {
             view.attr = inode.attr_with(ino, &self.gathered(ino));
         }
         view
@@ -327,7 +327,7 @@ impl<E: Env> Target<E> {
 
     /// The next units that are to be flushed.
     fn due(&self) -> Vec<UnitKey> {
-        let back = &self.write_back;
+        let back = &self.storage.write_back;
         let settings = back.settings();
         let (used, all) = back.usage();
         let every = !settings.on || back.look();
@@ -349,11 +349,11 @@ impl<E: Env> Target<E> {
 
     /// How long the agent may sleep.
     fn flush_pause(&self) -> Option<Duration> {
-        let age = Duration::from_nanos(self.write_back.settings().age_ns);
+        let age = Duration::from_nanos(self.storage.write_back.settings().age_ns);
         if !self.data.borrow().delayed.is_empty() {
             return Some((age / 4).clamp(PAUSE.0, PAUSE.1));
         }
-        self.write_back.is_missed_for(Duration::ZERO).then_some(AGAIN)
+        self.storage.write_back.is_missed_for(Duration::ZERO).then_some(AGAIN)
     }
 }
 
@@ -370,16 +370,16 @@ pub async fn flush_agent<E: Env>(env: E, target: Weak<Target<E>>, mut rung: mpsc
             None => rung.next().await,
         };
         let Some(target) = target.upgrade().filter(|_| woken.is_some()) else { return };
-        if !target.write_back.has_begun() || target.is_closed() {
+        if !target.storage.write_back.has_begun() || target.is_closed() {
             continue;
         }
         match target.flush_due().await {
             Ok(()) => {
                 told = false;
-                target.write_back.writers.keep_only(|ino| target.data.borrow().delayed.has_file(ino));
+                target.storage.write_back.writers.keep_only(|ino| target.data.borrow().delayed.has_file(ino));
                 target.give_up_memory(&env).await;
-                if target.write_back.is_missed_for(AGAIN) {
-                    target.tune_write_back(&env, target.write_back.settings());
+                if target.storage.write_back.is_missed_for(AGAIN) {
+                    target.tune_write_back(&env, target.storage.write_back.settings());
                 }
             }
             Err(Errno::NoSpace) => {}

@@ -38,7 +38,7 @@ impl<E: Env> Target<E> {
     /// nothing.
     async fn find_room(&self) -> Result<()> {
         if self.data.borrow().delayed.promised() > 0 {
-            add(&self.counters.flushes_for_room, 1);
+            add(&self.counts.worker.flushes_for_room, 1);
             // What cannot be written stays promised.
             let _ = self.flush_all().await;
         }
@@ -66,8 +66,8 @@ impl<E: Env> RequestCx<E> {
         last: bool,
     ) -> Result<Reply> {
         let target = &self.target;
-        let _turn = target.below.turns.take(vec![((), Hold::Exclusive)]).await;
-        let _alone = target.below.begin_alone();
+        let _turn = target.storage.below.turns.take(vec![((), Hold::Exclusive)]).await;
+        let _alone = target.storage.below.begin_alone();
         if !self.has_room_at_last(object, range).await? {
             return Err(Errno::NoSpace);
         }

@@ -24,7 +24,7 @@ impl<E: Env> RequestCx<E> {
     /// `Request::Link`.
     pub async fn link(&self, ino: Ino, dir: Ino, name: Name) -> Result<Reply> {
         // What others have not written back is asked for before anything is held.
-        let known = if self.target.tokens.on() { self.view_anywhere(ino, true).await.ok() } else { None };
+        let known = if self.target.coherence.tokens.on() { self.view_anywhere(ino, true).await.ok() } else { None };
         self.granted_attributes(None);
         for _ in 0..PLAN_TRIES {
             let place = super::names::place(&self.target, dir, &name).await?;

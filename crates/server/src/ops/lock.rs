@@ -25,7 +25,7 @@ impl<E: Env> RequestCx<E> {
         self.target.recovered().await;
         self.alive()?;
         let sent = || self.worker.send_callbacks(&self.target);
-        let (locks, now_ns) = (&self.target.locks, self.worker.now_ns());
+        let (locks, now_ns) = (&self.target.coherence.locks, self.worker.now_ns());
         let grant = match extent {
             LockExtent::Ahead => locks.enqueue_ahead(now_ns, self.session, object, mode, range)?,
             LockExtent::Grown => {
@@ -42,7 +42,7 @@ impl<E: Env> RequestCx<E> {
         self.alive()?;
         let now_ns = self.worker.now_ns();
         let (group, asked) = (GroupId(group), asked.map(LockId));
-        let (lock, granted) = self.target.locks.group(now_ns, self.session, object, group, wait, asked)?;
+        let (lock, granted) = self.target.coherence.locks.group(now_ns, self.session, object, group, wait, asked)?;
         self.worker.send_callbacks(&self.target);
         Ok(match granted {
             true => Reply::Locked { lock: lock.0, range: ByteRange::ALL },
@@ -53,27 +53,27 @@ impl<E: Env> RequestCx<E> {
     /// `Request::GroupWanted`.
     pub fn group_wanted(&self, object: ObjectId) -> Result<Reply> {
         self.alive()?;
-        Ok(Reply::GroupWanted(self.target.locks.group_wanted(object)))
+        Ok(Reply::GroupWanted(self.target.coherence.locks.group_wanted(object)))
     }
 
     /// `Request::LockCancel`.
     pub fn lock_cancel(&self, locks: &[u64]) -> Result<Reply> {
-        self.target.locks.cancel(self.worker.now_ns(), self.session, locks);
+        self.target.coherence.locks.cancel(self.worker.now_ns(), self.session, locks);
         self.worker.send_callbacks(&self.target);
-        self.target.glimpses.end_locks(self.session, locks);
+        self.target.coherence.glimpses.end_locks(self.session, locks);
         Ok(Reply::Done)
     }
 
     /// `Request::LockKept`.
     pub fn lock_kept(&self, locks: &[u64]) -> Result<Reply> {
         let most_ns = KEPT_DEADLINES * self.worker.tunables.callback_deadline_ns();
-        self.target.locks.kept(self.worker.now_ns(), self.session, locks, most_ns);
+        self.target.coherence.locks.kept(self.worker.now_ns(), self.session, locks, most_ns);
         Ok(Reply::Done)
     }
 
     /// `Request::Revoked`.
     pub fn revoked(&self, ids: &[u64]) -> Result<Reply> {
-        self.target.tokens.revoked(self.session, ids);
+        self.target.coherence.tokens.revoked(self.session, ids);
         Ok(Reply::Done)
     }
 }

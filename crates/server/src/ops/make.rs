@@ -83,12 +83,12 @@ impl<E: Env> RequestCx<E> {
     fn lock_new(&self, ino: Ino) -> Option<u64> {
         // A session that has ended meanwhile would keep it for ever.
         let grows = self.worker.tunables.on(Tunable::LockGrowth);
-        if !grows || !self.target.reclaim_pending.borrow().is_empty() || !self.target.has_session(self.session) {
+        if !grows || !self.target.reclaim.is_over() || !self.target.has_session(self.session) {
             return None;
         }
         let object = ObjectId { ino, stripe: 0 };
         let now_ns = self.worker.now_ns();
-        let locks = &self.target.locks;
+        let locks = &self.target.coherence.locks;
         let asked = locks.enqueue(now_ns, self.session, object, Mode::Write, ByteRange::ALL, Growth::Exact, || {});
         asked.now_or_never()?.ok().map(|grant| grant.id.0)
     }
@@ -151,7 +151,7 @@ impl<E: Env> RequestCx<E> {
             let inode = self.target.view_of(&meta, ino, meta.inode(ino)?);
             drop(meta);
             let reply = Reply::Made { inode, created: true, lock: None };
-            self.target.opens.borrow_mut().open(self.session, ino, open);
+            self.target.files.open.borrow_mut().open(self.session, ino, open);
             let lsn = self.append(txn, Order::Plain, &reply, Some((ino, open)));
             self.grant_attributes(&inode);
             (lsn, reply)

@@ -22,8 +22,8 @@ pub fn plain_view(meta: &MetaStore, ino: Ino, inode: &Inode) -> InodeView {
         attr: inode.attr(ino),
         layout: inode.layout,
         advice: inode.advice,
-        generation: inode.generation,
-        spread: inode.spread,
+        generation: inode.objects.generation,
+        spread: inode.objects.spread,
         xattrs: meta.xattrs(ino).next().is_some(),
         capability: meta.gives_capabilities(ino),
     }
@@ -31,7 +31,7 @@ pub fn plain_view(meta: &MetaStore, ino: Ino, inode: &Inode) -> InodeView {
 
 /// A directory as the listing of the one above shows it.
 pub fn directory_view(meta: &MetaStore, ino: Ino) -> Option<InodeView> {
-    let inode = meta.inode(ino).ok().filter(|inode| inode.kind == Kind::Dir && !inode.spread)?;
+    let inode = meta.inode(ino).ok().filter(|inode| inode.kind == Kind::Dir && !inode.objects.spread)?;
     Some(plain_view(meta, ino, inode))
 }
 
@@ -89,7 +89,7 @@ impl<E: Env> RequestCx<E> {
         two_phase::settle_names(&self.target, dir).await;
         let (parent, mut entries, end) = self.list(dir, cookie, max, plus)?;
         self.worker.send_revocations(&self.target);
-        if plus && !self.target.tokens.on() {
+        if plus && !self.target.coherence.tokens.on() {
             self.add_directories(&mut entries).await;
         }
         Ok(Reply::Entries { parent, entries, end })
@@ -105,13 +105,14 @@ impl<E: Env> RequestCx<E> {
         let parent = if cookie == 0 { Some(meta.parent(dir)?) } else { None };
         let (found, end) = meta.readdir(dir, cookie, (max as usize).clamp(1, ENTRIES_MAX))?;
         // What others are writing, and what is gathered over targets, is not at hand.
-        let known = |ino: &Ino| !self.target.tokens.on() || !self.target.written_elsewhere(self.session, *ino);
+        let known =
+            |ino: &Ino| !self.target.coherence.tokens.on() || !self.target.written_elsewhere(self.session, *ino);
         let view = |ino: Ino| {
-            let inode = meta.inode(ino).ok().filter(|i| !i.spread && (i.kind == Kind::Dir || known(&ino)));
+            let inode = meta.inode(ino).ok().filter(|i| !i.objects.spread && (i.kind == Kind::Dir || known(&ino)));
             inode.map(|i| self.target.view_of(&meta, ino, i))
         };
         let tokens = |name: &Name, inode: Option<&InodeView>| {
-            if !plus || !self.target.tokens.on() {
+            if !plus || !self.target.coherence.tokens.on() {
                 return Tokens::default();
             }
             let now_ns = self.worker.now_ns();

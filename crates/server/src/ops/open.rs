@@ -16,7 +16,6 @@ use amphi_types::{Cred, Errno, Ino, Result, SessionId, TargetId, Timespec, Token
 use amphi_wire::{Access, HeldLock, InodeView, LockMode, Reply, RequestId, TokenGrant, Tokens};
 use amphi_zone::{Lsn, Order};
 use futures_util::FutureExt;
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::time::Duration;
@@ -55,8 +54,7 @@ impl Opening<'_> {
 
     /// Whether this very open is registered.
     fn is_registered<E: Env>(&self, target: &Target<E>, ino: Ino) -> bool {
-        let opened_for = target.opened_for.borrow();
-        self.slot().is_some_and(|(slot, seq)| opened_for.get(&slot) == Some(&(seq, ino)))
+        self.slot().is_some_and(|(slot, seq)| target.files.was_opened_for(slot, seq, ino))
     }
 }
 
@@ -69,15 +67,17 @@ pub async fn open_here<E: Env>(
     ino: Ino,
     how: Opening<'_>,
 ) -> Result<(InodeView, Option<u64>, Option<TokenGrant>)> {
-    let is_news = || how.access.write && target.tokens.on() && !target.opens.borrow().is_writer(how.session, ino);
+    let is_news =
+        || how.access.write && target.coherence.tokens.on() && !target.files.open.borrow().is_writer(how.session, ino);
     let mut changed = None;
     loop {
         if is_news() {
-            let _guard = target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+            let _guard = target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
             check_open(target, how.cred, ino, how.access, how.exec)?;
             let key = Changed { key: TokenKey::Attributes(ino), known: how.known, joint: false };
             let sent = || worker.send_revocations(target);
-            let mut changing = target.tokens.change(|| worker.now_ns(), how.session, || vec![key], sent).await;
+            let mut changing =
+                target.coherence.tokens.change(|| worker.now_ns(), how.session, || vec![key], sent).await;
             register(target, ino, &how)?;
             changed = changing.end();
             break;
@@ -110,12 +110,12 @@ fn register<E: Env>(target: &Target<E>, ino: Ino, how: &Opening<'_>) -> Result<(
     if !target.has_session(how.session) {
         return Err(Errno::Io);
     }
-    target.opens.borrow_mut().open(how.session, ino, how.access);
+    target.files.open.borrow_mut().open(how.session, ino, how.access);
     if let Some((slot, seq)) = how.slot() {
-        target.opened_for.borrow_mut().insert(slot, (seq, ino));
-        if target.reclaim_pending.borrow().contains(&how.session) {
+        target.files.note_opened_for(slot, seq, ino);
+        if target.reclaim.is_pending(how.session) {
             // Its client does not know of it yet, so it cannot say it again.
-            target.opened_early.borrow_mut().push((how.session, ino, how.access));
+            target.files.note_early(how.session, ino, how.access);
         }
     }
     Ok(())
@@ -127,26 +127,18 @@ fn withdraw<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino, ho
         if !how.is_registered(target, ino) {
             return;
         }
-        target.opened_for.borrow_mut().remove(&slot);
+        target.files.forget_opened_for(slot);
     }
-    forget_early(target, how.session, ino, how.access);
-    if target.opens.borrow_mut().close(how.session, ino, how.access) {
+    target.files.forget_early(how.session, ino, how.access);
+    if target.files.open.borrow_mut().close(how.session, ino, how.access) {
         after_close(worker, target, ino);
-    }
-}
-
-/// What was opened for a session that had not come back is closed.
-fn forget_early<E: Env>(target: &Target<E>, session: SessionId, ino: Ino, access: Access) {
-    let mut early = target.opened_early.borrow_mut();
-    if let Some(at) = early.iter().position(|o| *o == (session, ino, access)) {
-        early.swap_remove(at);
     }
 }
 
 fn check_open<E: Env>(target: &Target<E>, cred: &Cred, ino: Ino, access: Access, exec: bool) -> Result<()> {
     let meta = target.meta.borrow();
     let inode = meta.inode(ino)?;
-    if inode.nlink == 0 && (inode.pending.destroy || !target.opens.borrow().is_open(ino)) {
+    if inode.nlink == 0 && (inode.pending.destroy || !target.files.open.borrow().is_open(ino)) {
         return Err(Errno::Stale);
     }
     meta.check_open(cred, ino, Want { read: access.read && !exec, write: access.write, exec })
@@ -155,10 +147,10 @@ fn check_open<E: Env>(target: &Target<E>, cred: &Cred, ino: Ino, access: Access,
 /// An open of the inode has ended: destroys it if it has no name and nobody has it open, settles its size if nobody
 /// writes it any more.
 pub fn after_close<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, ino: Ino) {
-    let Ok((nlink, spread)) = target.meta.borrow().inode(ino).map(|i| (i.nlink, i.spread)) else { return };
+    let Ok((nlink, spread)) = target.meta.borrow().inode(ino).map(|i| (i.nlink, i.objects.spread)) else { return };
     if nlink == 0 {
         destroy_orphan(worker, target, ino);
-    } else if spread && !target.opens.borrow().has_writer(ino) {
+    } else if spread && !target.files.open.borrow().has_writer(ino) {
         settle_later(worker, target, ino);
     }
 }
@@ -180,16 +172,16 @@ pub async fn open_again<E: Env>(
 /// Ends, when the session has had its time to ask again for what an earlier run had answered, the opens that are still
 /// kept for that: most of them were closed in that run.
 fn end_kept_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, session: SessionId) {
-    if !target.slots.borrow().kept_opens().any(|(s, _, _)| s == session) {
+    if !target.sessions.slots.borrow().kept_opens().any(|(s, _, _)| s == session) {
         return;
     }
     let (worker, weak, sleep) = (worker.clone(), Rc::downgrade(target), worker.env.sleep(KEPT_FOR));
     worker.env.clone().spawn(async move {
         sleep.await;
         let Some(target) = weak.upgrade() else { return };
-        let ended = target.slots.borrow_mut().end_kept(session);
+        let ended = target.sessions.slots.borrow_mut().end_kept(session);
         for (ino, access) in ended {
-            if target.opens.borrow_mut().close(session, ino, access) {
+            if target.files.open.borrow_mut().close(session, ino, access) {
                 after_close(&worker, &target, ino);
             }
         }
@@ -198,16 +190,12 @@ fn end_kept_later<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, sessio
 
 /// The session has said what it has open, or has ended.
 pub fn present<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, session: SessionId) {
-    target.tokens.present(session);
+    target.coherence.tokens.present(session);
     worker.send_revocations(target);
-    if target.reclaim_pending.borrow_mut().remove(&session) {
+    if target.reclaim.settle(session) {
         end_kept_later(worker, target, session);
         reap_orphans(worker, target);
-        if target.reclaim_pending.borrow().is_empty() {
-            for waiting in target.waiting_for_reclaim.take() {
-                let _ = waiting.send(());
-            }
-        }
+        target.reclaim.wake();
         super::file_lock::recovered(worker, target);
     }
 }
@@ -260,8 +248,8 @@ impl<E: Env> RequestCx<E> {
             self.accessed(times.to_vec());
         }
         for &(ino, access, _) in closes {
-            forget_early(&self.target, self.session, ino, access);
-            if self.target.opens.borrow_mut().close(self.session, ino, access) {
+            self.target.files.forget_early(self.session, ino, access);
+            if self.target.files.open.borrow_mut().close(self.session, ino, access) {
                 after_close(&self.worker, &self.target, ino);
             }
         }
@@ -282,18 +270,18 @@ impl<E: Env> RequestCx<E> {
                 target.append(txn, Order::Plain);
             }
         };
-        if self.target.tokens.on() {
+        if self.target.coherence.tokens.on() {
             let (worker, target, session) = (self.worker.clone(), self.target.clone(), self.session);
             self.worker.env.spawn(async move {
                 let held = times.iter().map(|(ino, _)| (NameKey::Inode(*ino), Hold::Exclusive)).collect();
-                let _guard = target.names.take(held).await;
+                let _guard = target.queues.names.take(held).await;
                 if target.zone.reserve(0).await.is_err() {
                     return;
                 }
                 let keys =
                     || times.iter().map(|(ino, _)| Changed::alone(TokenKey::Attributes(*ino)).unknown()).collect();
                 let sent = || worker.send_revocations(&target);
-                let _changing = target.tokens.change(|| worker.now_ns(), session, keys, sent).await;
+                let _changing = target.coherence.tokens.change(|| worker.now_ns(), session, keys, sent).await;
                 apply(&target, &times);
             });
             return;
@@ -310,11 +298,11 @@ impl<E: Env> RequestCx<E> {
         let Ok(nlink) = self.target.meta.borrow().inode(ino).map(|i| i.nlink) else { return Ok(Reply::Done) };
         // A session that has not come back yet may have it open as well, and an operation that holds it may be about to
         // give it a name.
-        let held = self.target.names.is_held_alone(&NameKey::Inode(ino));
-        if nlink > 0 || held || !self.target.reclaim_pending.borrow().is_empty() {
+        let held = self.target.queues.names.is_held_alone(&NameKey::Inode(ino));
+        if nlink > 0 || held || !self.target.reclaim.is_over() {
             return Err(Errno::Busy);
         }
-        if !self.target.opens.borrow_mut().close_last(self.session, ino, u64::from(opens)) {
+        if !self.target.files.open.borrow_mut().close_last(self.session, ino, u64::from(opens)) {
             return Err(Errno::Busy);
         }
         after_close(&self.worker, &self.target, ino);
@@ -325,23 +313,17 @@ impl<E: Env> RequestCx<E> {
     /// meanwhile, and others may cache their attributes: it writes on without saying so, so they are spread again,
     /// stably, and nobody caches them, before the answer.
     pub async fn represent(&self, opens: Vec<(Ino, Access)>, locks: Vec<HeldLock>) -> Result<Reply> {
-        self.target.represented.set(self.target.represented.get() + 1);
-        let known = |sessions: &RefCell<BTreeSet<SessionId>>| sessions.borrow().contains(&self.session);
         // Asked for once more it must not wait for who changes a file: that one may wait for a lock that was taken in,
         // and the mount hears of nothing before it has this answer.
-        let is_late = !known(&self.target.reclaim_pending) && !known(&self.target.reclaim_done);
-        if !is_late {
-            self.target.reclaim_done.borrow_mut().insert(self.session);
-        }
+        let is_late = self.target.reclaim.begin_saying(self.session);
         let written: BTreeSet<Ino> = opens.iter().filter(|(_, access)| access.write).map(|(ino, _)| *ino).collect();
         let written: Vec<Ino> = written.into_iter().collect();
         {
-            let mut table = self.target.opens.borrow_mut();
+            let mut table = self.target.files.open.borrow_mut();
             table.drop_session(self.session);
-            let kept: Vec<_> = self.target.slots.borrow().kept_opens().collect();
-            let early = self.target.opened_early.borrow();
-            let kept = kept.iter().chain(early.iter()).filter(|(s, _, _)| *s == self.session);
-            let kept = kept.map(|(_, ino, access)| (*ino, *access));
+            let kept: Vec<_> = self.target.sessions.slots.borrow().kept_opens().collect();
+            let kept = kept.into_iter().filter(|(s, _, _)| *s == self.session);
+            let kept = kept.map(|(_, ino, access)| (ino, access)).chain(self.target.files.early_of(self.session));
             let meta = self.target.meta.borrow();
             // A client that speaks for one user alone is believed what he might open now.
             let may = |ino: Ino, access: Access| {
@@ -358,7 +340,7 @@ impl<E: Env> RequestCx<E> {
         // In the step in which it is a writer: nothing is settled from here on.
         let spread = self.spread_again(&written);
         // What a session held that was evicted meanwhile, others may have had since.
-        let ids = match self.target.reclaim_eligible.borrow().contains(&self.session) {
+        let ids = match self.target.reclaim.is_eligible(self.session) {
             true => {
                 let mode = |m: LockMode| if m == LockMode::Read { Mode::Read } else { Mode::Write };
                 let owner = |group: Option<u64>| match group {
@@ -367,12 +349,12 @@ impl<E: Env> RequestCx<E> {
                 };
                 let locks: Vec<_> =
                     locks.into_iter().map(|l| (owner(l.group), l.object, mode(l.mode), l.range)).collect();
-                self.target.locks.take_in(self.session, &locks)
+                self.target.coherence.locks.take_in(self.session, &locks)
             }
             false => Vec::new(),
         };
         present(&self.worker, &self.target, self.session);
-        if is_late && self.target.tokens.on() {
+        if is_late && self.target.coherence.tokens.on() {
             for some in written.chunks(OPENS_A_STEP) {
                 let keys = some.iter().map(|ino| Changed::alone(TokenKey::Attributes(*ino)).unknown()).collect();
                 drop(self.change(|| keys).await);
@@ -383,7 +365,7 @@ impl<E: Env> RequestCx<E> {
             let _ = self.target.zone.stable(lsn).await;
         }
         if self.alive().is_ok() {
-            self.target.reclaim_done.borrow_mut().insert(self.session);
+            self.target.reclaim.end_saying(self.session);
         }
         Ok(Reply::Locks(ids))
     }
@@ -391,7 +373,8 @@ impl<E: Env> RequestCx<E> {
     /// Marks files that have data on several targets as spread. Returns the last record of that, if any was not.
     fn spread_again(&self, inos: &[Ino]) -> Option<Lsn> {
         let mut meta = self.target.meta.borrow_mut();
-        let settled = |meta: &MetaStore, ino| meta.inode(ino).is_ok_and(|i| i.wide && !i.spread && i.nlink > 0);
+        let settled =
+            |meta: &MetaStore, ino| meta.inode(ino).is_ok_and(|i| i.objects.wide && !i.objects.spread && i.nlink > 0);
         let settled: Vec<Ino> = inos.iter().copied().filter(|ino| settled(&meta, *ino)).collect();
         let mut last = None;
         for some in settled.chunks(OPENS_A_STEP) {

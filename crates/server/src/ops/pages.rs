@@ -23,7 +23,7 @@ pub(super) struct Changed<E: Env> {
 
 impl<E: Env> Changed<E> {
     fn note(&self) {
-        self.target.left_pages.borrow_mut().changed(self.ino, self.by, self.range);
+        self.target.coherence.left_pages.borrow_mut().changed(self.ino, self.by, self.range);
     }
 }
 
@@ -44,19 +44,19 @@ impl<E: Env> RequestCx<E> {
     /// `Request::PagesLeft`.
     pub fn pages_left(&self, ino: Ino) -> Result<Reply> {
         self.alive()?;
-        let left = self.target.left_pages.borrow_mut().begin(ino, self.session)?;
+        let left = self.target.coherence.left_pages.borrow_mut().begin(ino, self.session)?;
         Ok(Reply::PagesLeft(left))
     }
 
     /// `Request::PagesTaken`.
     pub fn pages_taken(&self, ino: Ino, left: u64) -> Result<Reply> {
-        self.target.left_pages.borrow_mut().end(ino, self.session, left);
+        self.target.coherence.left_pages.borrow_mut().end(ino, self.session, left);
         Ok(Reply::Done)
     }
 
     /// `Request::PagesRead`.
     pub async fn pages_read(&self, object: ObjectId, range: ByteRange, left: u64) -> Result<(Reply, Option<Buf>)> {
-        self.target.left_pages.borrow_mut().renewed(object.ino, self.session, left, range);
+        self.target.coherence.left_pages.borrow_mut().renewed(object.ino, self.session, left, range);
         self.read(object, range, false, ReadAdvice::Normal).await
     }
 
@@ -80,7 +80,7 @@ impl<E: Env> RequestCx<E> {
         self.reserve(write_growth(range.len())).await?;
         let _changing = self.change_unopened(object).await;
         // With the lock held nobody else changes them.
-        let parts = self.target.left_pages.borrow().unchanged(object.ino, self.session, left, range)?;
+        let parts = self.target.coherence.left_pages.borrow().unchanged(object.ino, self.session, left, range)?;
         let kind = WriteKind { server_lock: true, kill_suidgid: self.is_for_a_user(), ..kind };
         let mut at = range.start;
         let mut reply = Reply::Written { roomy: self.is_roomy() };

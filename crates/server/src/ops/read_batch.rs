@@ -112,7 +112,7 @@ impl<E: Env> RequestCx<E> {
                 let Some(grant) = grant else { continue };
                 self.add_part(&asked, index, &parts[index], Lock::Held(grant), &mut found);
                 if found.files[index].is_err() {
-                    self.target.locks.cancel(self.worker.now_ns(), self.session, &[grant.0]);
+                    self.target.coherence.locks.cancel(self.worker.now_ns(), self.session, &[grant.0]);
                 }
             }
             found.wanted.sort_by_key(|w| w.index);
@@ -158,10 +158,15 @@ impl<E: Env> RequestCx<E> {
             let size = self.target.meta.borrow().inode(object.ino).map_or(0, |i| i.size);
             let (range, now_ns) = (self.range_ahead(size), self.worker.now_ns());
             async move {
-                let asked =
-                    self.target.locks.enqueue(now_ns, self.session, object, Mode::Read, range, Growth::Exact, || {
-                        self.worker.send_callbacks(&self.target)
-                    });
+                let asked = self.target.coherence.locks.enqueue(
+                    now_ns,
+                    self.session,
+                    object,
+                    Mode::Read,
+                    range,
+                    Growth::Exact,
+                    || self.worker.send_callbacks(&self.target),
+                );
                 if let Ok(grant) = asked.await {
                     grants.borrow_mut()[at] = Some((grant.id.0, grant.range));
                 }
@@ -189,7 +194,7 @@ impl<E: Env> RequestCx<E> {
     ) -> std::result::Result<(FileAhead, Option<(ReadPlan, SpanGuard)>), Refused> {
         let (target, ino) = (&self.target, part.ino);
         let keys = vec![NameKey::Entry(asked.dir, part.name.clone()), NameKey::Inode(ino)];
-        if !target.reclaim_pending.borrow().is_empty() || target.settle(keys).now_or_never().is_none() {
+        if !target.reclaim.is_over() || target.settle(keys).now_or_never().is_none() {
             return Err(Refused::For(Errno::Again));
         }
         self.alive()?;
@@ -214,25 +219,27 @@ impl<E: Env> RequestCx<E> {
                 // Grown meanwhile, where locks do not cover it.
                 Lock::Held((_, held)) if !held.contains(&all) => return Err(Refused::For(Errno::Again)),
                 Lock::Held(grant) => Some(grant),
-                Lock::Free => match target.locks.enqueue_ahead(now_ns, self.session, object, Mode::Read, range) {
-                    Ok(grant) => Some((grant.id.0, grant.range)),
-                    Err(Errno::Again) => return Err(Refused::Locked),
-                    Err(e) => return Err(Refused::For(e)),
-                },
+                Lock::Free => {
+                    match target.coherence.locks.enqueue_ahead(now_ns, self.session, object, Mode::Read, range) {
+                        Ok(grant) => Some((grant.id.0, grant.range)),
+                        Err(Errno::Again) => return Err(Refused::Locked),
+                        Err(e) => return Err(Refused::For(e)),
+                    }
+                }
             };
             read = Some((all, span));
         }
         let mut tokens = Tokens::default();
-        if target.tokens.on() && asked.tokens {
+        if target.coherence.tokens.on() && asked.tokens {
             tokens.attributes = target.grant_attributes(now_ns, self.session, &view);
             if tokens.attributes.is_none() {
                 // Without, the client could not know how long the permission holds.
-                locked.iter().for_each(|(id, _)| target.locks.cancel(now_ns, self.session, &[*id]));
+                locked.iter().for_each(|(id, _)| target.coherence.locks.cancel(now_ns, self.session, &[*id]));
                 return Err(Refused::For(Errno::Again));
             }
             tokens.name = target.grant_name(now_ns, self.session, asked.dir, &part.name);
         }
-        target.opens.borrow_mut().open(self.session, ino, READ);
+        target.files.open.borrow_mut().open(self.session, ino, READ);
         let read = read.map(|(all, span)| (target.data.borrow().plan_read(object, all), span));
         Ok((FileAhead { inode: view, tokens, lock: locked, bytes: None }, read))
     }
@@ -244,7 +251,7 @@ impl<E: Env> RequestCx<E> {
             return Err(Errno::Stale);
         }
         let inode = meta.inode(part.ino)?;
-        if inode.kind != Kind::File || inode.spread || inode.nlink == 0 {
+        if inode.kind != Kind::File || inode.objects.spread || inode.nlink == 0 {
             return Err(Errno::Stale);
         }
         if !planted::is(Mistake::UncheckedAhead) {
@@ -284,7 +291,8 @@ impl<E: Env> RequestCx<E> {
         let sizes = &self.worker.counters.histograms.read;
         sizes.note(buf.len() as u64, pieces.iter().map(|p| p.len));
         let since_ns = self.worker.now_ns();
-        let (result, mut buf) = payload::read_pieces(&self.target.reads, &self.target.disk, buf, &pieces).await;
+        let (result, mut buf) =
+            payload::read_pieces(&self.target.storage.reads, &self.target.storage.disk, buf, &pieces).await;
         sizes.disk_us.note(self.worker.now_ns().saturating_sub(since_ns) / 1000);
         if let Err(e) = result {
             self.target.disk_error("read", &e);

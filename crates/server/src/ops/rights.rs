@@ -39,10 +39,10 @@ pub fn right_of<E: Env>(target: &Target<E>, ino: Ino, session: SessionId) -> Res
     if inode.kind != Kind::File {
         return Err(Errno::Inval);
     }
-    let access = target.opens.borrow().access(session, ino);
+    let access = target.files.open.borrow().access(session, ino);
     match access {
-        Some(access) => Ok(Right { access, wide: inode.wide, layout: inode.layout }),
-        None if target.reclaim_pending.borrow().contains(&session) => Err(Errno::Again),
+        Some(access) => Ok(Right { access, wide: inode.objects.wide, layout: inode.layout }),
+        None if target.reclaim.is_pending(session) => Err(Errno::Again),
         None => Err(Errno::BadFd),
     }
 }
@@ -60,12 +60,12 @@ impl<E: Env> RequestCx<E> {
             return Err(Errno::Inval);
         }
         let allowed = |right: &Right| right.allows(object, self.target.id, touch);
-        if self.target.rights.borrow().get(object.ino, self.session).is_some_and(allowed) {
+        if self.target.files.rights.borrow().get(object.ino, self.session).is_some_and(allowed) {
             return Ok(());
         }
         // It may have been opened anew, for writing, or spread since.
         for _ in 0..TRIES {
-            self.target.rights.borrow_mut().asking(object.ino, self.session);
+            self.target.files.rights.borrow_mut().asking(object.ino, self.session);
             let question = TargetRequest::Right(self.session, object.ino);
             let right = match self.worker.ask(object.ino.target(), question).await {
                 Ok(TargetReply::Right(right)) => right,
@@ -77,7 +77,7 @@ impl<E: Env> RequestCx<E> {
                 }
                 Err(e) => return Err(e),
             };
-            if self.target.rights.borrow_mut().answered(object.ino, self.session, right) {
+            if self.target.files.rights.borrow_mut().answered(object.ino, self.session, right) {
                 return if allowed(&right) { Ok(()) } else { Err(right.refusal(object, self.target.id)) };
             }
         }
@@ -85,7 +85,7 @@ impl<E: Env> RequestCx<E> {
     }
 
     fn check_here(&self, object: ObjectId, touch: Touch) -> Result<()> {
-        let access = self.target.opens.borrow().access(self.session, object.ino);
+        let access = self.target.files.open.borrow().access(self.session, object.ino);
         if object.stripe == 0 && access.is_some_and(|a| a.write || touch == Touch::Look) {
             return Ok(());
         }
@@ -107,7 +107,7 @@ impl<E: Env> RequestCx<E> {
             let goes = self.target.meta.borrow().inode(object.ino).is_ok_and(|i| i.pending.destroy);
             return if goes { Err(Errno::Stale) } else { Ok(()) };
         }
-        let rights = self.target.rights.borrow();
+        let rights = self.target.files.rights.borrow();
         let allowed = |right: &Right| right.allows(object, self.target.id, Touch::Change);
         if rights.get(object.ino, self.session).is_some_and(allowed) { Ok(()) } else { Err(Errno::Stale) }
     }

@@ -45,9 +45,9 @@ impl<E: Env> Target<E> {
             return Ok(None);
         };
         let range = ByteRange::at(block * BLOCK, blocks * BLOCK);
-        let is_asked = self.asked_of(object).unwrap_or_default().are_made(self.verifier.is_on());
+        let is_asked = self.asked_of(object).unwrap_or_default().are_made(self.storage.verifier.is_on());
         let adopts = is_asked && self.zone.reserve(ITEM_BYTES).await.is_ok();
-        let _span = self.spans.take(object, range, Hold::Shared).await;
+        let _span = self.queues.spans.take(object, range, Hold::Shared).await;
         let end = (object, block + blocks);
         if self.is_closed() {
             return Ok(None);
@@ -71,11 +71,11 @@ impl<E: Env> Target<E> {
                 adopted += data.adopt_checksums(physical, &sums, &mut txn);
             }
             drop(data);
-            add(&self.counters.scrub_adopted, adopted);
+            add(&self.counts.worker.scrub_adopted, adopted);
             self.append(txn, Order::AfterData);
         }
         let blocks: u64 = plan.segments.iter().filter(|s| s.physical.is_some()).map(|s| s.blocks).sum();
-        add(&self.counters.scrubbed_bytes, blocks * BLOCK);
+        add(&self.counts.worker.scrubbed_bytes, blocks * BLOCK);
         Ok(Some((end, blocks * BLOCK)))
     }
 
@@ -92,7 +92,7 @@ impl<E: Env> Target<E> {
             );
         }
         let buf = Buf::scratch(aligned.len() as usize);
-        let (result, buf) = payload::read_pieces(&self.reads, &self.disk, buf, &pieces).await;
+        let (result, buf) = payload::read_pieces(&self.storage.reads, &self.storage.disk, buf, &pieces).await;
         result.map_err(|e| self.disk_error("read", &e))?;
         Ok(buf)
     }
@@ -102,7 +102,7 @@ impl<E: Env> Target<E> {
 pub async fn scrub_agent<E: Env>(env: E, target: Weak<Target<E>>, mut rung: mpsc::Receiver<()>) {
     let mut place = None;
     loop {
-        let Some(rate) = target.upgrade().map(|t| t.verifier.scrub_bytes_per_s()) else { return };
+        let Some(rate) = target.upgrade().map(|t| t.storage.verifier.scrub_bytes_per_s()) else { return };
         let mut pause = None;
         if rate > 0 {
             let Some(target) = target.upgrade().filter(|t| !t.is_closed()) else { return };
@@ -123,19 +123,19 @@ pub async fn scrub_agent<E: Env>(env: E, target: Weak<Target<E>>, mut rung: mpsc
 
 /// Does one chunk; how long to wait then.
 async fn scrub_step<E: Env>(target: &Rc<Target<E>>, place: &mut Option<Place>, rate: u64) -> Duration {
-    if !target.write_back.has_begun() {
+    if !target.storage.write_back.has_begun() {
         return Duration::from_secs(1);
     }
     match target.scrub_chunk(*place).await {
         Ok(Some((end, bytes))) => {
             *place = Some(end);
-            target.verifier.note_scrubbed(bytes);
+            target.storage.verifier.note_scrubbed(bytes);
             Duration::from_nanos((bytes.saturating_mul(1_000_000_000) / rate).max(1000))
         }
         Ok(None) => {
             *place = None;
-            target.verifier.note_pass();
-            add(&target.counters.scrub_passes, 1);
+            target.storage.verifier.note_pass();
+            add(&target.counts.worker.scrub_passes, 1);
             PAUSE
         }
         Err(Errno::Io) => {

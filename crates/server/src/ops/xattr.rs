@@ -28,7 +28,7 @@ impl<E: Env> RequestCx<E> {
             XattrMode::Replace => meta::XattrMode::Replace,
         };
         self.reserve(256 + (name.len() + value.len()) as u64).await?;
-        let _guard = self.target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+        let _guard = self.target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
         let mut changing = self.change_attributes(ino).await;
         self.alive()?;
         let mut txn = Txn::default();
@@ -39,7 +39,7 @@ impl<E: Env> RequestCx<E> {
     /// `Request::RemoveXattr`.
     pub async fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<Reply> {
         self.reserve(0).await?;
-        let _guard = self.target.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+        let _guard = self.target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
         let mut changing = self.change_attributes(ino).await;
         self.alive()?;
         let mut txn = Txn::default();

@@ -37,16 +37,16 @@ impl<E: Env> Target<E> {
     /// Brings what an earlier process had in memory to the disk, stable, and gives up what was lost with that memory.
     /// A server that joins begins twice: the memory that is there the second time is its own.
     pub(super) async fn land_left(&self, env: &E) -> Result<()> {
-        if self.write_back.has_begun() {
+        if self.storage.write_back.has_begun() {
             return Ok(());
         }
-        let lost = self.write_back.take_lost();
+        let lost = self.storage.write_back.take_lost();
         if !lost.is_empty() {
             let bytes: u64 = lost.iter().filter(|lost| !lost.is_logged).map(|lost| lost.range.len()).sum();
             if bytes > 0 {
                 tracing::error!("{}: {bytes} bytes of unsynced writes are gone with the memory they were in", self.id);
             }
-            if bytes > 0 && !self.noted_lost {
+            if bytes > 0 && !self.place.noted_lost {
                 self.zone.note_lost().await.map_err(|_| Errno::Io)?;
             }
         }
@@ -68,24 +68,24 @@ impl<E: Env> Target<E> {
             self.zone.stable(lsn).await?;
             write_back::forget(env, &self.zone, number);
         }
-        self.write_back.begin();
+        self.storage.write_back.begin();
         Ok(())
     }
 
     /// Takes new settings of write-back.
     pub fn tune_write_back(&self, env: &E, settings: Settings) {
         let mut txn = Txn::default();
-        self.write_back.tune(env, &self.zone, &mut self.data.borrow_mut(), settings, &mut txn);
+        self.storage.write_back.tune(env, &self.zone, &mut self.data.borrow_mut(), settings, &mut txn);
         self.append(txn, Order::Plain);
     }
 
     /// Removes memory for accepted bytes that is not wanted any more, if nothing lies in it.
     pub async fn give_up_memory(&self, env: &E) {
-        if self.closed.get() || !self.write_back.is_spare(&self.data.borrow()) {
+        if self.closed.get() || !self.storage.write_back.is_spare(&self.data.borrow()) {
             return;
         }
         let mut txn = Txn::default();
-        let Some(number) = self.write_back.give_up(&mut self.data.borrow_mut(), &mut txn) else { return };
+        let Some(number) = self.storage.write_back.give_up(&mut self.data.borrow_mut(), &mut txn) else { return };
         let lsn = self.append(txn, Order::Plain);
         if self.zone.kept(lsn).await.is_ok() {
             write_back::forget(env, &self.zone, number);
@@ -126,7 +126,7 @@ impl<E: Env> Target<E> {
             data.delayed.promised() >= PROMISED_MIN && data.space().1 < SHORT_BLOCKS
         };
         if is_short {
-            add(&self.counters.flushes_for_room, 1);
+            add(&self.counts.worker.flushes_for_room, 1);
             // What cannot be written stays promised, and whoever finds no room is told.
             let _ = self.flush_all().await;
         }
@@ -164,7 +164,7 @@ impl<E: Env> Target<E> {
         let mut loaded = Vec::with_capacity(parts.len());
         for (object, part) in &parts {
             let mut bytes = vec![0; part.range.len() as usize];
-            self.write_back.load(part, &mut bytes)?;
+            self.storage.write_back.load(part, &mut bytes)?;
             loaded.push((*object, part.range, bytes));
         }
         let sum: u64 = loaded.iter().map(|(_, range, _)| range.len()).sum();
@@ -172,9 +172,9 @@ impl<E: Env> Target<E> {
         let mut txn = Txn::default();
         let extents = loaded.iter().map(|(object, range, bytes)| (*object, *range, &bytes[..]));
         self.data.borrow_mut().delayed.log(extents, &mut txn);
-        loaded.iter().for_each(|(object, range, _)| self.unstable.written(*object, range.len()));
-        add(&self.counters.logged, loaded.len() as u64);
-        add(&self.counters.logged_bytes, sum);
+        loaded.iter().for_each(|(object, range, _)| self.counts.unstable.written(*object, range.len()));
+        add(&self.counts.worker.logged, loaded.len() as u64);
+        add(&self.counts.worker.logged_bytes, sum);
         if !planted::is(Mistake::ForgottenLog) {
             self.append(txn, Order::Plain);
         }
@@ -183,12 +183,12 @@ impl<E: Env> Target<E> {
 
     /// Lets pages be used again that nobody needs any more.
     pub fn exhume(&self) {
-        self.write_back.exhume(self.zone.kept_lsn());
+        self.storage.write_back.exhume(self.zone.kept_lsn());
     }
 
     /// Writes what was accepted, takes a checkpoint and closes the zone.
     pub async fn close(&self, env: &E) -> std::result::Result<(), ZoneError> {
-        self.write_back.stop();
+        self.storage.write_back.stop();
         let flushed = self.flush_all().await;
         let is_empty = self.data.borrow().delayed.is_empty();
         debug_assert!(flushed.is_err() || is_empty, "nothing is accepted any more, and all of it has been flushed");

@@ -27,14 +27,14 @@ const DEPTH_MAX: usize = 64;
 impl<E: Env> Target<E> {
     /// Checksums of whole blocks that are written, if they are to have some; `asked`: what their file is set to.
     pub fn checksums_of(&self, aligned: &[u8], asked: DataChecksums) -> Option<Vec<Checksum>> {
-        asked.are_made(self.verifier.is_on()).then(|| Checksum::of_each(aligned))
+        asked.are_made(self.storage.verifier.is_on()).then(|| Checksum::of_each(aligned))
     }
 
     /// The same of a block that is copied because bytes of it go. It goes on having one; otherwise it gets one unless
     /// its file is set to have none, as far as that is known here.
     pub fn checksum_of_edge(&self, object: ObjectId, physical: u64, block: &[u8]) -> Checksum {
         let has_one = self.data.borrow().checksums.get(physical).is_known();
-        let is_asked = || self.asked_of(object).unwrap_or_default().are_made(self.verifier.is_on());
+        let is_asked = || self.asked_of(object).unwrap_or_default().are_made(self.storage.verifier.is_on());
         if has_one || is_asked() { Checksum::of(block) } else { Checksum::NONE }
     }
 
@@ -109,9 +109,10 @@ impl<E: Env> Target<E> {
         block: &mut [u8],
     ) -> bool {
         if checksum != Checksum::DAMAGED {
-            let (result, again) = self.disk.read(self.block_address(physical), Buf::zeroed(BLOCK as usize)).await;
+            let (result, again) =
+                self.storage.disk.read(self.block_address(physical), Buf::zeroed(BLOCK as usize)).await;
             if result.is_ok() && Checksum::of(&again) == checksum {
-                add(&self.counters.checksum_retries, 1);
+                add(&self.counts.worker.checksum_retries, 1);
                 tracing::warn!(
                     "{}: the block at byte {} of the disk read wrong once, and right when it was read again",
                     self.id,
@@ -124,18 +125,18 @@ impl<E: Env> Target<E> {
         if self.data.borrow().checksums.get(physical) != checksum {
             return true;
         }
-        add(&self.counters.checksum_errors, 1);
+        add(&self.counts.worker.checksum_errors, 1);
         self.note_damaged(object, file_block, physical, checksum);
         false
     }
 
     /// Says once which block is damaged.
     fn note_damaged(&self, object: ObjectId, file_block: u64, physical: u64, checksum: Checksum) {
-        if !self.verifier.is_new(physical, checksum) {
+        if !self.storage.verifier.is_new(physical, checksum) {
             return;
         }
         let (path, offset, address) = (self.path_of(object.ino), file_block * BLOCK, self.block_address(physical));
-        self.verifier.note(physical, checksum, (object, file_block), &path, address);
+        self.storage.verifier.note(physical, checksum, (object, file_block), &path, address);
         tracing::error!(
             "{}: {path}: the 4096 bytes from byte {offset} on are damaged (byte {address} of the disk): they are not what \
              was written, and reading them fails until all of them are overwritten or the file is removed",
@@ -146,7 +147,7 @@ impl<E: Env> Target<E> {
     /// Blocks that were found damaged and have been neither overwritten nor freed since.
     pub fn damaged_blocks(&self) -> u64 {
         let data = self.data.borrow();
-        self.verifier.still_damaged(|physical, checksum, object, file_block| {
+        self.storage.verifier.still_damaged(|physical, checksum, object, file_block| {
             let place = ByteRange::at(file_block * BLOCK, BLOCK);
             let segments = data.plan_disk_read(object, place).segments;
             data.checksums.get(physical) == checksum && segments.first().and_then(|s| s.physical) == Some(physical)
@@ -169,7 +170,7 @@ fn path_of(meta: &MetaStore, ino: Ino) -> Option<String> {
         if at == Ino::ROOT {
             return Some(path);
         }
-        let parent = meta.inode(at).ok()?.parent;
+        let parent = meta.inode(at).ok()?.dir.parent;
         let mut name = None;
         for (_, entry) in meta.entries_after(parent, 0).ok()? {
             looked += 1;

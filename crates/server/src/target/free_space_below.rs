@@ -66,7 +66,7 @@ impl RoomBelow {
         sharing: u64,
     ) {
         let (first, end) = (target.zone.data_offset(), target.zone.data_offset() + target.zone.data_blocks() * BLOCK);
-        match target.disk.backed() {
+        match target.storage.disk.backed() {
             Ok(ranges) => {
                 let mut data = target.data.borrow_mut();
                 for (from, to) in ranges {

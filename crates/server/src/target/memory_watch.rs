@@ -19,7 +19,7 @@ pub async fn watch_memory<E: Env>(env: E, target: Weak<Target<E>>, read: ReadFil
     loop {
         env.sleep(LOOK).await;
         let Some(target) = target.upgrade().filter(|t| !t.is_closed()) else { return };
-        let mut cache = target.disk.cache.borrow_mut();
+        let mut cache = target.storage.disk.cache.borrow_mut();
         let is_group_short =
             || memory_groups::own_groups(&*read).is_some_and(|text| trees.is_short(&*read, &text, GROUP_PERCENT));
         let is_short = cache.held_bytes() > 0 && (memory_groups::is_machine_short(&*read) || is_group_short());

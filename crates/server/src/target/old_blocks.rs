@@ -17,12 +17,13 @@ impl<E: Env> Target<E> {
     /// A block of an object as the disk has it, and whether that is what was written there.
     pub async fn old_block(&self, object: ObjectId, file_block: u64, physical: u64) -> Result<(Buf, bool)> {
         if let Some(block) = self.kept_block(physical) {
-            add(&self.counters.edge_reads_kept, 1);
+            add(&self.counts.worker.edge_reads_kept, 1);
             return Ok((block, true));
         }
-        add(&self.counters.edge_reads, 1);
+        add(&self.counts.worker.edge_reads, 1);
         let expected = self.expect_block(file_block, physical);
-        let (result, mut block) = self.disk.read(self.block_address(physical), Buf::zeroed(BLOCK as usize)).await;
+        let (result, mut block) =
+            self.storage.disk.read(self.block_address(physical), Buf::zeroed(BLOCK as usize)).await;
         result.map_err(|e| self.disk_error("read", &e))?;
         let is_sound = self.verify(object, &expected, &mut block).await.is_ok();
         Ok((block, is_sound))
@@ -37,7 +38,7 @@ impl<E: Env> Target<E> {
     }
 
     fn kept_block(&self, physical: u64) -> Option<Buf> {
-        let mut cache = self.disk.cache.borrow_mut();
+        let mut cache = self.storage.disk.cache.borrow_mut();
         let is_damaged = || self.data.borrow().checksums.get(physical) == Checksum::DAMAGED;
         if !cache.is_open() || !cache.has(physical..physical + 1) || is_damaged() {
             return None;

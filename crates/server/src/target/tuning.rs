@@ -12,10 +12,10 @@ use std::time::Duration;
 impl<E: Env> Target<E> {
     /// The part of `tune` that a target does not come with by itself.
     pub fn tune_storage(&self, tunables: &Tunables) {
-        self.reads.tune(tunables.get(Tunable::DiskReadBytes));
-        self.disk.cache.borrow_mut().tune(tunables.get(Tunable::ReadCacheBytes));
-        self.reuse_bytes.set(tunables.get(Tunable::ReuseBytes));
-        self.verifier.tune(tunables.on(Tunable::Checksums), tunables.get(Tunable::ScrubBytesPerS));
+        self.storage.reads.tune(tunables.get(Tunable::DiskReadBytes));
+        self.storage.disk.cache.borrow_mut().tune(tunables.get(Tunable::ReadCacheBytes));
+        self.freeing.tune(tunables.get(Tunable::ReuseBytes));
+        self.storage.verifier.tune(tunables.on(Tunable::Checksums), tunables.get(Tunable::ScrubBytesPerS));
     }
 
     /// The part of `tune` that concerns accepted writes.
@@ -39,14 +39,14 @@ impl<E: Env> Target<E> {
             enabled: tunables.on(Tunable::Contention),
             ..ContentionLimits::default()
         };
-        self.locks.tune(LockLimits {
+        self.coherence.locks.tune(LockLimits {
             callback_deadline_ns: tunables.callback_deadline_ns(),
             granularity_bytes: tunables.get(Tunable::LockGranularityBytes),
             grows: tunables.on(Tunable::LockGrowth),
             contention,
             ..LockLimits::default()
         });
-        self.tokens.tune(tunables.callback_deadline_ns());
+        self.coherence.tokens.tune(tunables.callback_deadline_ns());
         self.tune_storage(tunables);
         let interval = Duration::from_millis(tunables.get(Tunable::SyncIntervalMs));
         self.tune_accepted(env, tunables);

@@ -234,7 +234,7 @@ fn damages_of_names(a: &Folder) -> Vec<(String, Vec<Planted>)> {
         .iter()
         .find(|(key, _)| key.starts_with(&[tag::XATTR]) && key.ends_with(b"user.a"))
         .map(|(_, value)| value.clone());
-    let orphan = |inode: &mut Inode| (inode.nlink, inode.entries) = (0, 0);
+    let orphan = |inode: &mut Inode| (inode.nlink, inode.dir.entries) = (0, 0);
     vec![
         (format!("directory {x} cannot be reached from the root"), a.parts(&ring)),
         (format!("directory {y} cannot be reached from the root"), a.parts(&ring)),
@@ -253,7 +253,7 @@ fn damages_of_names(a: &Folder) -> Vec<(String, Vec<Planted>)> {
         ),
         (format!("directory \"y\" in {x} has the parent {root}"), a.parts(&[Part::SetParent { ino: y, parent: root }])),
         ("there is no root directory".into(), a.parts(&[Part::SetParent { ino: root, parent: x }])),
-        (format!("inode {x} says 2 entries and has 1"), a.inode(x, |inode| inode.entries += 1)),
+        (format!("inode {x} says 2 entries and has 1"), a.inode(x, |inode| inode.dir.entries += 1)),
         (format!("inode {x} has entries and is no living directory"), a.inode(x, |inode| inode.nlink = 0)),
         (format!("directory {x} has entries and does not exist"), gone(x.target(), inode_key(x))),
         (format!("inode {beyond} is beyond the numbers given out"), a.inode_to(f, beyond, orphan)),
@@ -284,7 +284,7 @@ fn damages_of_data(a: &Folder) -> Vec<(String, Vec<Planted>)> {
         (format!("object 0 of {f}: knows truncate 9, its inode only"), put(t, object_key(f, 0), later)),
         (
             format!("object 0 of {f}: ends at 8192, behind the file's end at 1"),
-            a.inode(f, |inode| (inode.size, inode.spread) = (1, false)),
+            a.inode(f, |inode| (inode.size, inode.objects.spread) = (1, false)),
         ),
         (format!("object 0 of {f}: its value does not decode"), put(t, object_key(f, 0), a.object(f)[..27].to_vec())),
         (format!("{f}: its value does not decode"), put(t, extent_key(f, 0), [&first[..12], &[2]].concat())),
@@ -403,7 +403,7 @@ fn parts_of_a_cluster_are_checked() {
         let folder = stopped(&place).await;
         let dir = folder.x;
         let other = TargetId(1 - dir.target().0);
-        for (target, txn) in folder.inode(dir, |inode| inode.entries += 4) {
+        for (target, txn) in folder.inode(dir, |inode| inode.dir.entries += 4) {
             place.change(target, txn).await;
         }
         let mut map: amphi_wire::ClusterMap =

@@ -147,7 +147,7 @@ impl<E: Env> RequestCx<E> {
         let mut all = Promises { changing: None, guard: Guard::none(), promised: Vec::new(), refusal: None };
         for (&target, parts) in by_target {
             let told = if target == own {
-                all.guard = self.target.names.take(keys(parts)).await;
+                all.guard = self.target.queues.names.take(keys(parts)).await;
                 let checked =
                     self.target.meta.borrow().check_parts(parts).map_or_else(refused, |()| Ok(TargetReply::Done));
                 if checked.is_ok() {
@@ -223,7 +223,7 @@ impl<E: Env> RequestCx<E> {
             }
         }
         if let Some((ino, access)) = opens.filter(|_| self.target.has_session(self.session)) {
-            self.target.opens.borrow_mut().open(self.session, ino, access);
+            self.target.files.open.borrow_mut().open(self.session, ino, access);
         }
         self.seal(&mut txn, reply, opens);
         let lsn = orphans.append(&self.worker, &self.target, txn);

@@ -139,12 +139,13 @@ pub async fn prepare<E: Env>(
     let is_here = worker.routes.is_local(tx.coordinator);
     debug_assert!(promise == Promise::Logged || is_here, "a promise in memory ends with the server of who decides");
     target.zone.reserve(growth(&parts) * 2).await?;
-    let guard = target.names.take(keys(&parts)).await;
+    let guard = target.queues.names.take(keys(&parts)).await;
     if let Err(refusal) = target.meta.borrow().check_parts(&parts) {
         return refused(refusal);
     }
     let sent = || worker.send_revocations(target);
-    let changing = target.tokens.change(|| worker.now_ns(), session, || changed_keys(&parts, &[]), sent).await;
+    let changing =
+        target.coherence.tokens.change(|| worker.now_ns(), session, || changed_keys(&parts, &[]), sent).await;
     if promise == Promise::Held {
         // The decision must not outlive what its changes build on. A new inode builds on nothing.
         if parts.iter().any(|part| !matches!(part, Part::MakeInode(_))) {
@@ -287,7 +288,7 @@ pub async fn settle_way<E: Env>(worker: &Worker<E>, target: &Target<E>, from: In
         return;
     }
     let mut waited = Vec::new();
-    while !target.names.is_empty() {
+    while !target.queues.names.is_empty() {
         let mut way = Vec::new();
         // Whatever ends the walk ends the real one too.
         let _ = target.meta.borrow().ancestors(from, |at| {
@@ -351,9 +352,9 @@ pub async fn recover<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) -> 
     for tx in promised.iter().filter(|tx| !worker.routes.is_local(tx.coordinator)) {
         let wanted = target.txs.borrow().prepared.get(tx).map(|p| keys(&p.parts)).unwrap_or_default();
         // They were held together when they were promised, so nobody waits here.
-        let guard = target.names.take(wanted).await;
+        let guard = target.queues.names.take(wanted).await;
         // No tokens are granted at all before it ends.
-        let changing = target.tokens.hold();
+        let changing = target.coherence.tokens.hold();
         if let Some(prepared) = target.txs.borrow_mut().prepared.get_mut(tx) {
             prepared.guard = guard;
             prepared.changing = Some(changing);

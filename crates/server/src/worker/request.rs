@@ -55,7 +55,8 @@ impl<E: Env> RequestCx<E> {
     }
 
     fn seal_answer(&self, txn: &mut Txn, answer: Answer, open: Option<(Ino, Access)>) {
-        if !self.target.has_session(self.session) || !self.target.slots.borrow_mut().log(self.session, self.id) {
+        if !self.target.has_session(self.session) || !self.target.sessions.slots.borrow_mut().log(self.session, self.id)
+        {
             return;
         }
         let record = SlotRecord { seq: self.id.seq, answer, open };
@@ -72,7 +73,7 @@ impl<E: Env> RequestCx<E> {
     /// Waits until nobody caches `keys` of this target; until the end of the change nobody will.
     pub async fn change(&self, keys: impl FnOnce() -> Vec<Changed>) -> Changing {
         let sent = || self.worker.send_revocations(&self.target);
-        self.target.tokens.change(|| self.worker.now_ns(), self.session, keys, sent).await
+        self.target.coherence.tokens.change(|| self.worker.now_ns(), self.session, keys, sent).await
     }
 
     /// A change of an inode's attributes that the client named.
@@ -83,7 +84,9 @@ impl<E: Env> RequestCx<E> {
     /// Whether the session changes data of a file that it has not opened for writing, or no more: others may cache its
     /// attributes.
     pub fn is_unopened(&self, object: ObjectId) -> bool {
-        self.target.tokens.on() && object.stripe == 0 && !self.target.opens.borrow().is_writer(self.session, object.ino)
+        self.target.coherence.tokens.on()
+            && object.stripe == 0
+            && !self.target.files.open.borrow().is_writer(self.session, object.ino)
     }
 
     /// A change of data that may be one of an unopened file: nobody caches its attributes until it ends.
@@ -102,7 +105,7 @@ impl<E: Env> RequestCx<E> {
 
     /// Grants the name that the answer shows, in the step that reads it.
     pub fn grant_name(&self, dir: Ino, name: &Name) {
-        if !self.target.tokens.on() {
+        if !self.target.coherence.tokens.on() {
             return;
         }
         let name = self.target.grant_name(self.worker.now_ns(), self.session, dir, name);
@@ -112,7 +115,7 @@ impl<E: Env> RequestCx<E> {
 
     /// Grants the attributes that the answer shows, if they are this target's, in the step that reads them.
     pub fn grant_attributes(&self, view: &InodeView) {
-        if !self.target.tokens.on() {
+        if !self.target.coherence.tokens.on() {
             return;
         }
         let here = view.attr.ino.target() == self.target.id;
@@ -125,7 +128,8 @@ impl<E: Env> RequestCx<E> {
     /// in company only with a token, without which the client could not use it, and not of a directory that others
     /// change too: each would revoke it from the others.
     pub fn show_directory(&self, dir: Ino, place: Lsn) {
-        let shared = self.target.tokens.on() && self.target.tokens.is_shared(self.worker.now_ns(), dir);
+        let shared =
+            self.target.coherence.tokens.on() && self.target.coherence.tokens.is_shared(self.worker.now_ns(), dir);
         if shared {
             return;
         }
@@ -136,7 +140,7 @@ impl<E: Env> RequestCx<E> {
         };
         let token = self.target.grant_attributes(self.worker.now_ns(), self.session, &inode);
         self.worker.send_revocations(&self.target);
-        if token.is_some() || !self.target.tokens.on() {
+        if token.is_some() || !self.target.coherence.tokens.on() {
             add(&self.worker.counters.directories_shown, 1);
             self.directory.set(Some(DirectoryAfter { inode, place: place.0, token }));
         }
@@ -151,7 +155,7 @@ impl<E: Env> RequestCx<E> {
     /// dropped, the session's locks stay although it ends.
     pub fn land(&self) -> Result<InFlight> {
         self.alive()?;
-        Ok(self.target.in_flight.start(self.session))
+        Ok(self.target.queues.in_flight.start(self.session))
     }
 
     /// Fails once the session has ended: to be asked after the last wait before anything is kept for it.

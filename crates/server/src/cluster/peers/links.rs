@@ -172,11 +172,11 @@ impl<E: Env> Cluster<E> {
     /// Connects to a server once.
     pub(crate) async fn dial(&self, addrs: Vec<String>) -> std::io::Result<Rc<Link<E>>> {
         let key = self.worker.config.cluster_key().map_err(|e| std::io::Error::other(e.line))?;
-        let name = PeerName { server: self.id(), boot: self.boot, name: self.me.borrow().name.clone() };
+        let name = PeerName { server: self.id(), boot: self.me.boot, name: self.me.info.borrow().name.clone() };
         let config = peer_link_config(addrs, SessionId(self.worker.env.rand()), &name, key);
         let link = Link::connect(self.worker.env.clone(), config, Rc::new(Plain)).await?;
-        if link.welcome().cluster != self.cluster {
-            let line = format!("it serves cluster {:016x}, this one {:016x}", link.welcome().cluster, self.cluster);
+        if link.welcome().cluster != self.me.cluster {
+            let line = format!("it serves cluster {:016x}, this one {:016x}", link.welcome().cluster, self.me.cluster);
             link.close().await;
             return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, line));
         }

@@ -11,7 +11,8 @@
 //! told them lately that the mount is alone (`step`): before a second mount is welcomed, each of them has said that it
 //! grants, or has not been told so for longer than that counts.
 
-use super::{Entry, SessionManager, State};
+use super::SessionManager;
+use super::entry::{Entry, State};
 use crate::cluster::master_lease::ALONE_LEASE;
 use crate::cluster::peers::PeerRequest;
 use crate::coherence::tokens::{TOKEN_LIFE, TOKEN_MARGIN};
@@ -329,7 +330,7 @@ impl<E: Env> SessionManager<E> {
 
     async fn part_company(self: &Rc<Self>) -> Result<()> {
         let _turn = self.rule.turn.take(vec![((), Hold::Exclusive)]).await;
-        if !self.rule.tokens.get() || self.mount_count() > 1 || self.closed.get() {
+        if !self.rule.tokens.get() || self.mount_count() > 1 || self.admission.is_closed() {
             return Ok(());
         }
         let until_ns = self.rule.orphans_until_ns.get().max(self.rule.wanted_until_ns.get());

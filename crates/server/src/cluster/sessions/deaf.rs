@@ -14,7 +14,8 @@
 //! without a free core, a slow network, a server that was stopped itself: all of these show as an answer that comes
 //! late, and the observation starts anew.
 
-use super::{SessionManager, State};
+use super::SessionManager;
+use super::entry::State;
 use crate::message::{TargetReply, TargetRequest};
 use amphi_env::Env;
 use amphi_transport::ConnId;
@@ -154,9 +155,9 @@ impl<E: Env> SessionManager<E> {
         let conn = self.ear(session);
         self.refuse_from_now_on(session);
         match self.cluster().filter(|c| !c.is_master()) {
-            Some(member) => {
+            Some(follower) => {
                 tracing::warn!("a session is evicted: {WHY}");
-                member.evict_here(session, WHY, Eviction::Deaf);
+                follower.evict_here(session, WHY, Eviction::Deaf);
             }
             None => self.end_deaf(session, WHY),
         }

@@ -7,7 +7,8 @@
 //! Invariant: a session's state is `Ending` before the first target is told, and its entry goes when the last one has
 //! been and nothing of it is being executed.
 
-use super::{Eviction, FINISH, HOLDER_LOOK, LOOK, SessionManager, State};
+use super::entry::State;
+use super::{Eviction, FINISH, HOLDER_LOOK, LOOK, SessionManager};
 use crate::cluster::peers::Cluster;
 use crate::counters::add;
 use crate::message::TargetRequest;
@@ -62,9 +63,9 @@ impl<E: Env> SessionManager<E> {
     /// Ends a session that did not keep to the rules or did not come back. Its client may not know, and use what it
     /// caches for as long as its tokens count.
     pub fn evict(self: &Rc<Self>, session: SessionId, why: &str) {
-        if let Some(member) = self.cluster().filter(|c| !c.is_master()) {
+        if let Some(follower) = self.cluster().filter(|c| !c.is_master()) {
             tracing::warn!("a session is evicted: {why}");
-            return member.evict_here(session, why, Eviction::Silent);
+            return follower.evict_here(session, why, Eviction::Silent);
         }
         let Some(name) = self.name_to_end(session) else { return };
         tracing::warn!("session of {name} is evicted: {why}");
@@ -101,7 +102,7 @@ impl<E: Env> SessionManager<E> {
     /// Mounts wait until everybody has been `told` of a loss of power, and the targets know that: after a kill before
     /// that they say it again, and the session of a mount that had come meanwhile would end as well.
     pub fn until_told(self: &Rc<Self>, told: impl Fn(&Rc<Self>) -> bool + 'static) {
-        self.after_power_loss.set(true);
+        self.admission.hold_after_power_loss(true);
         let (weak, env) = (Rc::downgrade(self), self.worker.env.clone());
         self.worker.env.spawn(async move {
             while weak.upgrade().is_some_and(|manager| !told(&manager)) {
@@ -113,14 +114,14 @@ impl<E: Env> SessionManager<E> {
                     tracing::warn!("{target}: {e}; the next start ends sessions once more");
                 }
             }
-            manager.after_power_loss.set(false);
+            manager.admission.hold_after_power_loss(false);
         });
     }
 
     /// A mount whose session ends now cannot go on as if it had not, also if it is alone: the count of mounts does not
     /// fit (`Welcome::mounts`).
     pub fn disturb(&self) {
-        self.mounts_started.set(self.mounts_started.get() + 1);
+        self.admission.count_mount();
     }
 
     /// Ends the session of a process that is known to have ended.
@@ -165,7 +166,7 @@ impl<E: Env> SessionManager<E> {
             end_everywhere(&self.worker, self.cluster().as_ref(), session, how, || self.gone_here(session)).await;
         // What the session had under way may still happen; its id may not come again before it has.
         let until = self.worker.env.now() + FINISH;
-        while self.busy.borrow().contains_key(&session) && self.worker.env.now() < until {
+        while self.executing.has(session) && self.worker.env.now() < until {
             self.worker.env.sleep(LOOK).await;
         }
         if let Some(conn) = conn {

@@ -11,7 +11,7 @@
 //! that it has. Requests of a mount's own, that name the super-user (locks, write-back, what it has open), go as that
 //! user as well.
 
-use super::Entry;
+use super::entry::Entry;
 use amphi_transport::{Incoming, Peer};
 use amphi_types::{Caps, Cred, Errno, Result};
 use amphi_wire::{Call, Hello, Request, Role};

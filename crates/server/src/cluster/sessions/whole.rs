@@ -2,7 +2,8 @@
 //!
 //! Owns: their answers. Does not own: who may ask (`trust`), how sessions end (`ending`).
 
-use super::{Entry, SessionManager, trust};
+use super::entry::Entry;
+use super::{SessionManager, trust};
 use crate::message::{TargetReply, TargetRequest};
 use amphi_env::Env;
 use amphi_transport::Incoming;
@@ -44,7 +45,7 @@ impl<E: Env> SessionManager<E> {
         let rows = self.worker.tunables.apply(pattern, value)?;
         if value.is_some() {
             if let Some(cluster) = self.cluster() {
-                cluster.tuned.note(&rows);
+                cluster.as_master.tuned.note(&rows);
             }
             for target in self.worker.routes.local() {
                 self.worker.tell(*target, TargetRequest::Tune).await?;
@@ -87,8 +88,8 @@ impl<E: Env> SessionManager<E> {
         let sessions = self.sessions.borrow().iter().filter_map(mounts).collect();
         let map_epoch = self.worker.routes.epoch();
         let servers = self.cluster().map(|c| c.servers(&targets)).unwrap_or_default();
-        let uptime_s = self.worker.now_ns().saturating_sub(self.started_ns) / 1_000_000_000;
-        Ok(Reply::Status { uptime_s, cluster: self.id, targets, sessions, map_epoch, servers })
+        let uptime_s = self.worker.now_ns().saturating_sub(self.facts.started_ns) / 1_000_000_000;
+        Ok(Reply::Status { uptime_s, cluster: self.facts.cluster, targets, sessions, map_epoch, servers })
     }
 
     async fn counters(self: &Rc<Self>, reset: bool) -> Result<Reply> {

@@ -27,7 +27,7 @@ impl<E: Env> RequestCx<E> {
     pub(in crate::tx) fn foresee_removal(&self, dir: Ino, lsn: Lsn) {
         let parent = {
             let meta = self.target.meta.borrow();
-            if !meta.inode(dir).is_ok_and(|inode| inode.entries == 0) {
+            if !meta.inode(dir).is_ok_and(|inode| inode.dir.entries == 0) {
                 return;
             }
             meta.parent(dir)

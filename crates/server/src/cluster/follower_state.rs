@@ -1,0 +1,115 @@
+//! `FollowerState`: the sessions that a server knows which is not the master.
+//!
+//! Owns: which begin of a session is known here, which one its last connection belonged to, how far this server has
+//! compared with the master, evictions of which the master has not heard. Does not own: the comparing (`follower`).
+//!
+//! Bound: the sessions of the master.
+
+use crate::cluster::ended::Begun;
+use crate::records::SessionRecord;
+use crate::worker::turns::Turns;
+use amphi_types::SessionId;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+
+/// The sessions that a follower knows.
+pub struct FollowerState {
+    known: RefCell<BTreeMap<SessionId, SessionRecord>>,
+    /// To which begin of a session its last connection belonged.
+    connected: RefCell<BTreeMap<SessionId, u64>>,
+    /// Sessions begin and end, and tokens are granted or not, one after the other.
+    pub changing: Turns,
+    /// The number of the master's sessions that were last compared with.
+    pub compared: Cell<Option<u64>>,
+    /// Whether that is under way beside the beats.
+    pub settling: Cell<bool>,
+    /// Sessions that ended here and of which the master has not heard.
+    evicting: Cell<usize>,
+}
+
+impl Default for FollowerState {
+    fn default() -> FollowerState {
+        FollowerState {
+            known: RefCell::default(),
+            connected: RefCell::default(),
+            changing: Turns::new(1),
+            compared: Cell::default(),
+            settling: Cell::default(),
+            evicting: Cell::default(),
+        }
+    }
+}
+
+impl FollowerState {
+    /// The zones remember a session, and its connection.
+    pub fn remember(&self, session: SessionId, record: SessionRecord) {
+        self.connected.borrow_mut().insert(session, record.start);
+        self.begin(session, record);
+    }
+
+    /// A session begins here.
+    pub fn begin(&self, session: SessionId, record: SessionRecord) {
+        self.known.borrow_mut().insert(session, record);
+    }
+
+    /// What a session had here has gone.
+    pub fn forget(&self, session: SessionId) {
+        self.known.borrow_mut().remove(&session);
+    }
+
+    /// Sessions that are known here.
+    pub fn known(&self) -> Vec<(SessionId, SessionRecord)> {
+        self.known.borrow().iter().map(|(id, record)| (*id, record.clone())).collect()
+    }
+
+    /// How many they are.
+    pub fn count(&self) -> usize {
+        self.known.borrow().len()
+    }
+
+    /// The begin of a session that is known here.
+    pub fn begin_of(&self, session: SessionId) -> Option<u64> {
+        self.known.borrow().get(&session).map(|record| record.start)
+    }
+
+    /// Whether this begin of a session is known here.
+    pub fn knows(&self, session: Begun) -> bool {
+        self.begin_of(session.0) == Some(session.1)
+    }
+
+    /// Whether a session other than this one is known here.
+    pub fn knows_another(&self, session: SessionId) -> bool {
+        self.known.borrow().keys().any(|other| *other != session)
+    }
+
+    /// A mount connects. Whether its last connection belonged to the same begin of its session.
+    pub fn connect(&self, session: SessionId, begin: u64) -> bool {
+        self.connected.borrow_mut().insert(session, begin) == Some(begin)
+    }
+
+    /// To which begin the last connection of a session belonged.
+    pub fn connected_begin_of(&self, session: SessionId) -> Option<u64> {
+        self.connected.borrow().get(&session).copied()
+    }
+
+    /// A session has ended so long ago that nobody asks about it.
+    pub fn forget_connection(&self, ended: Begun) {
+        self.connected.borrow_mut().retain(|id, begin| (*id, *begin) != ended);
+    }
+
+    /// A session is ended of which the master has to hear.
+    pub fn begin_evicting(&self) {
+        self.evicting.set(self.evicting.get() + 1);
+    }
+
+    /// It has.
+    pub fn end_evicting(&self) {
+        debug_assert!(self.evicting.get() > 0, "what ends has begun");
+        self.evicting.set(self.evicting.get().saturating_sub(1));
+    }
+
+    /// Whether there is one of which it has not.
+    pub fn is_evicting(&self) -> bool {
+        self.evicting.get() > 0
+    }
+}

@@ -1,0 +1,118 @@
+//! `MasterState`: what the master knows that the other servers do not.
+//!
+//! Owns: what was heard of whom, to whom numbers of new targets are promised, the begins of sessions and the number
+//! that changes with them, what was set of the tunables. Does not own: what follows from it (`master`), the sessions
+//! themselves (`sessions`).
+//!
+//! Bound: one entry for each server of the map, one for each session that has not ended.
+
+use crate::cluster::tuned::Tuned;
+use crate::worker::turns::Turns;
+use amphi_types::SessionId;
+use amphi_wire::TargetStatus;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// What was heard of another server.
+#[derive(Clone, Debug)]
+struct Heard {
+    at_ns: u64,
+    epoch: u64,
+    targets: Vec<TargetStatus>,
+}
+
+/// What the master knows.
+pub struct MasterState {
+    heard: RefCell<BTreeMap<u64, Heard>>,
+    /// Changes with every session.
+    sessions_version: Cell<u64>,
+    /// One server comes in at a time.
+    pub joining: Turns,
+    /// The server that has numbers of new targets and has not come with them yet, and until when, ns.
+    promised: Cell<Option<(u64, u64)>>,
+    /// What was set of the tunables.
+    pub tuned: Tuned,
+    /// The begin of each session.
+    begins: RefCell<BTreeMap<SessionId, u64>>,
+}
+
+impl MasterState {
+    /// Of a run that has the random number `boot`: a follower compares sessions with each run.
+    pub fn new(boot: u64) -> MasterState {
+        MasterState {
+            heard: RefCell::default(),
+            sessions_version: Cell::new(boot),
+            joining: Turns::new(1),
+            promised: Cell::default(),
+            tuned: Tuned::default(),
+            begins: RefCell::default(),
+        }
+    }
+
+    /// A server lives, and knows the map of `epoch`. Without `targets` they are as before.
+    pub fn hear(&self, server: u64, at_ns: u64, epoch: u64, targets: Vec<TargetStatus>) {
+        let mut heard = self.heard.borrow_mut();
+        let before = heard.get(&server).map(|h| h.targets.clone());
+        let targets = if targets.is_empty() { before.unwrap_or_default() } else { targets };
+        heard.insert(server, Heard { at_ns, epoch, targets });
+    }
+
+    /// Whether a server was heard of in this run.
+    pub fn has_heard(&self, server: u64) -> bool {
+        self.heard.borrow().contains_key(&server)
+    }
+
+    /// For how long a server has not been heard of.
+    pub fn silent(&self, server: u64, now_ns: u64) -> Duration {
+        let at = self.heard.borrow().get(&server).map_or(0, |h| h.at_ns);
+        Duration::from_nanos(now_ns.saturating_sub(at))
+    }
+
+    /// Which map a server knows, and its targets.
+    pub fn said(&self, server: u64) -> (u64, Vec<TargetStatus>) {
+        self.heard.borrow().get(&server).map(|h| (h.epoch, h.targets.clone())).unwrap_or_default()
+    }
+
+    /// Changes with every session that begins or ends.
+    pub fn sessions_version(&self) -> u64 {
+        self.sessions_version.get()
+    }
+
+    /// The sessions have changed.
+    pub fn sessions_changed(&self) {
+        self.sessions_version.set(self.sessions_version.get().wrapping_add(1));
+    }
+
+    /// Whether another server has numbers of new targets, and may still come with them.
+    pub fn is_promised_to_another(&self, server: u64, now_ns: u64) -> bool {
+        self.promised.get().is_some_and(|(other, until_ns)| other != server && now_ns < until_ns)
+    }
+
+    /// A server gets numbers of new targets, which nobody else gets until then.
+    pub fn promise(&self, server: u64, until_ns: u64) {
+        self.promised.set(Some((server, until_ns)));
+    }
+
+    /// A server has come in: if it had the numbers, they are its own now.
+    pub fn keep_promise(&self, server: u64) {
+        if self.promised.get().is_some_and(|(promised, _)| promised == server) {
+            self.promised.set(None);
+        }
+    }
+
+    /// The begin of a session that has not ended.
+    pub fn begin_of(&self, session: SessionId) -> Option<u64> {
+        self.begins.borrow().get(&session).copied()
+    }
+
+    /// Sessions begin, or began in an earlier run.
+    pub fn note_begins(&self, begins: impl IntoIterator<Item = (SessionId, u64)>) {
+        self.begins.borrow_mut().extend(begins);
+    }
+
+    /// A session has ended. Returns its begin.
+    pub fn forget_begin(&self, session: SessionId) -> Option<u64> {
+        self.begins.borrow_mut().remove(&session)
+    }
+}

@@ -1,0 +1,254 @@
+//! `AdmissionState`: who is let in.
+//!
+//! Owns: whether clients are let in or wait, the welcome, the begin of a session on all targets. Does not own: who may
+//! come as what (`trust`), that other mounts know of a new one (`company`).
+//!
+//! Bound: `MOUNTS_MAX` mounts.
+
+use super::entry::{Entry, State};
+use super::trust::{self, Owner};
+use super::{LOOK, SessionManager, clocks};
+use crate::cluster::peers::{PEER_CREDITS, STOPPING};
+use crate::message::TargetRequest;
+use crate::records::SessionRecord;
+use crate::tunables::Tunable;
+use amphi_env::Env;
+use amphi_transport::Peer;
+use amphi_types::Result;
+use amphi_wire::slots::{NORMAL_CREDITS, URGENT_CREDITS};
+use amphi_wire::{Hello, Role, VERSION, Welcome};
+use futures_channel::oneshot;
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Most mounts: each may hold the credits' worth of requests and 131,072 tokens of a target.
+const MOUNTS_MAX: usize = 1024;
+/// A new mount is told after this time that others did not answer: shorter than its patience with one attempt [5 s].
+const ADMISSION: Duration = Duration::from_secs(4);
+
+/// Whether clients are let in.
+#[derive(Default)]
+pub(super) struct AdmissionState {
+    closed: Cell<bool>,
+    /// Everybody has to wait: the server is not in its cluster yet, or has lost its master.
+    held: Cell<bool>,
+    /// Mounts have to wait: power was lost, and not all have been told.
+    after_power_loss: Cell<bool>,
+    /// Sessions of mounts that have been started.
+    mounts_started: Cell<u64>,
+}
+
+impl AdmissionState {
+    /// Nobody is let in from now on.
+    pub(super) fn close(&self) {
+        self.closed.set(true);
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.get()
+    }
+
+    /// Clients have to wait, or not any more.
+    pub(super) fn hold(&self, held: bool) {
+        self.held.set(held);
+    }
+
+    /// The same of mounts, after a loss of power.
+    pub(super) fn hold_after_power_loss(&self, held: bool) {
+        self.after_power_loss.set(held);
+    }
+
+    /// Whether a client has to wait.
+    fn must_wait(&self, role: Role) -> bool {
+        self.held.get() || (self.after_power_loss.get() && role == Role::Mount)
+    }
+
+    /// The session of a mount begins, or something has happened after which no mount is the one that was alone.
+    pub(super) fn count_mount(&self) {
+        self.mounts_started.set(self.mounts_started.get() + 1);
+    }
+
+    fn mounts_started(&self) -> u64 {
+        self.mounts_started.get()
+    }
+}
+
+impl<E: Env> SessionManager<E> {
+    /// Lets a client in, and says what it has to know.
+    ///
+    /// Errors: why not.
+    pub(super) async fn welcome(self: &Rc<Self>, hello: &Hello, peer: &Peer) -> std::result::Result<Welcome, String> {
+        trust::may_come(hello, peer, self.sessions.borrow().get(&hello.session))?;
+        if self.was_deaf(hello.session) {
+            return Err("this session has been ended because it did not answer; mount again".into());
+        }
+        if hello.role != Role::Server && self.cluster().is_some_and(|c| c.callers.is_caller(hello.session)) {
+            return Err("this session is a server's".into());
+        }
+        // The master has looked at the clock of a mount already.
+        if hello.role == Role::Server || self.cluster().is_none_or(|c| c.is_master()) {
+            clocks::agree(hello, self.worker.env.wall())?;
+        }
+        let (resumed, normal_credits, urgent_credits) = match hello.role {
+            // To a run of its own that it does not know yet, another server says everything again.
+            Role::Server => {
+                let known = self.admit_server(hello)?;
+                (known || ![0, self.facts.boot].contains(&hello.last_boot), PEER_CREDITS, PEER_CREDITS)
+            }
+            _ => (self.admit(hello).await?, NORMAL_CREDITS, URGENT_CREDITS),
+        };
+        if let Some(entry) = self.sessions.borrow_mut().get_mut(&hello.session) {
+            // It may have begun while this client was waiting.
+            trust::may_come(hello, peer, Some(entry))?;
+            if entry.owner == Owner::Unknown {
+                entry.owner = Owner::of(peer);
+            }
+        }
+        let token_ms = self.worker.tunables.get(Tunable::TokenMs);
+        if hello.role == Role::Mount {
+            // Said and noted in one step: later switches are told to the connection.
+            self.rule.lend(token_ms);
+            if let Some(entry) = self.sessions.borrow_mut().get_mut(&hello.session).filter(|_| !resumed) {
+                entry.known = self.rule.change();
+            }
+            self.look_alone();
+        }
+        Ok(Welcome {
+            version: VERSION,
+            boot: self.facts.boot,
+            cluster: self.facts.cluster,
+            resumed,
+            begun: self.cluster().filter(|_| hello.role == Role::Mount).map_or(0, |c| c.begin_of(hello.session)),
+            normal_credits,
+            urgent_credits,
+            pool: self.worker.pool(),
+            token_ms: token_ms as u32,
+            alone: self.rule.is_alone(),
+            map_epoch: self.worker.routes.epoch(),
+            mounts: self.admission.mounts_started(),
+            rotating: self.facts.rotating.clone(),
+        })
+    }
+
+    fn admit_server(&self, hello: &Hello) -> std::result::Result<bool, String> {
+        match self.cluster().filter(|c| !c.closed.get()) {
+            Some(cluster) => {
+                let (known, moves) = cluster.callers.admit(hello)?;
+                cluster.unlock_moves(moves);
+                Ok(known)
+            }
+            None => Err(STOPPING.into()),
+        }
+    }
+
+    /// Lets a client in. Says whether its session was known.
+    async fn admit(self: &Rc<Self>, hello: &Hello) -> std::result::Result<bool, String> {
+        if self.admission.is_closed() {
+            return Err(STOPPING.into());
+        }
+        while self.admission.must_wait(hello.role) {
+            self.worker.env.sleep(LOOK).await;
+        }
+        if let Some(follower) = self.cluster().filter(|c| hello.role == Role::Mount && !c.is_master()) {
+            let resumed = follower.admit_mount(hello.session).await?;
+            let now_ns = self.worker.now_ns();
+            let mut sessions = self.sessions.borrow_mut();
+            sessions.entry(hello.session).or_insert_with(|| Entry::new(&hello.name, Role::Mount, State::Alive, now_ns));
+            return Ok(resumed);
+        }
+        let now_ns = self.worker.now_ns();
+        match hello.role {
+            Role::Admin => {
+                let entry = Entry::new(&hello.name, Role::Admin, State::Alive, now_ns);
+                let mut sessions = self.sessions.borrow_mut();
+                if sessions.get(&hello.session).is_some_and(|e| e.role == Role::Mount) {
+                    return Err("this session is that of a mount".into());
+                }
+                sessions.insert(hello.session, entry);
+                return Ok(false);
+            }
+            Role::Server => return Err("this server takes no servers".into()),
+            Role::Mount => {}
+        }
+        if let Some(entry) = self.sessions.borrow_mut().get_mut(&hello.session) {
+            return match entry.state {
+                State::Alive if entry.role == Role::Mount => {
+                    entry.name = hello.name.clone();
+                    entry.heard_ns = now_ns;
+                    Ok(true)
+                }
+                State::Alive => Err("this session is that of an administrator".into()),
+                State::Starting => Err("this session is just being started".into()),
+                State::Ending | State::EndingElsewhere => Err("this session has just been ended; mount again".into()),
+            };
+        }
+        let mounts = self.sessions.borrow().values().filter(|e| e.role == Role::Mount).count();
+        if mounts >= MOUNTS_MAX {
+            return Err(format!("{mounts} mounts use this file system, which is the most; unmount one of them first"));
+        }
+        let entry = Entry::new(&hello.name, Role::Mount, State::Starting, now_ns);
+        self.sessions.borrow_mut().insert(hello.session, entry);
+        // A task of its own, because the handshake may end before it.
+        let (sender, mut receiver) = oneshot::channel();
+        let (manager, hello) = (self.clone(), hello.clone());
+        self.worker.env.spawn(async move {
+            let result = manager.begin_session(&hello, mounts > 0, || sender.is_canceled()).await;
+            drop(sender.send(result));
+        });
+        match amphi_env::timeout(&self.worker.env, ADMISSION, &mut receiver).await {
+            Some(result) => result.unwrap_or_else(|_| Err(STOPPING.into())).map(|()| false),
+            // A server that has just gone is waited for longer than a mount waits for its welcome.
+            None if mounts == 0 => Err("the session is just being started; try again".into()),
+            None => {
+                drop(receiver);
+                self.rule.wanted(self.worker.now_ns());
+                self.ring();
+                Err("another mount has not answered yet that it knows of this one; try again".into())
+            }
+        }
+    }
+
+    async fn begin_session(
+        self: &Rc<Self>,
+        hello: &Hello,
+        company: bool,
+        given_up: impl Fn() -> bool,
+    ) -> std::result::Result<(), String> {
+        let started = async {
+            if company {
+                self.join_company(hello.session, &given_up).await?;
+            }
+            if given_up() {
+                return Err("the client has gone".into());
+            }
+            self.start(hello).await.map_err(|e| format!("the session could not be recorded: {e}"))
+        };
+        if let Err(e) = started.await {
+            self.remove(hello.session);
+            self.cluster().inspect(|c| c.sessions_changed());
+            return Err(e);
+        }
+        if let Some(entry) = self.sessions.borrow_mut().get_mut(&hello.session).filter(|e| e.state == State::Starting) {
+            self.admission.count_mount();
+            entry.state = State::Alive;
+            entry.heard_ns = self.worker.now_ns();
+        }
+        self.ring();
+        // Until its connection is up, the session counts as gone.
+        self.keep_for_grace(hello.session, 0);
+        Ok(())
+    }
+
+    async fn start(self: &Rc<Self>, hello: &Hello) -> Result<()> {
+        let record = SessionRecord { name: hello.name.clone(), start: self.worker.env.rand() };
+        if let Some(cluster) = self.cluster() {
+            cluster.start_elsewhere(hello.session, &record).await;
+        }
+        for target in self.worker.routes.local().iter().rev() {
+            let question = TargetRequest::SessionStart(hello.session, record.clone());
+            self.worker.tell(*target, question).await?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,77 @@
+//! `OpenFiles`: what is open on a target, and for whom.
+//!
+//! Owns: open inodes and what is remembered beside them: rights of sessions in stripes, opens for other targets, opens
+//! for sessions that have not come back yet. Does not own: the rules of opening (`ops::open`).
+
+use crate::session::opens::Opens;
+use crate::session::rights::Rights;
+use amphi_types::{Ino, SessionId, TargetId};
+use amphi_wire::Access;
+use std::cell::RefCell;
+use std::collections::BTreeMap;
+
+/// A slot of a session at a target that asked for an open.
+pub type OpenSlot = (SessionId, TargetId, u16);
+
+/// Open files of one target.
+#[derive(Default)]
+pub struct OpenFiles {
+    /// Open inodes.
+    pub open: RefCell<Opens>,
+    /// What sessions may do with stripes here of files of other targets.
+    pub rights: RefCell<Rights>,
+    /// The last open for each slot: number of the request, inode.
+    opened_for: RefCell<BTreeMap<OpenSlot, (u64, Ino)>>,
+    /// Opens for sessions of an earlier run that had not said yet what they have open.
+    early: RefCell<Vec<(SessionId, Ino, Access)>>,
+}
+
+impl OpenFiles {
+    /// With what an earlier run has promised.
+    pub fn of(opens: Opens) -> OpenFiles {
+        OpenFiles { open: RefCell::new(opens), ..OpenFiles::default() }
+    }
+
+    /// Whether the last open for a slot was that of request `seq`, and of this inode.
+    pub fn was_opened_for(&self, slot: OpenSlot, seq: u64, ino: Ino) -> bool {
+        self.opened_for.borrow().get(&slot) == Some(&(seq, ino))
+    }
+
+    /// An inode is open by request `seq` for a slot.
+    pub fn note_opened_for(&self, slot: OpenSlot, seq: u64, ino: Ino) {
+        self.opened_for.borrow_mut().insert(slot, (seq, ino));
+    }
+
+    /// That open was taken back.
+    pub fn forget_opened_for(&self, slot: OpenSlot) {
+        self.opened_for.borrow_mut().remove(&slot);
+    }
+
+    /// An inode is open for a session that has not said yet what it has open.
+    pub fn note_early(&self, session: SessionId, ino: Ino, access: Access) {
+        self.early.borrow_mut().push((session, ino, access));
+    }
+
+    /// What is open for a session that its client could not say.
+    pub fn early_of(&self, session: SessionId) -> Vec<(Ino, Access)> {
+        let early = self.early.borrow();
+        early.iter().filter(|(s, _, _)| *s == session).map(|(_, ino, access)| (*ino, *access)).collect()
+    }
+
+    /// What was opened for a session that had not come back is closed.
+    pub fn forget_early(&self, session: SessionId, ino: Ino, access: Access) {
+        let mut early = self.early.borrow_mut();
+        if let Some(at) = early.iter().position(|o| *o == (session, ino, access)) {
+            early.swap_remove(at);
+        }
+    }
+
+    /// A session has ended. Returns the inodes that it had open.
+    pub fn end_session(&self, session: SessionId) -> Vec<Ino> {
+        let touched = self.open.borrow_mut().drop_session(session);
+        self.rights.borrow_mut().forget_session(session);
+        self.opened_for.borrow_mut().retain(|(s, _, _), _| *s != session);
+        self.early.borrow_mut().retain(|(s, _, _)| *s != session);
+        touched
+    }
+}

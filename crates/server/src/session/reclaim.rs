@@ -1,0 +1,146 @@
+//! `Reclaim`: sessions of an earlier run of a target, and what they have said of what they hold.
+//!
+//! Owns: who has not said yet what it has open, whose locks are still taken in, who has said it before, and who waits
+//! for the end of all that. Does not own: what is said (`ops::open`), when a session that does not come back is given
+//! up (`cluster::master_lease`).
+//!
+//! A session is *pending* until it has said what it has open, or has ended. It is *eligible* as long as nobody else can
+//! have had what it held, and *done* when it has said what it holds before: when it says it again, because the answer
+//! was lost, nothing has been settled behind its back.
+//!
+//! Bound: the sessions of the earlier run.
+
+use amphi_types::SessionId;
+use futures_channel::oneshot;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+
+/// The sessions of an earlier run.
+pub struct Reclaim {
+    /// Those that have not said yet what they have open.
+    pending: RefCell<BTreeSet<SessionId>>,
+    /// Who waits until none of these is left.
+    waiting: RefCell<Vec<oneshot::Sender<()>>>,
+    /// Those whose locks are taken in when they present them: nobody had others meanwhile.
+    eligible: RefCell<BTreeSet<SessionId>>,
+    /// Those that have said what they hold, in time or all of what that takes if not.
+    done: RefCell<BTreeSet<SessionId>>,
+    /// How often sessions have said what they hold.
+    said: Cell<u64>,
+}
+
+impl Reclaim {
+    /// All these sessions may come back to what they held.
+    pub fn of(sessions: impl Iterator<Item = SessionId>) -> Reclaim {
+        let sessions: BTreeSet<SessionId> = sessions.collect();
+        Reclaim {
+            pending: RefCell::new(sessions.clone()),
+            waiting: RefCell::default(),
+            eligible: RefCell::new(sessions),
+            done: RefCell::default(),
+            said: Cell::default(),
+        }
+    }
+
+    /// Whether every session has said what it has open, or has ended.
+    pub fn is_over(&self) -> bool {
+        self.pending.borrow().is_empty()
+    }
+
+    /// Whether a session has not said yet what it has open.
+    pub fn is_pending(&self, session: SessionId) -> bool {
+        self.pending.borrow().contains(&session)
+    }
+
+    /// All such sessions.
+    pub fn pending(&self) -> Vec<SessionId> {
+        self.pending.borrow().iter().copied().collect()
+    }
+
+    /// Waits until there is none.
+    pub async fn over(&self) {
+        while !self.is_over() {
+            let (sender, receiver) = oneshot::channel();
+            self.waiting.borrow_mut().push(sender);
+            let _ = receiver.await;
+        }
+    }
+
+    /// A session has said what it has open, or has ended. Whether it was pending; then `wake` has to follow.
+    pub fn settle(&self, session: SessionId) -> bool {
+        self.pending.borrow_mut().remove(&session)
+    }
+
+    /// Wakes who waits, if no session is pending any more.
+    pub fn wake(&self) {
+        if self.is_over() {
+            for waiting in self.waiting.take() {
+                let _ = waiting.send(());
+            }
+        }
+    }
+
+    /// A session says what it holds. Whether others did not wait for it: they may have had what it held.
+    pub fn begin_saying(&self, session: SessionId) -> bool {
+        self.said.set(self.said.get() + 1);
+        let is_late = !self.is_pending(session) && !self.done.borrow().contains(&session);
+        if !is_late {
+            self.end_saying(session);
+        }
+        is_late
+    }
+
+    /// What follows from it has been done as well.
+    pub fn end_saying(&self, session: SessionId) {
+        self.done.borrow_mut().insert(session);
+    }
+
+    /// How often sessions have said what they hold.
+    pub fn said(&self) -> u64 {
+        self.said.get()
+    }
+
+    /// Whether the locks that a session presents are taken in.
+    pub fn is_eligible(&self, session: SessionId) -> bool {
+        self.eligible.borrow().contains(&session)
+    }
+
+    /// Nobody has had what a session held that begins again.
+    pub fn make_eligible(&self, session: SessionId) {
+        self.eligible.borrow_mut().insert(session);
+    }
+
+    /// Others may have what a session held from now on.
+    pub fn forget(&self, session: SessionId) {
+        self.eligible.borrow_mut().remove(&session);
+        self.done.borrow_mut().remove(&session);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use futures_util::FutureExt;
+
+    /// Goal: whoever waits goes on when the last session has said what it has open; one that is late is known as such
+    /// until what follows has been done. Method: two sessions, one of which is given up and comes back.
+    #[test]
+    fn the_last_session_wakes() {
+        let (a, b) = (SessionId(1), SessionId(2));
+        let reclaim = Reclaim::of([a, b].into_iter());
+        let mut wait = Box::pin(reclaim.over());
+        assert!(wait.as_mut().now_or_never().is_none());
+        assert!(!reclaim.begin_saying(a) && reclaim.is_eligible(a));
+        assert!(reclaim.settle(a) && !reclaim.settle(a));
+        reclaim.wake();
+        assert!(wait.as_mut().now_or_never().is_none());
+        reclaim.forget(b);
+        assert!(reclaim.settle(b));
+        reclaim.wake();
+        assert!(wait.now_or_never().is_some() && reclaim.is_over());
+        assert!(reclaim.begin_saying(b) && reclaim.begin_saying(b) && !reclaim.is_eligible(b));
+        reclaim.end_saying(b);
+        assert!(!reclaim.begin_saying(b));
+        assert_eq!(reclaim.said(), 4);
+    }
+}

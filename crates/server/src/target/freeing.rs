@@ -1,0 +1,61 @@
+//! `Freeing`: blocks that become free when the record that freed them is stable.
+//!
+//! Owns: which blocks wait for which record, and when they are so many that these records are made stable: what is
+//! written next should use them again, before blocks that were never written (`amphi_data::alloc`). Does not own: what
+//! frees blocks, giving them back (`release`).
+//!
+//! Invariant: records are in the order of the log, so blocks become free from the front.
+
+use amphi_data::Freed;
+use amphi_zone::Lsn;
+use futures_channel::mpsc;
+use std::cell::{Cell, RefCell};
+use std::collections::VecDeque;
+
+/// Blocks of one target that become free.
+pub struct Freeing {
+    blocks: RefCell<VecDeque<(Lsn, Freed)>>,
+    /// Wakes the releaser.
+    bell: mpsc::UnboundedSender<()>,
+    /// Bytes of such blocks at which their records are made stable.
+    reuse_bytes: Cell<u64>,
+}
+
+impl Freeing {
+    /// Nothing waits yet. The receiver is rung when something does.
+    pub fn new() -> (Freeing, mpsc::UnboundedReceiver<()>) {
+        let (bell, rung) = mpsc::unbounded();
+        (Freeing { blocks: RefCell::default(), bell, reuse_bytes: Cell::new(u64::MAX) }, rung)
+    }
+
+    /// Blocks that `lsn` freed.
+    pub fn push(&self, lsn: Lsn, freed: Freed) {
+        if !freed.is_empty() {
+            self.blocks.borrow_mut().push_back((lsn, freed));
+            // Nobody listens any more only when the target is being dropped.
+            drop(self.bell.unbounded_send(()));
+        }
+    }
+
+    /// The next blocks whose record is one of those up to `stable`.
+    pub fn pop_stable(&self, stable: Lsn) -> Option<Freed> {
+        let mut blocks = self.blocks.borrow_mut();
+        let is_stable = blocks.front().is_some_and(|(lsn, _)| *lsn <= stable);
+        if is_stable { blocks.pop_front().map(|(_, freed)| freed) } else { None }
+    }
+
+    /// The last record that blocks wait for.
+    pub fn last(&self) -> Option<Lsn> {
+        self.blocks.borrow().back().map(|(lsn, _)| *lsn)
+    }
+
+    /// Whether `bytes` that wait are so many that their records are made stable.
+    pub fn is_much(&self, bytes: u64) -> bool {
+        bytes >= self.reuse_bytes.get()
+    }
+
+    /// Sets from how many bytes on.
+    pub fn tune(&self, reuse_bytes: u64) {
+        self.reuse_bytes.set(reuse_bytes);
+    }
+}

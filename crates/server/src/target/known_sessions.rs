@@ -1,0 +1,106 @@
+//! `KnownSessions`: the sessions that a target knows.
+//!
+//! Owns: which sessions are alive, stopped or cut off, and the answers of their slots. Does not own: what they hold
+//! (`coherence`, `session`), who may come in (`cluster::sessions`).
+//!
+//! A session is alive from its start to its stop, and stopped until it is forgotten: it takes nothing new on then, but
+//! may finish what it has begun elsewhere, and nobody else has what it holds. One that was *cut off* may use what it
+//! was granted until its tokens end.
+
+use crate::records::{self, SessionRecord};
+use crate::session::slots::Slots;
+use amphi_types::SessionId;
+use amphi_types::item::Txn;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Sessions of one target.
+pub struct KnownSessions {
+    /// Answers of their slots.
+    pub slots: RefCell<Slots>,
+    alive: RefCell<BTreeMap<SessionId, SessionRecord>>,
+    /// Those that were stopped and have not been forgotten yet, and their begins.
+    stopped: RefCell<BTreeMap<SessionId, u64>>,
+    /// The session that ended last, if it was the last one: it may come back to what it left.
+    left_last: Cell<Option<SessionId>>,
+    cut_off: RefCell<BTreeSet<SessionId>>,
+}
+
+impl KnownSessions {
+    /// As the log has them.
+    pub fn recovered(
+        slots: Slots,
+        alive: BTreeMap<SessionId, SessionRecord>,
+        cut_off: BTreeSet<SessionId>,
+    ) -> KnownSessions {
+        KnownSessions {
+            slots: RefCell::new(slots),
+            alive: RefCell::new(alive),
+            stopped: RefCell::default(),
+            left_last: Cell::default(),
+            cut_off: RefCell::new(cut_off),
+        }
+    }
+
+    /// Whether the session is alive.
+    pub fn has(&self, session: SessionId) -> bool {
+        self.alive.borrow().contains_key(&session)
+    }
+
+    /// Sessions that are alive.
+    pub fn count(&self) -> usize {
+        self.alive.borrow().len()
+    }
+
+    /// Each of them, with its record.
+    pub fn alive(&self) -> Vec<(SessionId, SessionRecord)> {
+        self.alive.borrow().iter().map(|(id, record)| (*id, record.clone())).collect()
+    }
+
+    /// The begin of a session that is alive.
+    pub fn begin_of(&self, session: SessionId) -> Option<u64> {
+        self.alive.borrow().get(&session).map(|record| record.start)
+    }
+
+    /// The same, also of one that is only stopped.
+    pub fn begin_of_any(&self, session: SessionId) -> Option<u64> {
+        self.begin_of(session).or_else(|| self.stopped.borrow().get(&session).copied())
+    }
+
+    /// A session begins. Whether it comes back to what it left: nobody was here since.
+    pub fn begin(&self, session: SessionId, record: SessionRecord) -> bool {
+        self.stopped.borrow_mut().remove(&session);
+        self.alive.borrow_mut().insert(session, record);
+        self.left_last.take() == Some(session)
+    }
+
+    /// Nothing more is taken from a session.
+    pub fn stop(&self, session: SessionId) {
+        if let Some(record) = self.alive.borrow_mut().remove(&session) {
+            self.stopped.borrow_mut().insert(session, record.start);
+        }
+    }
+
+    /// What a stopped session has goes.
+    pub fn forget(&self, session: SessionId) {
+        self.stopped.borrow_mut().remove(&session);
+        self.left_last.set(self.alive.borrow().is_empty().then_some(session));
+    }
+
+    /// Sessions that were cut off and may still use what they were granted.
+    pub fn cut_off(&self) -> Vec<SessionId> {
+        self.cut_off.borrow().iter().copied().collect()
+    }
+
+    /// Notes in `txn` that a session is cut off, as long as its tokens may be used: a restart has to wait for them too.
+    pub fn note_cut_off(&self, session: SessionId, txn: &mut Txn) {
+        txn.put(records::cut_off_key(session), Vec::new());
+        self.cut_off.borrow_mut().insert(session);
+    }
+
+    /// Its tokens have ended.
+    pub fn forget_cut_off(&self, session: SessionId, txn: &mut Txn) {
+        self.cut_off.borrow_mut().remove(&session);
+        txn.delete(records::cut_off_key(session));
+    }
+}

@@ -1,0 +1,66 @@
+//! `ClusterPlace`: the place of a target in the cluster, as its zone keeps it.
+//!
+//! Owns: number of starts, size of the pool, server, cluster map, and whether the start found that something is lost.
+//! Does not own: who decides on the map (`cluster`).
+
+use crate::records::{self, ClusterRecord, HomeRecord};
+use amphi_types::item::Txn;
+use amphi_wire::ClusterMap;
+use std::cell::RefCell;
+
+/// Where a target belongs.
+pub struct ClusterPlace {
+    /// Number of targets of the cluster, as the target remembers it.
+    pub pool: u16,
+    /// How often it was opened, this time included.
+    pub starts: u64,
+    /// The server that it belongs to, if it was begun before.
+    pub home: RefCell<Option<HomeRecord>>,
+    /// The cluster map as it was kept last.
+    pub map: RefCell<Option<ClusterMap>>,
+    /// What was answered before it was opened and not made stable may be gone.
+    pub lost: bool,
+    /// The zone says so by itself.
+    pub noted_lost: bool,
+    /// What is logged first.
+    first: RefCell<Txn>,
+}
+
+/// What the zone of a target says of its place.
+#[derive(Default)]
+pub struct KeptPlace {
+    /// Pool and starts.
+    pub cluster: Option<ClusterRecord>,
+    /// Server.
+    pub home: Option<HomeRecord>,
+    /// Map.
+    pub map: Option<ClusterMap>,
+}
+
+impl ClusterPlace {
+    /// The place of a target that is opened once more; `pool` if its zone says none, `lost` in all and by the zone
+    /// itself. `first` is logged at its begin, with the new count of starts.
+    pub fn of(kept: KeptPlace, pool: u16, (lost, noted_lost): (bool, bool), mut first: Txn) -> ClusterPlace {
+        let pool = kept.cluster.as_ref().map_or(pool, |c| c.pool);
+        let starts = kept.cluster.map_or(0, |c| c.starts) + 1;
+        first.put(records::cluster_key(), records::encode(&ClusterRecord { pool, starts }));
+        let (home, map, first) = (RefCell::new(kept.home), RefCell::new(kept.map), RefCell::new(first));
+        ClusterPlace { pool, starts, home, map, lost, noted_lost, first }
+    }
+
+    /// The target begins to serve at a server. Returns what is logged first.
+    pub fn begin(&self, home: HomeRecord) -> Txn {
+        let mut txn = self.first.take();
+        if self.home.borrow().as_ref() != Some(&home) {
+            txn.put(records::home_key(), records::encode(&home));
+            self.home.replace(Some(home));
+        }
+        txn
+    }
+
+    /// Notes in `txn` that a newer map is kept.
+    pub fn keep_map(&self, map: ClusterMap, txn: &mut Txn) {
+        txn.put(records::map_key(), records::encode(&map));
+        self.map.replace(Some(map));
+    }
+}

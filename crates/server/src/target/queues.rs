@@ -1,0 +1,45 @@
+//! `TargetQueues`: who waits for whom on a target, and who is at work on what.
+//!
+//! Owns: the queues on names, inodes, bytes and blocks at the edges of writes, changes that are on their way, inodes
+//! that are being removed. Does not own: the order in which an operation takes them (docs/LOCKING.md).
+
+use crate::session::in_flight::InFlights;
+use crate::target::gate::{Gate, Hold};
+use crate::target::shared_blocks::SharedBlocks;
+use crate::target::span_gate::SpanGate;
+use amphi_types::{Ino, Name};
+use std::cell::RefCell;
+use std::collections::BTreeSet;
+
+/// What operations queue on: an inode, or a name in a directory.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NameKey {
+    /// An inode of this target.
+    Inode(Ino),
+    /// An entry of a directory of this target.
+    Entry(Ino, Name),
+}
+
+/// The queues of one target.
+#[derive(Default)]
+pub struct TargetQueues {
+    /// Changes of data between the last look at their session and their end.
+    pub in_flight: InFlights,
+    /// Names and inodes.
+    pub names: Gate<NameKey>,
+    /// Bytes of objects.
+    pub spans: SpanGate,
+    /// Writes that share blocks at their edges.
+    pub shared_blocks: SharedBlocks,
+    /// Inodes that a task is removing.
+    pub destroying: RefCell<BTreeSet<Ino>>,
+}
+
+impl TargetQueues {
+    /// Waits until no operation over several targets is changing any of `keys`.
+    pub async fn settle(&self, keys: Vec<NameKey>) {
+        if !self.names.is_empty() {
+            drop(self.names.take(keys.into_iter().map(|k| (k, Hold::Shared)).collect()).await);
+        }
+    }
+}
