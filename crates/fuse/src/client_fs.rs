@@ -316,7 +316,7 @@ impl FileSystem for ClientFs {
 
     fn lookup(&self, caller: &Caller<'_>, parent: Ino, name: &[u8]) -> Result<Entry> {
         self.moved.walks(caller.tid, parent, name);
-        let found = self.asked_in(caller, &[parent], |ctx| self.client.lookup(ctx, parent, name))?;
+        let found = self.look_up(caller, parent, name)?;
         let node = match found.kind {
             Kind::Dir if name != b"." && name != b".." => self.moved.looked_up(caller.tid, found.ino, parent, name),
             _ => found.ino,

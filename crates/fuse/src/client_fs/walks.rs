@@ -7,7 +7,7 @@ use super::ClientFs;
 use crate::Caller;
 use crate::file_system::{Entry, OpenHow};
 use amphi_client::{Created, Ctx, OpenFlags};
-use amphi_types::{Errno, Ino, Kind, Result};
+use amphi_types::{Attr, Errno, Ino, Kind, Result};
 
 /// How often a call is made anew in the second walk, each time after others have changed the name again.
 const TRIES: usize = 100;
@@ -20,6 +20,23 @@ impl ClientFs {
         }
         self.client.walk_failed(caller.tid);
         Errno::Stale
+    }
+
+    /// Looks up a name. In a directory that was removed there is none, and whoever walks has found it there by its name
+    /// or holds it: when it was removed it was empty, so that there was no such path at a moment of the call. Linux does
+    /// not walk again when it looks up what `mkdir`, `mknod`, `symlink` and `link` are about to make; if the directory
+    /// has been replaced, the change itself is told so.
+    pub(super) fn look_up(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) -> Result<Attr> {
+        let again = self.client.repeats_walk(caller.tid);
+        let found = self.asked(caller, |ctx| self.client.lookup(ctx, dir, name));
+        let is_name = name != b"." && name != b"..";
+        let is_stale = matches!(found, Err(Errno::Stale));
+        let found = self.in_directories(&[dir], again || is_name, found);
+        if is_stale && !again && matches!(found, Err(Errno::NoEnt)) {
+            // It is not walked again for this.
+            self.client.walk_ended(caller.tid);
+        }
+        found
     }
 
     /// Links an inode that may have lost the name by which it was found: the file is linked that has the name now.
