@@ -318,15 +318,23 @@ impl FileSystem for ClientFs {
         self.moved.walks(caller.tid, parent, name);
         let found = self.look_up(caller, parent, name)?;
         let node = match found.kind {
-            Kind::Dir if name != b"." && name != b".." => self.moved.looked_up(caller.tid, found.ino, parent, name),
+            Kind::Dir if name != b"." && name != b".." => {
+                let changes = || syscall::Syscall::of(caller.tid).is_some_and(|call| call.changes_names());
+                self.moved.looked_up(caller.tid, found.ino, parent, name, changes)
+            }
             _ => found.ino,
         };
-        Ok(Entry { node, ..self.entry(found) })
+        let entry = self.entry(found);
+        let attr_ttl = if node == found.ino { entry.attr_ttl } else { Duration::ZERO };
+        Ok(Entry { node, attr_ttl, ..entry })
     }
 
     fn getattr(&self, caller: &Caller<'_>, ino: Ino, _: Option<Handle>) -> Result<AttrReply> {
         self.moved.used(caller.tid, ino);
         let attr = self.wait(caller, self.client.getattr(&Self::stream(caller), ino))?;
+        if caller.by_other_id {
+            return Ok(AttrReply { attr, ttl: Duration::ZERO });
+        }
         Ok(self.attributes(attr, lent::since()))
     }
 
@@ -347,7 +355,11 @@ impl FileSystem for ClientFs {
         };
         self.client.walk_ended(caller.tid);
         // The kernel lets nobody make names in a directory meanwhile.
-        let ttl = if attr.kind == Kind::Dir { self.lend(&attr, since) } else { self.attr_ttl(&attr, since) };
+        let ttl = match attr.kind {
+            Kind::Dir if caller.by_other_id => Duration::ZERO,
+            Kind::Dir => self.lend(&attr, since),
+            _ => self.attr_ttl(&attr, since),
+        };
         Ok(AttrReply { attr, ttl })
     }
 

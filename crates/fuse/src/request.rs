@@ -23,6 +23,8 @@ pub struct Caller<'a> {
     pub gid: u32,
     /// Thread id; 0 for page write-back and for callers outside our process namespace.
     pub tid: u32,
+    /// The inode is asked for by another id than its own (`client_fs::moved`): nothing is lent under that.
+    pub by_other_id: bool,
     /// The supplementary group that decides a create, when the kernel says so.
     pub create_group: Option<u32>,
     /// Fires when the caller got a signal.
@@ -49,7 +51,16 @@ pub(crate) trait BeforeBlocking {
 impl<'a> Caller<'a> {
     /// The super-user on no thread, for calls that do not come from a mount.
     pub fn root(interrupt: &'a Interrupt) -> Caller<'a> {
-        Caller { uid: 0, gid: 0, tid: 0, create_group: None, interrupt, before_blocking: None, deferral: None }
+        Caller {
+            uid: 0,
+            gid: 0,
+            tid: 0,
+            by_other_id: false,
+            create_group: None,
+            interrupt,
+            before_blocking: None,
+            deferral: None,
+        }
     }
 
     /// To be called before the handler waits for anything that may take longer than waking a thread (50 us): another

@@ -3,8 +3,9 @@
 use crate::harness::{Place, errno};
 use crate::two_mounts::Pair;
 use rustix::fs::{
-    AtFlags, CWD, Mode, OFlags, Timespec, Timestamps, XattrFlags, chmod, chown, getxattr, link, listxattr, lstat,
-    mkdir, open, openat, readlink, rename, rmdir, setxattr, stat, statvfs, symlink, unlink, unlinkat, utimensat,
+    AtFlags, CWD, Mode, OFlags, RenameFlags, Timespec, Timestamps, XattrFlags, chmod, chown, getxattr, link, listxattr,
+    lstat, mkdir, open, openat, readlink, rename, renameat_with, rmdir, setxattr, stat, statvfs, symlink, unlink,
+    unlinkat, utimensat,
 };
 use rustix::io::Errno;
 use std::fs;
@@ -239,6 +240,57 @@ fn directories_moved_by_another_mount() {
         }
         pair.stop();
     }
+}
+
+/// Goal: both names of a rename may be of directories that another mount has moved, again and again, and a name that
+/// such a directory has is not made: the answers are those of Linux, never ESTALE. Method: the kernel is shown two
+/// directories, the other mount moves both, this one exchanges them, moves one over the other, and makes what is there.
+/// (Promise S5)
+#[test]
+fn both_names_moved_by_another_mount() {
+    let pair = Pair::new(1, &[], &[]);
+    let (m0, m1) = (&pair.a, &pair.b);
+    let exchange = |a: &Path, b: &Path| renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE);
+    for round in 0..5 {
+        let top = format!("r{round}");
+        mkdir(m0.join(&top), Mode::from_raw_mode(0o755)).expect("mkdir");
+        let (m0, m1) = (m0.join(&top), m1.join(&top));
+        for dir in ["p", "q", "r", "s", "p/d", "r/e"] {
+            mkdir(m0.join(dir), Mode::from_raw_mode(0o755)).expect("mkdir");
+        }
+        fs::write(m0.join("file"), "x").expect("write");
+        let (d, e) = (stat(m0.join("p/d")).expect("stat").st_ino, stat(m0.join("r/e")).expect("stat").st_ino);
+        let is =
+            |path: &str, ino: u64| assert_eq!(stat(m0.join(path)).expect(path).st_ino, ino, "round {round}: {path}");
+        rename(m1.join("p/d"), m1.join("q/d")).and_then(|()| rename(m1.join("r/e"), m1.join("s/e"))).expect("rename");
+        assert_eq!(exchange(&m0.join("q/d"), &m0.join("s/e")), Ok(()), "round {round}");
+        is("q/d", e);
+        is("s/e", d);
+        for _ in 0..3 {
+            rename(m1.join("q/d"), m1.join("p/x"))
+                .and_then(|()| rename(m1.join("s/e"), m1.join("r/y")))
+                .expect("there");
+            assert_eq!(exchange(&m0.join("p/x"), &m0.join("r/y")), Ok(()), "round {round}");
+            rename(m1.join("p/x"), m1.join("s/e")).and_then(|()| rename(m1.join("r/y"), m1.join("q/d"))).expect("back");
+            assert_eq!(exchange(&m0.join("s/e"), &m0.join("q/d")), Ok(()), "round {round}");
+            assert_eq!(exchange(&m0.join("s/e"), &m0.join("q/d")), Ok(()), "round {round}");
+        }
+        rename(m1.join("q/d"), m1.join("p/z")).expect("rename");
+        assert_eq!(mkdir(m0.join("p/z"), Mode::from_raw_mode(0o755)), Err(Errno::EXIST));
+        assert_eq!(symlink("t", m0.join("p/z")), Err(Errno::EXIST));
+        assert_eq!(link(m0.join("file"), m0.join("p/z")), Err(Errno::EXIST));
+        fs::write(m1.join("p/z/f"), "new").expect("write");
+        assert_eq!(fs::read_dir(m0.join("p/z")).expect("list").count(), 1);
+        fs::remove_file(m1.join("p/z/f")).expect("unlink");
+        assert_eq!(fs::read_dir(m0.join("p/z")).expect("list").count(), 0, "what another mount has changed");
+        let (z, se) = (stat(m0.join("p/z")).expect("stat").st_ino, stat(m0.join("s/e")).expect("stat").st_ino);
+        assert_eq!([z.min(se), z.max(se)], [d.min(e), d.max(e)], "they are the two");
+        rename(m1.join("p/z"), m1.join("r/over")).expect("rename");
+        assert_eq!(rename(m0.join("s/e"), m0.join("r/over")), Ok(()), "round {round}");
+        is("r/over", se);
+        assert_eq!(fs::read_dir(m1.join("s")).expect("list").count(), 0);
+    }
+    pair.stop();
 }
 
 /// Goal: an open directory that another mount has removed is empty: names in it are not there, and its attributes can

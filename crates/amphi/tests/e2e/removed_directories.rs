@@ -24,9 +24,7 @@ const CALLS: &[Call] = &[
     ("link", |d, file| linkat(CWD, file, d, "x", AtFlags::empty())),
     ("rename", |d, file| renameat(CWD, file, d, "x")),
     ("create", |d, _| openat(d, "x", OFlags::CREATE | OFlags::WRONLY, FILE_MODE).map(drop)),
-    ("create exclusively", |d, _| {
-        openat(d, "x", OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY, FILE_MODE).map(drop)
-    }),
+    ("create exclusively", |d, _| openat(d, "x", OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY, FILE_MODE).map(drop)),
     ("open", |d, _| openat(d, "x", OFlags::RDONLY, Mode::empty()).map(drop)),
     ("stat", |d, _| statat(d, "x", AtFlags::empty()).map(drop)),
     ("unlink", |d, _| unlinkat(d, "x", AtFlags::empty())),
@@ -34,8 +32,8 @@ const CALLS: &[Call] = &[
 ];
 
 /// Goal: no name is in a directory that another mount has removed or replaced, and none can be made in it, also by the
-/// first call that comes to it: each says ENOENT. Method: each call on a directory of its own that is held open. (Promise
-/// S6)
+/// first call that comes to it: each says ENOENT. Method: each call on a directory of its own that is held open.
+/// (Promise S6)
 #[test]
 fn calls_in_a_removed_directory() {
     let pair = Pair::new(1, &[], &[]);

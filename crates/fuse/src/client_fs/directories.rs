@@ -23,7 +23,10 @@ impl ClientFs {
         // whatever becomes of its permissions and of the caller.
         let opener = caller.cred(&self.groups);
         let opener = Cred { caps: opener.caps.and(Caps::DAC_READ_SEARCH), ..opener };
-        let mark = self.kept_listings.opens(ino, monotonic_ns(), |attr| self.client.lend_listing(attr));
+        let mark = match caller.by_other_id {
+            true => Mark::No,
+            false => self.kept_listings.opens(ino, monotonic_ns(), |attr| self.client.lend_listing(attr)),
+        };
         let flags = match mark {
             Mark::No => OpenFlags::default(),
             Mark::Anew => OpenFlags::CACHE_DIR,

@@ -1,19 +1,22 @@
 //! Directories that another mount has moved, while this kernel still has them where they were.
 //!
 //! The kernel keeps one place for each directory. Shown at another place it moves the directory there, and cannot while
-//! the caller holds the locks of a rename between two directories: the look-up then fails with ESTALE, and so does the
-//! walk that Linux repeats; where the new place lies below the directory's old one it fails with ELOOP at once. In
-//! these cases the directory is shown under a second node id, of which the kernel knows nothing yet, so there is
-//! nothing to be moved. Both ids mean the same inode from then on; the kernel drops what it has at the old place when
-//! it looks there next.
+//! locks are taken that it would need and only tries: those of the old place, and that of renames between directories,
+//! which the caller may hold himself. The look-up then fails with ESTALE. Linux repeats the walk once, in which a
+//! rename may meet a second such name, and not at all for what `mkdir`, `mknod`, `symlink` and `link` are about to
+//! make. Where the new place lies below the directory's old one the look-up fails with ELOOP at once. In these cases
+//! the directory is shown under another node id, of which the kernel knows nothing yet, so there is nothing to be
+//! moved. It stays the one of this place; both mean the same inode, and the kernel drops what it has at the old place
+//! when it looks there next.
 //!
-//! Owns: where each directory was shown last, which threads were shown one at a new place and have done nothing with it
-//! yet. Does not own: names.
+//! Owns: where each directory was shown last and under which id, which threads were shown one at a new place and have
+//! done nothing with it yet. Does not own: names.
 //!
-//! Invariants: a directory is shown under its second id only to a thread whose look-up has just failed in the kernel,
-//! or would close a circle there. What this mount moves itself is moved here too. Bounds: `DIRECTORIES_MAX` directories
-//! of two generations, about 150 bytes each; beyond, a directory may be taken for one that was not shown. `THREADS_MAX`
-//! threads.
+//! Invariants: a directory gets another id only for a thread whose look-up has just failed in the kernel or that is in
+//! a call which makes or moves a name (`syscall`), or where it would close a circle there. What this mount moves itself
+//! is moved here too. Nothing is lent under another id but the inode's own (`is_other`): what is lent is taken back by
+//! that. Bounds: `DIRECTORIES_MAX` directories of two generations, about 150 bytes each; beyond, a directory may be
+//! taken for one that was not shown. `THREADS_MAX` threads. `OTHERS` ids in turn for each directory.
 
 use amphi_types::Ino;
 use parking_lot::Mutex;
@@ -26,49 +29,72 @@ const DIRECTORIES_MAX: usize = 16_384;
 const THREADS_MAX: usize = 256;
 /// Directories between a place and the root that are looked at.
 const DEPTH_MAX: usize = 128;
-/// In a second node id: no target has made so many inodes.
-const SECOND: u64 = 1 << 47;
-
-/// The second node id of a directory.
-fn second(ino: Ino) -> Ino {
-    Ino(ino.0 | SECOND)
-}
+/// Where the number of an other id lies in it: no target has made so many inodes.
+const OTHER_SHIFT: u32 = 40;
+/// Other ids of a directory.
+const OTHERS: u64 = 255;
 
 /// The inode that a node id of the kernel means.
 #[inline]
 pub(crate) fn inode_of(node: u64) -> Ino {
-    Ino(node & !SECOND)
+    Ino(node & !(OTHERS << OTHER_SHIFT))
+}
+
+/// Whether a node id is not the inode's own.
+#[inline]
+pub(crate) fn is_other(node: u64) -> bool {
+    node >> OTHER_SHIFT & OTHERS != 0
+}
+
+/// The id of a directory that comes after `node`: one of which the kernel has had nothing for long.
+fn next(node: Ino) -> Ino {
+    let number = (node.0 >> OTHER_SHIFT & OTHERS) % OTHERS + 1;
+    Ino(inode_of(node.0).0 | number << OTHER_SHIFT)
 }
 
 /// A name in a directory.
 type Place = (Ino, Box<[u8]>);
 
+/// Where a directory was shown.
+#[derive(Clone)]
+struct Spot {
+    place: Place,
+    /// Under which id.
+    node: Ino,
+}
+
 #[derive(Default)]
 struct Shown {
-    young: BTreeMap<Ino, Place>,
-    old: BTreeMap<Ino, Place>,
+    young: BTreeMap<Ino, Spot>,
+    old: BTreeMap<Ino, Spot>,
     by_place: BTreeMap<Place, Ino>,
 }
 
 impl Shown {
-    fn place(&self, ino: Ino) -> Option<&Place> {
+    fn spot(&self, ino: Ino) -> Option<&Spot> {
         self.young.get(&ino).or_else(|| self.old.get(&ino))
     }
 
-    fn put(&mut self, ino: Ino, place: Place) {
-        if let Some(before) = self.place(ino).cloned() {
-            self.leave(ino, &before);
+    /// The id under which the kernel has it.
+    fn node(&self, ino: Ino) -> Ino {
+        self.spot(ino).map_or(ino, |spot| spot.node)
+    }
+
+    fn put(&mut self, ino: Ino, place: Place, node: Ino) {
+        debug_assert_eq!(inode_of(node.0), ino, "an id of this directory");
+        if let Some(before) = self.spot(ino).cloned() {
+            self.leave(ino, &before.place);
         }
         if self.young.len() >= DIRECTORIES_MAX {
             let gone = std::mem::replace(&mut self.old, std::mem::take(&mut self.young));
-            for (ino, place) in gone {
-                if self.place(ino).is_none() {
-                    self.leave(ino, &place);
+            for (ino, spot) in gone {
+                if self.spot(ino).is_none() {
+                    self.leave(ino, &spot.place);
                 }
             }
         }
         self.by_place.insert(place.clone(), ino);
-        self.young.insert(ino, place);
+        self.young.insert(ino, Spot { place, node });
     }
 
     fn leave(&mut self, ino: Ino, place: &Place) {
@@ -84,8 +110,8 @@ impl Shown {
             if at == above {
                 return true;
             }
-            match self.place(at) {
-                Some((parent, _)) => at = *parent,
+            match self.spot(at) {
+                Some(spot) => at = spot.place.0,
                 None => return false,
             }
         }
@@ -97,6 +123,8 @@ impl Shown {
 struct Moving {
     ino: Ino,
     place: Place,
+    /// Under which id.
+    node: Ino,
     /// Look-ups of that place, one after the other: the kernel asks a second time where it knew something else there.
     asked: u32,
     /// The thread has looked something else up since: the walk in which it was shown this has ended.
@@ -115,34 +143,44 @@ pub(super) struct Moved {
 }
 
 impl Moved {
-    /// A look-up of `thread` finds a directory. The node id under which it is shown.
-    pub(super) fn looked_up(&self, thread: u32, ino: Ino, dir: Ino, name: &[u8]) -> Ino {
+    /// A look-up of `thread` finds a directory; `changes_names`: whether the thread is in a call that does. The node id
+    /// under which it is shown.
+    pub(super) fn looked_up(
+        &self,
+        thread: u32,
+        ino: Ino,
+        dir: Ino,
+        name: &[u8],
+        changes_names: impl FnOnce() -> bool,
+    ) -> Ino {
         let place: Place = (dir, name.into());
         let mut shown = self.shown.lock();
-        match shown.place(ino) {
-            Some(at) if *at == place => return ino,
+        let node = match shown.spot(ino) {
+            Some(spot) if spot.place == place => return spot.node,
+            Some(spot) => spot.node,
             None => {
-                shown.put(ino, place);
+                shown.put(ino, place, ino);
                 return ino;
             }
-            Some(_) => {}
-        }
-        if shown.is_above(ino, dir) {
-            return second(ino);
-        }
+        };
+        let is_circle = shown.is_above(ino, dir);
         drop(shown);
         let mut moving = self.moving.lock();
         if let Some(one) = moving.get_mut(&thread).filter(|one| one.ino == ino && one.place == place) {
             one.asked += 1;
-            // It has come back without having used what it was shown: the kernel could not move it.
-            return if one.came_back || one.asked > ASKED_MAX { second(ino) } else { ino };
+            if one.came_back || one.asked > ASKED_MAX {
+                // It has come back without having used what it was shown: the kernel could not move it.
+                (one.node, one.asked, one.came_back) = (next(one.node), 1, false);
+            }
+            return one.node;
         }
+        let node = if is_circle || changes_names() { next(node) } else { node };
         if moving.len() >= THREADS_MAX {
             moving.clear();
         }
-        moving.insert(thread, Moving { ino, place, asked: 1, came_back: false });
+        moving.insert(thread, Moving { ino, place, node, asked: 1, came_back: false });
         self.threads.store(moving.len(), SeqCst);
-        ino
+        node
     }
 
     /// `thread` looks a name up.
@@ -161,10 +199,10 @@ impl Moved {
     pub(super) fn listed(&self, ino: Ino, dir: Ino, name: &[u8]) -> bool {
         let place: Place = (dir, name.into());
         let mut shown = self.shown.lock();
-        match shown.place(ino) {
-            Some(at) => *at == place,
+        match shown.spot(ino) {
+            Some(spot) => spot.place == place && spot.node == ino,
             None => {
-                shown.put(ino, place);
+                shown.put(ino, place, ino);
                 true
             }
         }
@@ -172,7 +210,7 @@ impl Moved {
 
     /// A directory was made here.
     pub(super) fn made(&self, ino: Ino, dir: Ino, name: &[u8]) {
-        self.shown.lock().put(ino, (dir, name.into()));
+        self.shown.lock().put(ino, (dir, name.into()), ino);
     }
 
     /// This mount has moved a name, or exchanged two: the kernel moves what it has there itself.
@@ -181,10 +219,12 @@ impl Moved {
         let (from, to): (Place, Place) = ((from.0, from.1.into()), (to.0, to.1.into()));
         let (moved, other) = (shown.by_place.get(&from).copied(), shown.by_place.get(&to).copied());
         if let Some(ino) = moved {
-            shown.put(ino, to);
+            let node = shown.node(ino);
+            shown.put(ino, to, node);
         }
         if let Some(ino) = other.filter(|_| exchanged) {
-            shown.put(ino, from);
+            let node = shown.node(ino);
+            shown.put(ino, from, node);
         }
     }
 
@@ -207,11 +247,11 @@ impl Moved {
     fn settle(&self, thread: u32, is_it: impl FnOnce(&Moving) -> bool) {
         let mut moving = self.moving.lock();
         if moving.get(&thread).is_some_and(is_it)
-            && let Some(Moving { ino, place, .. }) = moving.remove(&thread)
+            && let Some(Moving { ino, place, node, .. }) = moving.remove(&thread)
         {
             self.threads.store(moving.len(), SeqCst);
             drop(moving);
-            self.shown.lock().put(ino, place);
+            self.shown.lock().put(ino, place, node);
         }
     }
 }
@@ -224,28 +264,46 @@ mod tests {
     const A: Ino = Ino(2);
     const D: Ino = Ino(3);
 
-    /// Goal: a directory at a new place keeps its node id, unless the thread comes back to it with nothing done, and
-    /// until it was used there. Method: one directory that others move.
+    /// It is in no call that changes names.
+    fn no() -> bool {
+        false
+    }
+
+    /// Goal: a directory at a new place keeps its node id, unless the thread comes back to it with nothing done, or is
+    /// in the kernel's way itself; the id that it got there stays until it is moved again. Method: one directory that
+    /// others move.
     #[test]
-    fn second_ids_only_when_the_kernel_could_not_move_it() {
+    fn other_ids_only_when_the_kernel_could_not_move_it() {
         let moved = Moved::default();
-        assert_eq!(moved.looked_up(7, D, A, b"d"), D);
-        assert_eq!(moved.looked_up(7, D, A, b"d"), D);
-        assert_eq!(moved.looked_up(7, D, ROOT, b"d"), D, "the kernel may be able to move it");
-        assert_eq!(moved.looked_up(8, D, ROOT, b"d"), D, "so for another thread");
+        assert_eq!(moved.looked_up(7, D, A, b"d", no), D);
+        assert_eq!(moved.looked_up(7, D, A, b"d", || true), D, "where it was shown nothing has to be moved");
+        assert_eq!(moved.looked_up(7, D, ROOT, b"d", no), D, "the kernel may be able to move it");
+        assert_eq!(moved.looked_up(8, D, ROOT, b"d", no), D, "so for another thread");
         moved.walks(7, ROOT, b"d");
-        assert_eq!(moved.looked_up(7, D, ROOT, b"d"), D, "it had something else there");
+        assert_eq!(moved.looked_up(7, D, ROOT, b"d", no), D, "it had something else there");
         moved.walks(7, ROOT, b"a");
-        let id = moved.looked_up(7, D, ROOT, b"d");
-        assert!(id != D && inode_of(id.0) == D);
-        assert_eq!(moved.looked_up(8, D, ROOT, b"d"), D);
-        assert_eq!(moved.looked_up(8, D, ROOT, b"d"), id, "no walk asks three times");
+        let id = moved.looked_up(7, D, ROOT, b"d", no);
+        assert!(id != D && inode_of(id.0) == D && is_other(id.0) && !is_other(D.0));
+        assert_eq!(moved.looked_up(7, D, ROOT, b"d", no), id, "asked a second time");
+        assert_eq!(moved.looked_up(8, D, ROOT, b"d", no), D);
+        assert_eq!(moved.looked_up(8, D, ROOT, b"d", no), id, "no walk asks three times");
         moved.used(8, D);
-        assert_eq!(moved.looked_up(7, D, ROOT, b"d"), D, "the kernel has it there by now");
-        assert_eq!(moved.looked_up(9, D, A, b"e"), D);
+        assert_eq!(moved.looked_up(7, D, ROOT, b"d", no), id, "the kernel has that there by now");
+        let rename = moved.looked_up(9, D, A, b"e", || true);
+        assert!(rename != D && rename != id && inode_of(rename.0) == D, "one that the kernel has nowhere");
+        assert_eq!(moved.looked_up(9, D, A, b"e", || true), rename);
         moved.used(9, A);
         moved.ended(9);
-        assert_eq!((moved.looked_up(9, D, A, b"e"), moved.looked_up(9, D, A, b"e")), (D, D));
+        assert_eq!(moved.looked_up(9, D, A, b"e", no), rename);
+        moved.renamed((A, b"e"), (ROOT, b"f"), false);
+        assert_eq!(moved.looked_up(9, D, ROOT, b"f", no), rename, "the kernel moves what it has");
+        assert!(!moved.listed(D, ROOT, b"f"), "a listing has the inode's own id");
+        let mut node = D;
+        for _ in 0..OTHERS {
+            node = next(node);
+            assert!(inode_of(node.0) == D && is_other(node.0));
+        }
+        assert_eq!(next(node), next(D), "they come round");
     }
 
     /// Goal: what this mount moves itself is where it says; a listing moves nothing; a directory is never shown below
@@ -256,11 +314,11 @@ mod tests {
         moved.made(A, ROOT, b"a");
         moved.made(D, A, b"d");
         moved.renamed((A, b"d"), (ROOT, b"d"), false);
-        assert_eq!((moved.looked_up(7, D, ROOT, b"d"), moved.looked_up(7, D, ROOT, b"d")), (D, D));
+        assert_eq!((moved.looked_up(7, D, ROOT, b"d", no), moved.looked_up(7, D, ROOT, b"d", no)), (D, D));
         moved.renamed((ROOT, b"d"), (ROOT, b"a"), true);
         assert!(moved.listed(D, ROOT, b"a") && moved.listed(A, ROOT, b"d") && !moved.listed(D, ROOT, b"d"));
         moved.renamed((ROOT, b"a"), (A, b"x"), false);
-        assert!(moved.looked_up(7, A, D, b"y") != A, "the kernel has one below the other");
+        assert!(moved.looked_up(7, A, D, b"y", no) != A, "the kernel has one below the other");
         for n in 0..3 * DIRECTORIES_MAX as u64 {
             moved.made(Ino(100 + n), ROOT, &n.to_le_bytes());
         }

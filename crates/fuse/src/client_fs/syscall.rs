@@ -43,6 +43,24 @@ impl Syscall {
         Some(Syscall { number, arguments })
     }
 
+    /// Whether it makes or moves a name, and so may hold locks of directories while a name is looked up.
+    pub(super) fn changes_names(&self) -> bool {
+        #[cfg(target_arch = "x86_64")]
+        const OLD: &[i64] = &[
+            libc::SYS_mkdir,
+            libc::SYS_mknod,
+            libc::SYS_symlink,
+            libc::SYS_link,
+            libc::SYS_rename,
+            libc::SYS_renameat,
+        ];
+        #[cfg(not(target_arch = "x86_64"))]
+        const OLD: &[i64] = &[];
+        const NEW: &[i64] =
+            &[libc::SYS_mkdirat, libc::SYS_mknodat, libc::SYS_symlinkat, libc::SYS_linkat, libc::SYS_renameat2];
+        OLD.contains(&self.number) || NEW.contains(&self.number)
+    }
+
     /// The flags of a `pwritev2`.
     fn write_flags(&self) -> Option<i32> {
         (self.number == libc::SYS_pwritev2).then_some(self.arguments[ARGUMENTS - 1] as i32)
@@ -67,6 +85,8 @@ mod tests {
         assert!(call.writes_with(libc::RWF_APPEND) && !call.writes_with(libc::RWF_DSYNC));
         let other = Syscall::parse("1 0x3 0x7ffd4c0a 0x1 0x0 0x0 0x10 0x7ffd4c09 0x7f2a\n").expect("a call");
         assert!(other.number == 1 && !other.writes_with(libc::RWF_APPEND));
+        let rename = Syscall::parse(&line.replacen(&number.to_string(), &libc::SYS_renameat2.to_string(), 1));
+        assert!(rename.expect("a call").changes_names() && !call.changes_names());
         assert_eq!(Syscall::parse("-1 0x7ffd4c09 0x7f2a\n"), None, "in no call");
         assert_eq!(Syscall::of(u32::MAX), None);
     }

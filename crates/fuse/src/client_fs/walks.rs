@@ -23,9 +23,9 @@ impl ClientFs {
     }
 
     /// Looks up a name. In a directory that was removed there is none, and whoever walks has found it there by its name
-    /// or holds it: when it was removed it was empty, so that there was no such path at a moment of the call. Linux does
-    /// not walk again when it looks up what `mkdir`, `mknod`, `symlink` and `link` are about to make; if the directory
-    /// has been replaced, the change itself is told so.
+    /// or holds it: when it was removed it was empty, so that there was no such path at a moment of the call. Linux
+    /// does not walk again when it looks up what `mkdir`, `mknod`, `symlink` and `link` are about to make; if the
+    /// directory has been replaced, the change itself is told so.
     pub(super) fn look_up(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) -> Result<Attr> {
         let again = self.client.repeats_walk(caller.tid);
         let found = self.asked(caller, |ctx| self.client.lookup(ctx, dir, name));

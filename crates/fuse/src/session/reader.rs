@@ -8,6 +8,7 @@ use super::polling::Polling;
 use super::pool::{Idle, Next, Parked, Pool};
 use super::receive::Receive;
 use super::{Shared, monotonic_ns};
+use crate::client_fs::moved::is_other;
 use crate::dispatch::{Lent, forget, handle};
 use crate::interrupt::Slot;
 use crate::kernel::flags::bits;
@@ -318,6 +319,7 @@ impl Reader {
             uid: header.uid,
             gid: header.gid,
             tid: header.pid,
+            by_other_id: is_other(header.nodeid),
             create_group: None,
             interrupt: &interrupt,
             before_blocking: Some(&hook),
