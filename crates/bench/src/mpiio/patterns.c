@@ -1,7 +1,8 @@
 /* Access patterns of parallel programs, written anew: each writes a file with all ranks, then reads all of it back
  * through a new handle, every rank what another one wrote.
  *
- * usage: patterns PATTERN FILE SCALE; rank 0 prints "write SECONDS read SECONDS wrong BYTES". Times are those of the
+ * usage: patterns PATTERN FILE SCALE [OTHER], where the second half of the ranks reaches the file as OTHER, over another
+ * mount; rank 0 prints "write SECONDS read SECONDS wrong BYTES". Times are those of the
  * slowest rank, from before the open to behind the close. */
 #include <mpi.h>
 #include <stdint.h>
@@ -86,16 +87,17 @@ int main(int argc, char **argv)
     MPI_Init(&argc, &argv);
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &ranks);
-    if (argc != 4 || ranks != 4 || (scale = atoi(argv[3])) < 1)
+    if (argc < 4 || argc > 5 || ranks != 4 || (scale = atoi(argv[3])) < 1)
         MPI_Abort(MPI_COMM_WORLD, 2);
     void (*pattern)(int) = !strcmp(argv[1], "btio") ? btio : !strcmp(argv[1], "flash") ? flash :
                            !strcmp(argv[1], "hard") ? hard : checkpoint;
+    const char *name = argc == 5 && rank >= ranks / 2 ? argv[4] : argv[2];
     double times[2], slowest[2];
     for (reading = 0; reading < 2; reading++) {
         MPI_Barrier(MPI_COMM_WORLD);
         double begin = MPI_Wtime();
         int mode = reading ? MPI_MODE_RDONLY : MPI_MODE_CREATE | MPI_MODE_WRONLY;
-        if (MPI_File_open(MPI_COMM_WORLD, argv[2], mode, MPI_INFO_NULL, &file))
+        if (MPI_File_open(MPI_COMM_WORLD, name, mode, MPI_INFO_NULL, &file))
             MPI_Abort(MPI_COMM_WORLD, 3);
         pattern(reading ? (rank + 1) % ranks : rank);
         wrong += MPI_File_close(&file) != MPI_SUCCESS;
