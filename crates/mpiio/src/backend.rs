@@ -19,6 +19,9 @@ pub trait Backend: Send {
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> Outcome<usize>;
     /// Writes all of the parts one behind the other from `offset` on, as one request where the system allows it.
     fn write_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Outcome;
+    /// A small part of the range was written and many more are about to be: the file system may get ready for all of
+    /// them at once.
+    fn expect_parts(&self, _offset: u64, _bytes: u64) {}
     /// The length of the file as it is on the file system.
     fn size(&self) -> Outcome<u64>;
     /// Cuts or extends the file.

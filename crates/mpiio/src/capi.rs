@@ -214,7 +214,7 @@ fn open_backend(path: &CStr, settings: &OpenSettings) -> Outcome<PosixFile> {
         1 => Direct::On,
         _ => Direct::Automatic,
     };
-    let backend = PosixFile::open(path, settings.readable != 0, settings.writable != 0, direct)?;
+    let mut backend = PosixFile::open(path, settings.readable != 0, settings.writable != 0, direct)?;
     if settings.clients > 0 {
         backend.want_exact_locks();
     }

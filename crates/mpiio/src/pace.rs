@@ -25,6 +25,16 @@ pub trait Pace: Send + Sync {
     fn committed(&self) {}
 }
 
+/// Sleeps while the word has this value; may return early, and returns false when the time is over.
+pub fn sleep_on(word: &AtomicU32, expected: u32, time: Duration) -> bool {
+    let timeout = libc::timespec { tv_sec: time.as_secs() as libc::time_t, tv_nsec: time.subsec_nanos().into() };
+    // SAFETY: the word lives through the call; the operation is not private, since ranks are processes.
+    let result = unsafe {
+        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &timeout as *const libc::timespec)
+    };
+    result == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ETIMEDOUT)
+}
+
 /// Looks for a moment, then waits in the kernel: a waiting rank costs nothing, however few cores there are.
 #[derive(Debug, Default)]
 pub struct Futex;
@@ -37,15 +47,7 @@ impl Pace for Futex {
             }
             std::hint::spin_loop();
         }
-        let timeout = libc::timespec {
-            tv_sec: LOOK_AROUND.as_secs() as libc::time_t,
-            tv_nsec: LOOK_AROUND.subsec_nanos().into(),
-        };
-        // SAFETY: the word lives through the call; the operation is not private, since ranks are processes.
-        let result = unsafe {
-            libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &timeout as *const libc::timespec)
-        };
-        result == 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::ETIMEDOUT)
+        sleep_on(word, expected, LOOK_AROUND)
     }
 
     fn wake(&self, word: &AtomicU32, count: u32) {

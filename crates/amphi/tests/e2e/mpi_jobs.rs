@@ -91,7 +91,7 @@ fn nodes_of_a_job_keep_their_locks() {
         std::fs::write(folders[1].join(name), "").unwrap();
         let nodes = folders.each_ref().map(|folder| {
             let path = CString::new(folder.join(name).as_os_str().as_bytes()).unwrap();
-            let file = PosixFile::open(&path, true, true, Direct::Automatic).unwrap();
+            let mut file = PosixFile::open(&path, true, true, Direct::Automatic).unwrap();
             if exact {
                 file.want_exact_locks();
             }

@@ -134,6 +134,32 @@ fn a_job_on_two_mounts_asks_no_locks_back() {
     }
 }
 
+/// Goal: pages of which a job on two mounts has written thousands of small parts leave without a lock for each part;
+/// the bytes are right on both mounts.
+/// Method: the mounts' counters of locks that they asked for; a plain read on each mount.
+#[test]
+fn small_parts_of_pages_leave_under_one_lock() {
+    const SPECKS: usize = 4096;
+    let (tools, mounts) = (Tools::new(), Mounts::new());
+    let mut expected = vec![0u8; SPECKS * 64];
+    for (speck, bytes) in expected.chunks_mut(64).enumerate() {
+        bytes[..4].copy_from_slice(&[speck as u8, (speck >> 8) as u8, b'x', b'y']);
+    }
+    expected.truncate((SPECKS - 1) * 64 + 4);
+    let asked = || ["a", "b"].iter().map(|m| counter(&mounts.place.path(m), "lock_enqueue")).sum::<u64>();
+    for mpi in MPIS {
+        let paths = mounts.paths(mpi);
+        let before = asked();
+        let (_, stats) = tools.good_job(mpi, "cache_page_size=64K;cache_flush_size=64K", "specks", &paths);
+        assert!(value(&stats, "fs_writes") >= SPECKS as u64, "{mpi}: {stats}");
+        let locks = asked() - before;
+        assert!(locks < 100, "{mpi}: {locks} locks for {SPECKS} parts");
+        for path in &paths {
+            assert!(std::fs::read(path).unwrap() == expected, "{mpi}: other bytes in {}", path.display());
+        }
+    }
+}
+
 /// Goal: pages move to the node that goes on to write or read them, with their dirty bytes, from one mount to the other
 /// and back; all leaves in whole pages, and the bytes are right on both mounts.
 /// Method: ranks of either node take turns with all pages. The program says how many pages have to move; the

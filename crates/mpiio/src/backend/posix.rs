@@ -6,10 +6,12 @@
 
 use super::Backend;
 use crate::error::{Error, Outcome};
+use crate::pace::sleep_on;
 use std::ffi::CStr;
 use std::io::IoSlice;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
+use std::time::Duration;
 
 /// Largest request handed to the kernel at once; the kernel itself stops at 2 GiB less a page.
 const REQUEST_BYTES: usize = 1 << 30;
@@ -22,10 +24,16 @@ const BLOCK: usize = 4096;
 
 /// `AMPHI_NO_EXPAND` (docs/IOCTL.md).
 const NO_EXPAND: libc::c_ulong = 0x4004_4103;
+/// `AMPHI_LOCK_AHEAD`: a lock of just these bytes, without waiting. 1: the mount has it.
+const LOCK_AHEAD: libc::c_ulong = 0x4018_4104;
 /// `AMPHI_GROUP_LOCK`, with the group, and 1 for not to wait; `AMPHI_GROUP_UNLOCK`; `AMPHI_GROUP_WANTED`.
 const GROUP_LOCK: libc::c_ulong = 0x4010_4105;
 const GROUP_UNLOCK: libc::c_ulong = 0x4008_4106;
 const GROUP_WANTED: libc::c_ulong = 0x8004_4108;
+
+/// So often, a millisecond apart, the mount is asked whether it has a lock that it asked for ahead.
+const AHEAD_TRIES: u32 = 10;
+const AHEAD_PAUSE: Duration = Duration::from_millis(1);
 
 /// Whether blocks go past the kernel's page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,6 +54,8 @@ pub struct PosixFile {
     /// The file system has refused a direct request.
     refused: AtomicBool,
     direct_requests: AtomicU64,
+    /// Each request asks for a lock of just its bytes.
+    exact_locks: bool,
 }
 
 impl PosixFile {
@@ -63,7 +73,8 @@ impl PosixFile {
             Direct::Automatic => is_amphi(&fd),
         };
         let direct = if wanted { open(path, mode | libc::O_DIRECT).ok() } else { None };
-        let file = PosixFile { fd, direct, refused: AtomicBool::new(false), direct_requests: AtomicU64::new(0) };
+        let (refused, direct_requests) = (AtomicBool::new(false), AtomicU64::new(0));
+        let file = PosixFile { fd, direct, refused, direct_requests, exact_locks: false };
         let stat = file.stat()?;
         if stat.st_mode & libc::S_IFMT != libc::S_IFREG {
             return Err(Error::Refused("not a regular file"));
@@ -73,8 +84,9 @@ impl PosixFile {
 
     /// On an AmphiFS mount: locks are to cover what is asked for and no more, since several nodes write the file. Each
     /// node has runs of its own, so no node then asks another one's lock back. Elsewhere nothing happens.
-    pub fn want_exact_locks(&self) {
-        if !is_amphi(&self.fd) {
+    pub fn want_exact_locks(&mut self) {
+        self.exact_locks = is_amphi(&self.fd);
+        if !self.exact_locks {
             return;
         }
         for fd in [Some(&self.fd), self.direct.as_ref()].into_iter().flatten() {
@@ -107,6 +119,27 @@ impl PosixFile {
         if self.identity()? == mine { Ok(()) } else { Err(Error::Refused("what rank 0 shows is another file")) }
     }
 
+    /// Asks for a lock to write these bytes, and waits a little for it; false: it did not come.
+    fn lock_ahead(&self, offset: u64, bytes: u64) -> bool {
+        /// As docs/IOCTL.md has it.
+        #[repr(C)]
+        struct Ahead {
+            offset: u64,
+            bytes: u64,
+            mode: u32,
+            zero: u32,
+        }
+        let to_write = Ahead { offset, bytes, mode: 1, zero: 0 };
+        (0..AHEAD_TRIES).any(|_| {
+            // SAFETY: the argument has the size that is part of the command and lives through the call.
+            let answer = unsafe { libc::ioctl(self.fd.as_raw_fd(), LOCK_AHEAD, &raw const to_write) };
+            if answer == 0 {
+                sleep_on(&AtomicU32::new(0), 0, AHEAD_PAUSE);
+            }
+            answer > 0
+        })
+    }
+
     /// A command for both descriptors.
     fn control<T>(&self, command: libc::c_ulong, argument: &mut T) -> Outcome {
         for fd in [Some(&self.fd), self.direct.as_ref()].into_iter().flatten() {
@@ -116,6 +149,11 @@ impl PosixFile {
             }
         }
         Ok(())
+    }
+
+    /// Whether whole blocks go past the kernel's page cache, as far as is known.
+    pub fn is_direct(&self) -> bool {
+        self.direct.is_some() && !self.refused.load(Relaxed)
     }
 
     /// The unit in which the file system likes to be used.
@@ -329,6 +367,20 @@ impl Backend for PosixFile {
         }
         let done = head + whole;
         write_all(self.fd.as_raw_fd(), &cut(parts, done, usize::MAX), offset + done as u64)
+    }
+
+    /// With a lock for each of thousands of parts the file system would be asked as often. So the mount gets one for
+    /// all of them, if it can be had; the parts then leave its cache together, too. In the way may be locks of single
+    /// parts, which another mount got when it had the page and which no part of ours asks back; a read of the whole
+    /// does.
+    fn expect_parts(&self, offset: u64, bytes: u64) {
+        if !self.exact_locks || self.lock_ahead(offset, bytes) {
+            return;
+        }
+        let mut unused = vec![0; usize::try_from(bytes).unwrap_or(0)];
+        if read_some(self.fd.as_raw_fd(), &mut unused, offset).is_ok() {
+            self.lock_ahead(offset, bytes);
+        }
     }
 
     fn size(&self) -> Outcome<u64> {

@@ -10,6 +10,9 @@ use crate::segment::NO_PAGE;
 use std::io::IoSlice;
 use std::sync::atomic::Ordering::Release;
 
+/// The file system is told when a page leaves in more parts than these.
+const FEW_PARTS: usize = 8;
+
 impl CachedFile {
     /// Writes the dirty bytes of all ranks that belong to this share of the file: the runs `r` of `run_bytes` with
     /// `r mod shares` = `share`. Goes on after a failure, notes it as late error and returns the first one.
@@ -62,9 +65,14 @@ impl CachedFile {
                 spans.into_iter().map(move |s| (base + u64::from(s.start), *frame, s.start as usize..s.end as usize))
             })
             .collect();
+        let mut in_parts = ranges.chunk_by(|a, b| a.1 == b.1).filter(|page| page.len() > FEW_PARTS).peekable();
         for run in ranges.chunk_by(|a, b| a.0 + a.2.len() as u64 == b.0) {
             let held: Vec<(u32, std::ops::Range<usize>)> = run.iter().map(|r| (r.1, r.2.clone())).collect();
             self.write_frames(&held, run[0].0)?;
+            // The first part has made whoever was in its way give way.
+            while let Some(page) = in_parts.next_if(|page| page[0].0 <= run[0].0) {
+                self.backend.expect_parts(page[0].0 / page_bytes * page_bytes, page_bytes);
+            }
         }
         for (_, frame) in pages {
             self.segment().dirty(*frame).clear();

@@ -1,7 +1,7 @@
 /* A job whose ranks reach one file over two mounts: usage: mounts WHAT FILE OTHER [VICTIM], where FILE and OTHER are
  * the file on the first and on the second mount. The first half of the ranks uses the first one, as hints make it a
  * node.
- * records: strided records, as the hard part of IO500 has them, written together and read back by the next rank.
+ * specks: many small parts of each page. records: strided records, as the hard part of IO500 has them, written together and read back by the next rank.
  * moves: pages go to the node whose ranks go on to write or read them; prints how many should have moved. reader: plain
  * reads over the other mount see what was synced, and what was written since, at once with a group lock and otherwise
  * when it has left the cache. killed: a rank is killed in the middle of a call, while all write, and pages move. */
@@ -74,6 +74,18 @@ static void moves(void)
     OK(MPI_File_close(&file));
     if (rank == 0)
         printf("moved %d runs %d\n", expected, PAGES * PAGE / run_bytes);
+}
+
+/* So few bytes in so many places that no page is ever dirty as a whole. */
+static void specks(void)
+{
+    enum { SPECK = 4, APART = 64, SPECKS = 4 * PAGE / APART };
+    open_file();
+    for (int speck = rank; speck < SPECKS; speck += ranks) {
+        char bytes[SPECK] = {(char)speck, (char)(speck >> 8), 'x', 'y'};
+        OK(MPI_File_write_at(file, (MPI_Offset)speck * APART, bytes, SPECK, MPI_BYTE, MPI_STATUS_IGNORE));
+    }
+    OK(MPI_File_close(&file));
 }
 
 static void write_records(int round)
@@ -190,6 +202,8 @@ int main(int argc, char **argv)
     other = argv[first ? 3 : 2];
     if (!strcmp(argv[1], "records"))
         records();
+    else if (!strcmp(argv[1], "specks"))
+        specks();
     else if (!strcmp(argv[1], "moves"))
         moves();
     else if (!strcmp(argv[1], "reader"))
