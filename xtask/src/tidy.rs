@@ -62,6 +62,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/amphi/src/cmd/mount_helper.rs", "a process that leaves its terminal"),
     ("crates/client/src/cache/", "copies between cache units and user memory"),
     ("crates/mpiio/src/segment.rs", "memory that the ranks of a job share"),
+    ("crates/mpiio/src/segment/mapping.rs", "where that memory is mapped"),
     ("crates/mpiio/src/pace.rs", "futex"),
     ("crates/mpiio/src/backend/posix.rs", "system calls on files"),
     ("crates/mpiio/src/team.rs", "options of a connection"),

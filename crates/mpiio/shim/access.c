@@ -186,23 +186,6 @@ static int move_data(struct shadow *f, enum direction direction, int64_t data_by
     return error;
 }
 
-/* Where an ordered call of this rank begins, in etypes: behind what the ranks before it move. */
-static int ordered_place(struct shadow *f, int64_t etypes, int64_t *place)
-{
-    int64_t before = 0;
-    uint64_t start = 0;
-    int failed = 0;
-    int error = PMPI_Exscan(&etypes, &before, 1, MPI_INT64_T, MPI_SUM, f->comm);
-    if (f->rank == 0)
-        before = 0;
-    if (!error && f->rank == f->ranks - 1)
-        failed = pointer_add(f, (uint64_t)(before + etypes), &start);
-    if (!error)
-        error = PMPI_Bcast(&start, 1, MPI_UINT64_T, f->ranks - 1, f->comm);
-    *place = (int64_t)start + before;
-    return error || worst(f->comm, failed) ? MPI_ERR_IO : MPI_SUCCESS;
-}
-
 int access_data(struct shadow *f, enum direction direction, enum pointer pointer, enum company company,
                 MPI_Offset offset, void *buffer, MPI_Count count, MPI_Datatype type, int64_t *bytes)
 {
@@ -224,7 +207,7 @@ int access_data(struct shadow *f, enum direction direction, enum pointer pointer
     int64_t etypes = class || unit == 0 ? 0 : total / unit, place = offset;
     /* Every rank takes part in the order, whatever is wrong with its own arguments. */
     if (pointer == ORDERED) {
-        int error = ordered_place(f, etypes, &place);
+        int error = ordered_place(f, etypes, &place) ? MPI_ERR_IO : MPI_SUCCESS;
         class = class ? class : error;
     } else if (pointer == SHARED && !class) {
         uint64_t before = 0;

@@ -39,6 +39,11 @@ typedef struct {
     uint64_t nonce;
 } amphi_token;
 
+/* The part of a rank in a meeting. */
+typedef struct {
+    uint32_t round, pauses;
+} amphi_arrival;
+
 uint64_t amphi_mpiio_page_bytes(const char *path, int readable); /* 0: the file cannot be cached */
 uint64_t amphi_mpiio_stripe_bytes(const char *path);             /* 0: not striped, as far as one can tell */
 int amphi_mpiio_is_coherent(const char *path);                   /* nodes see each other's writes at once */
@@ -56,6 +61,13 @@ void amphi_mpiio_see_off(const amphi_file *file);
 int amphi_mpiio_group_join(const amphi_file *file, uint64_t group);
 void amphi_mpiio_group_rejoin(const amphi_file *file);
 void amphi_mpiio_relax(const amphi_file *file, int on);
+/* Meetings of all ranks of the file, which are of one node: a barrier with a maximum. */
+void amphi_mpiio_arrive(const amphi_file *file, int value, amphi_arrival *arrival);
+int amphi_mpiio_await(const amphi_file *file, amphi_arrival *arrival, int *largest); /* EAGAIN: not all have come */
+void amphi_mpiio_bring(const amphi_file *file, uint64_t number);
+uint64_t amphi_mpiio_before(const amphi_file *file); /* what the ranks below brought, in all */
+void amphi_mpiio_say(const amphi_file *file, uint64_t number);
+uint64_t amphi_mpiio_said(const amphi_file *file);
 void amphi_mpiio_close(amphi_file *file);
 int amphi_mpiio_write(const amphi_file *file, const amphi_extent *extents, size_t count, const void *memory);
 int amphi_mpiio_read(const amphi_file *file, const amphi_extent *extents, size_t count, void *memory, uint64_t *done);
@@ -80,4 +92,5 @@ void amphi_mpiio_clear_late_error(const amphi_file *file);
 uint32_t amphi_mpiio_stat_count(void);
 void amphi_mpiio_stat_name(uint32_t index, char *name, size_t room);
 void amphi_mpiio_stats(const amphi_file *file, uint64_t *values);
+void amphi_mpiio_stats_of_all(const amphi_file *file, uint64_t *values); /* of the node, as of each rank's last call */
 #endif

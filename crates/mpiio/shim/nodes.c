@@ -12,13 +12,13 @@ void *must_alloc(struct shadow *f, size_t bytes)
     void *memory = calloc(1, bytes ? bytes : 1);
     if (!memory) {
         fprintf(stderr, "amphi-mpiio: %s: no memory to open it\n", f->path);
-        PMPI_Abort(f->comm, MPI_ERR_NO_MEM);
+        PMPI_Abort(MPI_COMM_WORLD, MPI_ERR_NO_MEM);
     }
     return memory;
 }
 
 /* Names the machine and the name space of processes: ranks with equal ones can open each other's memory. */
-static uint64_t host_id(void)
+uint64_t host_id(void)
 {
     char text[512] = "";
     size_t length = 0;
@@ -38,17 +38,15 @@ static uint64_t host_id(void)
 }
 
 /* Finds which ranks share a node, and numbers the nodes by their first ranks. `first` gets the first rank of the node
- * of each rank. With `ranks_per_node` set, the ranks of one real node count as several nodes. */
-int find_nodes(struct shadow *f, int ranks_per_node, int *first, bool *one_host)
+ * of each rank. With `ranks_per_node` set, the ranks of one real node count as several nodes. On one host nobody needs
+ * to be asked. */
+int find_nodes(struct shadow *f, MPI_Comm comm, int ranks_per_node, bool one_host, int *first)
 {
     uint64_t mine = host_id(), *hosts = must_alloc(f, (size_t)f->ranks * sizeof *hosts);
-    int error = PMPI_Allgather(&mine, 1, MPI_UINT64_T, hosts, 1, MPI_UINT64_T, f->comm);
-    *one_host = true;
-    for (int r = 0; r < f->ranks; r++)
-        *one_host = *one_host && hosts[r] == hosts[0];
+    int error = one_host ? MPI_SUCCESS : PMPI_Allgather(&mine, 1, MPI_UINT64_T, hosts, 1, MPI_UINT64_T, comm);
     for (int r = 0; r < f->ranks; r++) {
         first[r] = r;
-        if (*one_host)
+        if (one_host)
             first[r] = ranks_per_node > 0 ? r / ranks_per_node * ranks_per_node : 0;
         else if (r > 0 && hosts[r] == hosts[r - 1])
             first[r] = first[r - 1];

@@ -1,7 +1,9 @@
 /* Open, close, and the end of the program.
  *
  * A file is opened natively first: that makes it, checks the mode, and gives the handle. Then the ranks agree whether it
- * is cached; if anything speaks against it on any rank, the file stays the native library's alone. */
+ * is cached; if anything speaks against it on any rank, the file stays the native library's alone. On one node that
+ * takes two reductions of the library: each costs milliseconds where ranks that wait spin and have no cores of their
+ * own. */
 #include "shim.h"
 #include <errno.h>
 #include <stdio.h>
@@ -14,6 +16,16 @@
 struct decision {
     int32_t cached, reason, reports, ranks_per_node, domain, domain_group, transport;
     amphi_settings settings;
+};
+
+/* What the ranks know before they talk about a file that they have opened. */
+struct knowledge {
+    uint64_t failed;         /* the library's open failed on some rank */
+    uint64_t host, not_host; /* complements, put together too, if all ranks are on one host */
+    /* Of rank 0 alone, zeros on the others. It has made the shared memory already, in case all ranks are of its node. */
+    struct decision decision;
+    amphi_token token;
+    int32_t error;
 };
 
 enum {
@@ -152,7 +164,7 @@ static void join_group(struct shadow *f, uint64_t group)
     int error = f->local_rank == 0 ? amphi_mpiio_group_join(f->cache, group) : 0;
     if (error && f->rank == 0)
         fprintf(stderr, "amphi-mpiio: %s: no group lock: %s\n", f->path, strerror(error));
-    worst(f->comm, 0);
+    agree(f, 0);
 }
 
 /* What is known of the nodes: the first rank of the node of each rank, whether all are one machine, and whether this
@@ -203,8 +215,6 @@ static int open_with(struct shadow *f, const struct nodes *nodes, enum transport
 /* Opens the cache with the transport that the hint asks for, or one that does; returns the reason why not. */
 static int open_with_any(struct shadow *f, const struct nodes *nodes, enum transport wanted)
 {
-    if (f->nodes == 1)
-        return open_with(f, nodes, TRANSPORT_MEMORY);
     bool threads = wanted != TRANSPORT_SOCKETS && worst(f->comm, !has_threads()) == 0;
     if (wanted == TRANSPORT_MPI && threads)
         return open_with(f, nodes, TRANSPORT_MPI);
@@ -219,24 +229,85 @@ static int open_with_any(struct shadow *f, const struct nodes *nodes, enum trans
     return open_with(f, nodes, TRANSPORT_MPI);
 }
 
-/* Opens the cache on all ranks or on none; returns the reason why not. `shadow->comm` is set. */
-static int open_cache(struct shadow *f, MPI_Info info)
+/* As `open_with` for ranks of one node, whose first one has made the memory before. */
+static int open_here(struct shadow *f, MPI_Comm comm, const struct knowledge *known)
 {
-    struct decision d = {0};
-    if (f->rank == 0)
-        decide(&d, info, f->path, f->amode, f->ranks);
-    PMPI_Bcast(&d, sizeof d, MPI_BYTE, 0, f->comm);
-    if (!d.cached)
-        return d.reason;
-    f->reports = d.reports;
+    amphi_token token = known->token;
+    int error = known->error;
+    if (!error && f->rank != 0)
+        error = amphi_mpiio_open(f->path, &f->settings, &token, &f->cache);
+    error = worst(comm, error);
+    f->transport = TRANSPORT_MEMORY;
+    if (!error && f->settings.group)
+        join_group(f, token.nonce);
+    if (!error)
+        return REASON_NONE;
+    if (f->cache)
+        amphi_mpiio_close(f->cache);
+    f->cache = NULL;
+    return REASON_MEMORY;
+}
+
+/* Whether all ranks are of one node if they are on one host. */
+static bool one_node(const struct shadow *f, const struct decision *d)
+{
+    return d->ranks_per_node <= 0 || d->ranks_per_node >= f->ranks;
+}
+
+/* Rank 0 decides about the file and makes the memory of its node. */
+static void prepare(struct shadow *f, MPI_Info info, struct knowledge *known)
+{
+    struct decision *d = &known->decision;
+    decide(d, info, f->path, f->amode, f->ranks);
+    if (!d->cached || !one_node(f, d))
+        return;
+    f->settings = d->settings;
+    f->settings.ranks = (uint32_t)f->ranks;
+    known->error = amphi_mpiio_open(f->path, &f->settings, &known->token, &f->cache);
+}
+
+/* Puts together what the ranks know, bit by bit: all but rank 0 have zeros where it decides. (MPICH 4.0.2 takes the
+ * maximum of MPI_UINT64_T as of signed numbers.) */
+static int share_knowledge(struct knowledge *known, MPI_Comm comm)
+{
+    enum { WORDS = (sizeof *known + 7) / 8 };
+    uint64_t mine[WORDS] = {0}, all[WORDS] = {0};
+    memcpy(mine, known, sizeof *known);
+    int error = PMPI_Allreduce(mine, all, WORDS, MPI_UINT64_T, MPI_BOR, comm);
+    memcpy(known, all, sizeof *known);
+    return error;
+}
+
+/* Opens the cache on all ranks or on none; returns the reason why not. */
+static int open_cache(struct shadow *f, MPI_Comm comm, const struct knowledge *known)
+{
+    const struct decision *d = &known->decision;
+    if (!d->cached)
+        return d->reason;
+    f->reports = d->reports;
     struct nodes nodes = {.first = must_alloc(f, (size_t)f->ranks * sizeof(int))};
-    nodes.error = find_nodes(f, d.ranks_per_node, nodes.first, &nodes.one_host);
-    list_nodes(f, nodes.first, &d);
-    f->settings = d.settings;
+    nodes.one_host = known->host == ~known->not_host;
+    nodes.error = find_nodes(f, comm, d->ranks_per_node, nodes.one_host, nodes.first);
+    list_nodes(f, nodes.first, d);
+    f->settings = d->settings;
     f->settings.ranks = (uint32_t)f->local_ranks;
     f->settings.rank = (uint32_t)f->local_rank;
     f->settings.clients = (uint32_t)(f->ranks - f->local_ranks);
-    int reason = open_with_any(f, &nodes, (enum transport)d.transport);
+    int reason = REASON_MEMORY;
+    bool messages = f->nodes > 1 || f->domain != DOMAIN_NONE;
+    if (f->nodes > 1 && f->cache) {
+        /* Made in vain. */
+        amphi_mpiio_close(f->cache);
+        f->cache = NULL;
+    }
+    if (messages && PMPI_Comm_dup(comm, &f->comm) != MPI_SUCCESS) {
+        fprintf(stderr, "amphi-mpiio: %s: no communicator for it\n", f->path);
+        PMPI_Abort(comm, MPI_ERR_INTERN);
+    }
+    if (f->nodes == 1)
+        reason = open_here(f, comm, known);
+    else
+        reason = open_with_any(f, &nodes, (enum transport)d->transport);
     free(nodes.first);
     return reason;
 }
@@ -295,37 +366,53 @@ static void identify(struct shadow *f)
     }
 }
 
+/* A file that the library has opened, without a cache so far. */
+static struct shadow *shadow_make(MPI_Comm comm, const char *name, int amode, MPI_File handle)
+{
+    struct shadow *f = calloc(1, sizeof *f);
+    char *path = strdup(plain_path(name));
+    if (!f || !path || view_set_default(&f->view)) {
+        /* The others wait in the agreement: without memory for this there is no way on. */
+        fprintf(stderr, "amphi-mpiio: %s: no memory to open it\n", name);
+        PMPI_Abort(comm, MPI_ERR_NO_MEM);
+    }
+    PMPI_Comm_rank(comm, &f->rank);
+    PMPI_Comm_size(comm, &f->ranks);
+    f->comm = MPI_COMM_NULL;
+    f->handle = handle;
+    f->amode = amode;
+    f->path = path;
+    f->process = getpid();
+    pthread_mutex_init(&f->mutex, NULL);
+    return f;
+}
+
 int MPI_File_open(MPI_Comm comm, const char *name, int amode, MPI_Info info, MPI_File *handle)
 {
     native_enter();
     int error = NATIVE(MPI_File_open)(comm, name, amode, info, handle);
     native_leave();
-    /* Libraries let an open fail on one rank alone. The others must not wait for that one, so all ask first. */
     if (comm == MPI_COMM_NULL)
         return error;
-    bool others_failed = worst(comm, error != MPI_SUCCESS) != 0;
+    /* Libraries let an open fail on one rank alone. The others must not wait for that one, so it takes part. */
+    struct knowledge known;
+    memset(&known, 0, sizeof known);
+    known.failed = error != MPI_SUCCESS;
+    known.host = host_id();
+    known.not_host = ~known.host;
+    struct shadow *f = error ? NULL : shadow_make(comm, name, amode, *handle);
+    bool borrows = f && borrow_cache(f, info);
+    if (f && !borrows && f->rank == 0)
+        prepare(f, info, &known);
+    int untold = share_knowledge(&known, comm);
     if (error)
         return error;
-    if (others_failed) {
+    if (known.failed || untold) {
         report(name, "not cached: some rank could not open it");
+        shadow_forget(f);
         return MPI_SUCCESS;
     }
-    struct shadow *f = calloc(1, sizeof *f);
-    char *path = strdup(plain_path(name));
-    bool usable = f && path && !view_set_default(&f->view) && PMPI_Comm_dup(comm, &f->comm) == MPI_SUCCESS;
-    if (!usable) {
-        /* The others wait in the agreement: without memory for this there is no way on. */
-        fprintf(stderr, "amphi-mpiio: %s: no memory to open it\n", name);
-        PMPI_Abort(comm, MPI_ERR_NO_MEM);
-    }
-    PMPI_Comm_rank(f->comm, &f->rank);
-    PMPI_Comm_size(f->comm, &f->ranks);
-    f->handle = *handle;
-    f->amode = amode;
-    f->path = path;
-    f->process = getpid();
-    pthread_mutex_init(&f->mutex, NULL);
-    int reason = borrow_cache(f, info) ? REASON_NONE : open_cache(f, info);
+    int reason = borrows ? REASON_NONE : open_cache(f, comm, &known);
     if (reason) {
         if (f->rank == 0) {
             char text[160];
@@ -341,7 +428,7 @@ int MPI_File_open(MPI_Comm comm, const char *name, int amode, MPI_Info info, MPI
         f->position = (int64_t)size;
         if (f->rank == 0 && !error)
             error = pointer_set(f, size);
-        if (worst(f->comm, error))
+        if (agree(f, error))
             fprintf(stderr, "amphi-mpiio: %s: its length cannot be told\n", name);
     }
     identify(f);
@@ -356,9 +443,14 @@ static void report_stats(struct shadow *f)
     uint64_t mine[64] = {0}, all[64] = {0};
     if (count > 63)
         return;
-    amphi_mpiio_stats(f->cache, mine);
-    mine[count] = mail_sent(f->mail);
-    PMPI_Reduce(mine, all, (int)count + 1, MPI_UINT64_T, MPI_SUM, 0, f->comm);
+    if (f->nodes == 1) {
+        if (f->rank == 0)
+            amphi_mpiio_stats_of_all(f->cache, all);
+    } else {
+        amphi_mpiio_stats(f->cache, mine);
+        mine[count] = mail_sent(f->mail);
+        PMPI_Reduce(mine, all, (int)count + 1, MPI_UINT64_T, MPI_SUM, 0, f->comm);
+    }
     if (f->rank != 0)
         return;
     char text[2048];
@@ -387,12 +479,12 @@ int MPI_File_close(MPI_File *handle)
         shadow_forget(f);
     } else if (f) {
         /* After this barrier no rank is in a call on the file any more. */
-        worst(f->comm, 0);
+        agree(f, 0);
         int error = f->amode & MPI_MODE_DELETE_ON_CLOSE
                         ? amphi_mpiio_discard(f->cache)
                         : amphi_mpiio_flush(f->cache, (uint32_t)f->local_rank, (uint32_t)f->local_ranks);
         int late = f->amode & MPI_MODE_DELETE_ON_CLOSE ? 0 : amphi_mpiio_late_error(f->cache);
-        error = worst(f->comm, error > late ? error : late);
+        error = agree(f, error > late ? error : late);
         if (f->reports)
             report_stats(f);
         for (struct shadow *borrower; (borrower = shadow_borrower(f));)

@@ -6,9 +6,9 @@
  * the native library's alone: every rank decides the same way, so cached and native access never mix.
  *
  * Parts: native.c (the library's own functions, the table of handles), flatten.c (derived types), hints.c, open.c
- * (open, close, end of the program), nodes.c (which ranks share a node, and how the nodes are connected), messages.c
- * (messages of the library between nodes), access.c (reads and writes), collective.c (those of all ranks together),
- * state.c (views, pointers, lengths, sync), data.c (the entry points of data functions). */
+ * (open, close, end of the program), nodes.c (which ranks share a node, and how the nodes are connected), meet.c (how
+ * the ranks agree), messages.c (messages of the library between nodes), access.c (reads and writes), collective.c (those
+ * of all ranks together), state.c (views, pointers, lengths, sync), data.c (the entry points of data functions). */
 #ifndef AMPHI_SHIM_H
 #define AMPHI_SHIM_H
 #define _GNU_SOURCE
@@ -87,7 +87,7 @@ struct hints {
 struct shadow {
     struct shadow *next; /* in the table */
     MPI_File handle;
-    MPI_Comm comm; /* ours */
+    MPI_Comm comm; /* ours; none where the ranks need no messages: on one node, unless they exchange data (collective.c) */
     pid_t process; /* the one that opened it */
     int rank, ranks, amode;
     /* A handle of one rank on a file that another handle of this process caches uses that one's cache. Its own are the
@@ -157,8 +157,13 @@ bool has_threads(void);
 
 /* nodes.c */
 void *must_alloc(struct shadow *f, size_t bytes);
-int find_nodes(struct shadow *f, int ranks_per_node, int *first, bool *one_host);
+uint64_t host_id(void);
+int find_nodes(struct shadow *f, MPI_Comm comm, int ranks_per_node, bool one_host, int *first);
 int connect_nodes(struct shadow *f, const int *first, bool one_host);
+
+/* meet.c */
+int agree(struct shadow *f, int value);
+int ordered_place(struct shadow *f, int64_t etypes, int64_t *place);
 
 /* open.c */
 int finish_init(int error);

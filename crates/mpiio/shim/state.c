@@ -155,15 +155,15 @@ static int settle(struct shadow *f, bool stable)
     if (f->lender)
         return amphi_mpiio_settle_alone(f->cache, 1);
     /* All writes that came before on any rank are in the cache now. */
-    worst(f->comm, 0);
+    agree(f, 0);
     int error = amphi_mpiio_flush(f->cache, (uint32_t)f->local_rank, (uint32_t)f->local_ranks);
     int late = amphi_mpiio_late_error(f->cache);
-    error = worst(f->comm, error > late ? error : late);
+    error = agree(f, error > late ? error : late);
     if (!error && stable && f->local_rank == 0)
         error = amphi_mpiio_sync(f->cache);
     if (!error)
         error = amphi_mpiio_drop_clean(f->cache);
-    error = worst(f->comm, error);
+    error = agree(f, error);
     if (f->local_rank == 0)
         amphi_mpiio_clear_late_error(f->cache);
     /* No rank has a request under way. */
@@ -171,7 +171,7 @@ static int settle(struct shadow *f, bool stable)
         amphi_mpiio_group_rejoin(f->cache);
     if (!error && f->rank == 0)
         error = amphi_mpiio_refresh_size(f->cache);
-    return worst(f->comm, agree_size(f, error));
+    return agree(f, agree_size(f, error));
 }
 
 static void pass_through(struct shadow *f)
@@ -205,7 +205,7 @@ int MPI_File_set_view(MPI_File handle, MPI_Offset displacement, MPI_Datatype ety
     if (!f)
         return NATIVE(MPI_File_set_view)(handle, displacement, etype, filetype, datarep, info);
     bool native = !strcasecmp(datarep, "native") || !strcasecmp(datarep, "internal");
-    if (worst(f->comm, !native)) {
+    if (agree(f, !native)) {
         /* Other representations are the native library's; so is the file then. Both pointers start at 0. */
         int error = settle(f, false);
         if (error)
@@ -215,7 +215,7 @@ int MPI_File_set_view(MPI_File handle, MPI_Offset displacement, MPI_Datatype ety
     }
     struct view view;
     int class = view_make(&view, displacement, etype, filetype, datarep, f->settings.writable != 0);
-    int others = worst(f->comm, class);
+    int others = agree(f, class);
     if (others) {
         if (!class)
             view_free(&view);
@@ -227,7 +227,7 @@ int MPI_File_set_view(MPI_File handle, MPI_Offset displacement, MPI_Datatype ety
     f->position = 0;
     pthread_mutex_unlock(&f->mutex);
     int error = f->rank == 0 ? pointer_set(f, 0) : 0;
-    return fail_errno(handle, worst(f->comm, error));
+    return fail_errno(handle, agree(f, error));
 }
 BOTH_NAMES(MPI_File_set_view);
 
@@ -300,7 +300,7 @@ int MPI_File_seek_shared(MPI_File handle, MPI_Offset offset, int whence)
     struct shadow *f = shadow_find(handle);
     if (!f)
         return NATIVE(MPI_File_seek_shared)(handle, offset, whence);
-    worst(f->comm, 0);
+    agree(f, 0);
     int error = 0;
     if (f->rank == 0) {
         uint64_t now = 0;
@@ -311,7 +311,7 @@ int MPI_File_seek_shared(MPI_File handle, MPI_Offset offset, int whence)
         else if (!error)
             error = pointer_set(f, (uint64_t)target);
     }
-    return fail_errno(handle, worst(f->comm, error));
+    return fail_errno(handle, agree(f, error));
 }
 BOTH_NAMES(MPI_File_seek_shared);
 
@@ -347,12 +347,12 @@ int MPI_File_set_size(MPI_File handle, MPI_Offset size)
     int error = size < 0 ? EINVAL : f->settings.writable ? 0 : EROFS;
     if (f->lender)
         return fail_errno(handle, error ? error : amphi_mpiio_set_size_alone(f->cache, (uint64_t)size));
-    error = worst(f->comm, error);
+    error = agree(f, error);
     if (!error)
         error = settle(f, false);
     if (!error && f->rank == 0)
         error = amphi_mpiio_set_size(f->cache, (uint64_t)size);
-    return fail_errno(handle, worst(f->comm, agree_size(f, error)));
+    return fail_errno(handle, agree(f, agree_size(f, error)));
 }
 BOTH_NAMES(MPI_File_set_size);
 
@@ -361,12 +361,12 @@ int MPI_File_preallocate(MPI_File handle, MPI_Offset size)
     struct shadow *f = shadow_find(handle);
     if (!f)
         return NATIVE(MPI_File_preallocate)(handle, size);
-    int error = worst(f->comm, size < 0 ? EINVAL : f->settings.writable ? 0 : EROFS);
+    int error = agree(f, size < 0 ? EINVAL : f->settings.writable ? 0 : EROFS);
     if (!error && f->lender)
         error = amphi_mpiio_allocate_alone(f->cache, (uint64_t)size);
     else if (!error && f->rank == 0)
         error = amphi_mpiio_allocate(f->cache, (uint64_t)size);
-    return fail_errno(handle, worst(f->comm, error));
+    return fail_errno(handle, agree(f, error));
 }
 BOTH_NAMES(MPI_File_preallocate);
 
@@ -382,12 +382,12 @@ int MPI_File_set_atomicity(MPI_File handle, int flag)
     struct shadow *f = shadow_find(handle);
     if (!f)
         return NATIVE(MPI_File_set_atomicity)(handle, flag);
-    worst(f->comm, 0);
+    agree(f, 0);
     f->atomic = flag != 0;
     /* In atomic mode calls are atomic, whatever the hint says. */
     if (!f->lender)
         amphi_mpiio_relax(f->cache, f->settings.relaxed && !flag);
-    worst(f->comm, 0);
+    agree(f, 0);
     return MPI_SUCCESS;
 }
 BOTH_NAMES(MPI_File_set_atomicity);

@@ -9,6 +9,7 @@ use crate::backend::posix::{Direct, PosixFile};
 use crate::error::{Error, Outcome};
 use crate::file::idle::Looker;
 use crate::file::{CachedFile, Extent, Settings};
+use crate::meeting::{Arrival, Meeting};
 use crate::pace::Futex;
 use crate::segment::{Geometry, Segment, Token};
 use crate::spare_memory;
@@ -31,6 +32,9 @@ const LARGEST_UNIT: u64 = 64 << 20;
 /// File systems whose clients may keep what others have changed since (`f_type`): NFS, SMB, CIFS, SMB2, 9P, AFS.
 const LAZY: [u32; 6] = [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997, 0x5346_414f];
 
+/// So long a range costs more to copy twice than to ask the kernel for, which takes about a microsecond.
+const ASIDE_BYTES: u64 = 16 << 10;
+
 /// Between two looks when nothing is to leave in the background.
 const NEVER: Duration = Duration::from_secs(1 << 30);
 
@@ -40,6 +44,7 @@ pub struct AmphiFile {
     token: Token,
     path: CString,
     settings: OpenSettings,
+    meeting: Meeting,
 }
 
 impl AmphiFile {
@@ -172,12 +177,13 @@ pub unsafe extern "C" fn amphi_mpiio_open(
     let opened = open_rank(path, settings, settings.rank, given);
     match opened {
         Ok(cached) => {
+            let meeting = Meeting::new(cached.memory().share());
             let mine = if settings.rank == 0 { cached.memory().token() } else { given };
             let looker = start_looker(path, &settings, &cached);
             let mut team = Team::new(cached);
             looker.into_iter().for_each(|looker| team.look(looker));
             let team = Mutex::new(team);
-            let opened = AmphiFile { team, token: mine, path: path.to_owned(), settings };
+            let opened = AmphiFile { team, token: mine, path: path.to_owned(), settings, meeting };
             // SAFETY: the caller's promise.
             unsafe {
                 *token = mine;
@@ -221,6 +227,13 @@ fn open_backend(path: &CStr, settings: &OpenSettings) -> Outcome<PosixFile> {
     Ok(backend)
 }
 
+/// From which length on reads are left to the kernel's cache of the node: where it is used at all, and all ranks are of
+/// this node.
+fn aside_bytes(settings: &OpenSettings, backend: &PosixFile) -> u64 {
+    let serves_all = settings.clients == 0 && settings.stream_bytes > 0 && !backend.is_direct();
+    if serves_all { ASIDE_BYTES } else { 0 }
+}
+
 /// Opens the file as a rank of the node's shared memory; rank 0 makes that.
 fn open_rank(path: &CStr, settings: OpenSettings, rank: u32, token: Token) -> Outcome<CachedFile> {
     let mut backend = open_backend(path, &settings)?;
@@ -247,6 +260,7 @@ fn open_rank(path: &CStr, settings: OpenSettings, rank: u32, token: Token) -> Ou
         writable: settings.writable != 0,
         bypass_bytes: settings.bypass_bytes,
         stream_bytes: settings.stream_bytes,
+        aside_bytes: aside_bytes(&settings, &backend),
         run_bytes: settings.run_bytes,
         prefetch_bytes: settings.unasked.prefetch_bytes,
     };
@@ -431,6 +445,67 @@ pub unsafe extern "C" fn amphi_mpiio_close(file: *mut AmphiFile) {
     file.team.into_inner().unwrap_or_else(PoisonError::into_inner).leave();
 }
 
+/// Comes to a meeting of all ranks, which are of one node, with a value that is not negative. The caller waits for the
+/// others with `amphi_mpiio_await` before it comes to the next one.
+///
+/// # Safety
+/// `file` is open; `arrival` is valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amphi_mpiio_arrive(file: *const AmphiFile, value: c_int, arrival: *mut Arrival) {
+    // SAFETY: the caller's promise.
+    unsafe { *arrival = (*file).meeting.arrive(value) };
+}
+
+/// Waits for a moment until all have come; EAGAIN: not yet. `largest` is the largest value that anybody brought.
+///
+/// # Safety
+/// `file` is open; `arrival` came from `amphi_mpiio_arrive`; `largest` is valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amphi_mpiio_await(
+    file: *const AmphiFile,
+    arrival: *mut Arrival,
+    largest: *mut c_int,
+) -> c_int {
+    // SAFETY: the caller's promise.
+    let (file, arrival) = unsafe { (&*file, &mut *arrival) };
+    match file.meeting.wait(arrival) {
+        Ok(Some(value)) => {
+            // SAFETY: the caller's promise.
+            unsafe { *largest = value };
+            0
+        }
+        Ok(None) => libc::EAGAIN,
+        Err(error) => error.errno(),
+    }
+}
+
+/// Defines functions of the meeting, which take no mutex, since who waits must not keep other threads away.
+macro_rules! meeting {
+    ($($(#[$doc:meta])* $name:ident($($arg:ident: $type:ty),*) -> $result:ty = |$meeting:ident| $body:expr;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// `file` is open.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name(file: *const AmphiFile, $($arg: $type),*) -> $result {
+            // SAFETY: the caller's promise.
+            let $meeting = unsafe { &(*file).meeting };
+            $body
+        }
+    )*};
+}
+
+meeting! {
+    /// Brings a number to the next meeting.
+    amphi_mpiio_bring(number: u64) -> () = |m| m.bring(number);
+    /// The sum of what the ranks below this one brought to the meeting that is over.
+    amphi_mpiio_before() -> u64 = |m| m.before();
+    /// Says a number for all at the next meeting; one rank calls.
+    amphi_mpiio_say(number: u64) -> () = |m| m.say(number);
+    /// What was said at the meeting that is over.
+    amphi_mpiio_said() -> u64 = |m| m.said();
+}
+
 /// Writes memory to the ranges, which ascend and are as long as the memory together.
 ///
 /// # Safety
@@ -588,6 +663,21 @@ pub unsafe extern "C" fn amphi_mpiio_stat_name(index: u32, name: *mut c_char, ro
             std::ptr::copy_nonoverlapping(text.as_ptr(), name.cast(), text.len());
             *name.add(text.len()) = 0;
         }
+    }
+}
+
+/// The counters of all ranks of the node as of the last call of each.
+///
+/// # Safety
+/// `file` is open; `values` has room for `amphi_mpiio_stat_count` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amphi_mpiio_stats_of_all(file: *const AmphiFile, values: *mut u64) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut team = (*file).locked();
+        team.publish();
+        let all = team.local().memory().counters_of_all();
+        std::ptr::copy_nonoverlapping(all.as_ptr(), values, all.len());
     }
 }
 

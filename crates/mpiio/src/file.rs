@@ -53,8 +53,11 @@ pub struct Settings {
     pub writable: bool,
     /// Requests of more bytes take whole uncached pages past the cache.
     pub bypass_bytes: u64,
-    /// So do writes of one range of at least as many bytes; 0: never.
+    /// So do requests for one range of at least as many bytes, reads only the first time; 0: never.
     pub stream_bytes: u64,
+    /// Reads of ranges of at least as many bytes leave pages that nobody has to a cache below, which all ranks share;
+    /// 0: never.
+    pub aside_bytes: u64,
     /// Largest run of a flush; a multiple of the page.
     pub run_bytes: u64,
     /// So much is read ahead of a rank that reads one range behind the other; 0: nothing.
@@ -81,6 +84,8 @@ pub struct CachedFile {
     /// The error that broke a release of locks; the next call returns it.
     broken: Option<Error>,
     moves: migrate::Moves,
+    /// How far the memory of the frames is prepared (`Segment::prepare`).
+    prepared: u64,
     /// The page behind the last read.
     next_read: u64,
 }
@@ -94,6 +99,8 @@ pub(crate) struct Piece {
     pub(crate) end: u32,
     /// Where it lies in the memory of the request.
     pub(crate) memory: usize,
+    /// Length of the range that it is a part of.
+    pub(crate) of_bytes: u64,
 }
 
 impl Piece {
@@ -124,6 +131,7 @@ impl CachedFile {
             once: 0,
             broken: None,
             moves: migrate::Moves::default(),
+            prepared: 0,
             next_read: u64::MAX,
         }
     }
@@ -320,6 +328,12 @@ impl CachedFile {
         self.segment().header().relaxed.store(u32::from(on), SeqCst);
     }
 
+    /// Whether a request is for one long range, as programs write or read them once.
+    fn is_stream(&self, extents: &[Extent], total: u64) -> bool {
+        let least = self.settings.stream_bytes;
+        least > 0 && total >= least && extents.iter().filter(|e| e.length > 0).count() == 1
+    }
+
     fn is_relaxed(&self) -> bool {
         self.segment().header().relaxed.load(SeqCst) != 0
     }
@@ -371,7 +385,11 @@ impl CachedFile {
         };
         let segment = self.segment();
         let frame = segment.rank() * segment.geometry().frames_per_rank + own;
-        segment.rank_cell(segment.rank()).frames_used.fetch_max(own + 1, SeqCst);
+        let used = segment.rank_cell(segment.rank()).frames_used.fetch_max(own + 1, SeqCst);
+        if used <= own {
+            self.locks.segment.prepare(frame, &mut self.prepared);
+        }
+        let segment = self.segment();
         segment.assign(frame, page);
         segment.meta(page)?.frame.store(frame + 1, Release);
         Ok(Some(frame))
@@ -518,6 +536,7 @@ pub(crate) fn pieces(extents: &[Extent], page_bytes: u64, limit: u64) -> impl It
                 start: (at - page * page_bytes) as u32,
                 end: (stop - page * page_bytes) as u32,
                 memory: begin + (at - extent.offset) as usize,
+                of_bytes: extent.length,
             };
             at = stop;
             Some(piece)

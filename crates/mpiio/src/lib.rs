@@ -5,8 +5,8 @@
 //! file pointers and collective calls belong to the shim (`shim/`), which gives ranges of the file and one piece of
 //! memory. After Liao et al., "Cooperative client-side file caching for MPI applications"; docs/MPIIO.md.
 //!
-//! Floors, upper ones use lower ones: `capi`, `live`; `team`; `file`; `locks`, `pool`; `segment`; `intervals`,
-//! `backend`, `pace`, `placement`, `spare_memory`, `stats`, `error`.
+//! Floors, upper ones use lower ones: `capi`, `live`; `team`; `file`; `locks`, `meeting`, `pool`; `segment`;
+//! `intervals`, `backend`; `pace`, `placement`, `spare_memory`, `stats`, `error`.
 
 pub mod backend;
 pub mod capi;
@@ -15,6 +15,7 @@ pub mod file;
 pub mod intervals;
 pub mod live;
 pub mod locks;
+pub mod meeting;
 pub mod pace;
 pub mod placement;
 pub mod pool;

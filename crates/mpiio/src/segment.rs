@@ -13,9 +13,11 @@
 //! | stripes | 64 each, one for each rank | mutex of the metadata of pages `p` with `p mod ranks` = stripe |
 //! | counters | 256 each | the rank's counters as of its last call, for whoever looks from outside |
 //! | directory | 8 x slots | key + 1 of the chunk that lies in this slot, 0: free; found by hashing, never moved |
-//! | chunks | slots x entries x 48 | metadata of consecutive pages: readers, writer, queue, frame, node, copies |
+//! | chunks | slots x entries x 56 | metadata of consecutive pages: readers, writer, queue, frame, node, copies |
 //! | frames | 64 + 2 x spans x 8 each | page, number of valid and dirty ranges, count of writes, the ranges |
 //! | arena | `page_bytes` each | the bytes of the frames; frames of one rank lie together |
+//!
+//! The arena begins at a multiple of a huge page, so that huge pages can back it (`mapping`).
 //!
 //! Each rank holds a lock of its open file description on byte `rank` of the memfd. The kernel releases it when the
 //! process ends, in whatever way, so who waits too long can tell a slow rank from one that is no more.
@@ -23,15 +25,21 @@
 use crate::error::{Error, Outcome};
 use crate::intervals::{Intervals, Span};
 use crate::stats::NAMES;
-use std::mem::offset_of;
+use mapping::{HUGE_BYTES, Mapping};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"amphmpi6");
+mod mapping;
+mod snapshot;
+
+pub use snapshot::Snapshot;
+
+const MAGIC: u64 = u64::from_le_bytes(*b"amphmpi7");
 /// Bytes of the header.
 pub const HEADER_BYTES: u64 = 4096;
 const CELL_BYTES: u64 = 64;
-const META_BYTES: u64 = 48;
+const META_BYTES: u64 = 56;
 /// What a frame says whose page moved to another node.
 pub const NO_PAGE: u64 = u64::MAX;
 /// Counters of a rank that others can see.
@@ -112,7 +120,7 @@ impl Geometry {
     }
 
     fn arena_at(&self) -> u64 {
-        (self.frames_at() + u64::from(self.frames()) * self.frame_bytes()).next_multiple_of(4096)
+        (self.frames_at() + u64::from(self.frames()) * self.frame_bytes()).next_multiple_of(HUGE_BYTES)
     }
 
     fn total(&self) -> u64 {
@@ -135,9 +143,7 @@ pub struct Token {
 /// The first page of the memory.
 #[repr(C)]
 pub struct Header {
-    magic: AtomicU64,
-    nonce: AtomicU64,
-    geometry: [AtomicU32; 6],
+    origin: Origin,
     /// Length of the file as the ranks see it: what lies on the file system and what is cached beyond.
     pub size: AtomicU64,
     /// The shared file pointer, in units of the caller.
@@ -162,6 +168,29 @@ pub struct Header {
     own_ranks: AtomicU32,
     /// The nodes of the job.
     pub job: JobNodes,
+    /// Where the ranks meet.
+    pub meeting: MeetingCell,
+}
+
+/// What this memory is, said by the rank that made it.
+#[repr(C)]
+struct Origin {
+    magic: AtomicU64,
+    nonce: AtomicU64,
+    geometry: [AtomicU32; 6],
+}
+
+/// The state of the meetings of all ranks (`meeting`).
+#[repr(C)]
+pub struct MeetingCell {
+    /// Number of the present round; the ranks sleep on it.
+    pub round: AtomicU32,
+    /// Ranks that have come to it.
+    pub arrived: AtomicU32,
+    /// The largest value of the present round and of the one before, by turns.
+    pub largest: [AtomicI32; 2],
+    /// A number that one rank told all.
+    pub said: AtomicU64,
 }
 
 /// What the ranks of a node know of the nodes of their job; zeros with one.
@@ -179,75 +208,6 @@ pub struct JobNodes {
     pub copies: AtomicU32,
 }
 
-/// What an outsider sees of a cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Snapshot {
-    /// Device and inode of the file.
-    pub file: (u64, u64),
-    /// Process of the first rank of the node.
-    pub pid: u64,
-    /// Ranks of the node.
-    pub ranks: u32,
-    /// Ranks of other nodes.
-    pub clients: u32,
-    /// Bytes of a page.
-    pub page_bytes: u32,
-    /// Pages that the node can keep.
-    pub pages: u32,
-    /// Length of the file as the ranks see it.
-    pub size: u64,
-    /// errno value of a write that failed for nobody in particular; 0: none.
-    pub late_error: i32,
-    /// Sums over all ranks, in the order of [`NAMES`].
-    pub counters: [u64; NAMES.len()],
-}
-
-impl Snapshot {
-    /// Reads a cache of `length` bytes that begins with this header; `read` fetches more of it. `None`: it is none.
-    pub fn read(header: &[u8], length: u64, read: impl Fn(&mut [u8], u64) -> bool) -> Option<Snapshot> {
-        let u32_at = |at: usize| Some(u32::from_ne_bytes(header.get(at..at + 4)?.try_into().ok()?));
-        let u64_at = |at: usize| Some(u64::from_ne_bytes(header.get(at..at + 8)?.try_into().ok()?));
-        if u64_at(offset_of!(Header, magic))? != MAGIC {
-            return None;
-        }
-        let number = |index: usize| u32_at(offset_of!(Header, geometry) + 4 * index);
-        let geometry = Geometry {
-            ranks: number(0)?,
-            page_bytes: number(1)?,
-            frames_per_rank: number(2)?,
-            spans: number(3)?,
-            dir_slots: number(4)?,
-            chunk_entries: number(5)?,
-        };
-        if geometry.check().is_err() || geometry.total() > length {
-            return None;
-        }
-        let mut counters = [0u64; NAMES.len()];
-        for rank in 0..u64::from(geometry.ranks) {
-            let mut bytes = [0; COUNTERS_BYTES as usize];
-            if !read(&mut bytes, geometry.counters_at() + rank * COUNTERS_BYTES) {
-                return None;
-            }
-            for (sum, value) in counters.iter_mut().zip(bytes.as_chunks::<8>().0) {
-                *sum = sum.wrapping_add(u64::from_ne_bytes(*value));
-            }
-        }
-        let file = offset_of!(Header, file);
-        let ranks = u32_at(offset_of!(Header, own_ranks))?.min(geometry.ranks);
-        Some(Snapshot {
-            file: (u64_at(file)?, u64_at(file + 8)?),
-            pid: u64_at(file + 16)?,
-            ranks,
-            clients: geometry.ranks - ranks,
-            page_bytes: geometry.page_bytes,
-            pages: geometry.frames(),
-            size: u64_at(offset_of!(Header, size))?,
-            late_error: u32_at(offset_of!(Header, late_error))? as i32,
-            counters,
-        })
-    }
-}
-
 /// What belongs to one rank.
 #[repr(C)]
 pub struct RankCell {
@@ -263,6 +223,8 @@ pub struct RankCell {
     pub frames_used: AtomicU32,
     /// How many of its frames lost their pages to other nodes since the rank looked.
     pub vacated: AtomicU32,
+    /// The number that it brought to a meeting.
+    pub brought: AtomicU64,
 }
 
 /// Metadata of a page. The first four are read and written under the mutex of the page's stripe alone.
@@ -288,6 +250,8 @@ pub struct PageMeta {
     pub copies: AtomicU64,
     /// The nodes that have read the page since it was written last.
     pub seen: AtomicU64,
+    /// 1: the page was read past the cache as a part of a long range, so it is worth a frame the next time.
+    pub streamed: AtomicU32,
 }
 
 /// The head of a frame; followed by its valid and its dirty ranges.
@@ -311,19 +275,13 @@ const _: () = {
 /// The shared memory of one open file, mapped.
 #[derive(Debug)]
 pub struct Segment {
-    base: *mut u8,
+    mapping: Arc<Mapping>,
     geometry: Geometry,
     rank: u32,
     /// Our own open file description, which holds the lock on byte `rank`.
-    fd: OwnedFd,
+    fd: Arc<OwnedFd>,
     nonce: u64,
 }
-
-// SAFETY: the mapping belongs to the value until it is dropped; what lies in it is reached through atomics or, for
-// frames, through `&mut` views that the page locks keep apart.
-unsafe impl Send for Segment {}
-// SAFETY: as above.
-unsafe impl Sync for Segment {}
 
 impl Segment {
     /// Makes the memory, as rank 0. The memory lives while any rank has it mapped.
@@ -348,13 +306,13 @@ impl Segment {
         let nonce = u64::from_le_bytes(nonce);
         let segment = Segment::map(own_description(fd.as_raw_fd())?, geometry, 0, nonce)?;
         let header = segment.header();
-        for (cell, value) in header.geometry.iter().zip(numbers(&geometry)) {
+        for (cell, value) in header.origin.geometry.iter().zip(numbers(&geometry)) {
             cell.store(value, Ordering::Relaxed);
         }
         header.size.store(size, Ordering::Relaxed);
         header.descriptors.iter().for_each(|fd| fd.store(-1, Ordering::Relaxed));
-        header.nonce.store(nonce, Ordering::Relaxed);
-        header.magic.store(MAGIC, Ordering::Release);
+        header.origin.nonce.store(nonce, Ordering::Relaxed);
+        header.origin.magic.store(MAGIC, Ordering::Release);
         segment.appear()?;
         Ok(segment)
     }
@@ -366,9 +324,9 @@ impl Segment {
         let fd = open_rw(&path)?;
         let segment = Segment::map(fd, geometry, rank, token.nonce)?;
         let header = segment.header();
-        let same = header.magic.load(Ordering::Acquire) == MAGIC
-            && header.nonce.load(Ordering::Relaxed) == token.nonce
-            && header.geometry.iter().zip(numbers(&geometry)).all(|(c, v)| c.load(Ordering::Relaxed) == v);
+        let same = header.origin.magic.load(Ordering::Acquire) == MAGIC
+            && header.origin.nonce.load(Ordering::Relaxed) == token.nonce
+            && header.origin.geometry.iter().zip(numbers(&geometry)).all(|(c, v)| c.load(Ordering::Relaxed) == v);
         if !same || rank >= geometry.ranks {
             return Err(Error::Refused("what rank 0 shows is not the memory of this file"));
         }
@@ -377,24 +335,14 @@ impl Segment {
     }
 
     fn map(fd: OwnedFd, geometry: Geometry, rank: u32, nonce: u64) -> Outcome<Segment> {
-        let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
-        // SAFETY: the structure is as large as expected; a mapping at an address of the kernel's choice touches
-        // nothing of ours, and the file is at least as long as the mapping, so that no access faults.
-        let base = unsafe {
-            if libc::fstat(fd.as_raw_fd(), stat.as_mut_ptr()) != 0 {
-                return Err(Error::last_os("fstat"));
-            }
-            if (stat.assume_init().st_size as u64) < geometry.total() {
-                return Err(Error::Refused("the shared memory of rank 0 is too short"));
-            }
-            let protection = libc::PROT_READ | libc::PROT_WRITE;
-            let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
-            libc::mmap(std::ptr::null_mut(), geometry.total() as usize, protection, flags, fd.as_raw_fd(), 0)
-        };
-        if base == libc::MAP_FAILED {
-            return Err(Error::last_os("mmap"));
-        }
-        Ok(Segment { base: base.cast(), geometry, rank, fd, nonce })
+        let mapping = Arc::new(Mapping::new(&fd, geometry.total() as usize)?);
+        Ok(Segment { mapping, geometry, rank, fd: Arc::new(fd), nonce })
+    }
+
+    /// The same mapping and rank for another part of the process; the rank lives as long as either does.
+    pub fn share(&self) -> Segment {
+        let (mapping, fd) = (self.mapping.clone(), self.fd.clone());
+        Segment { mapping, fd, geometry: self.geometry, rank: self.rank, nonce: self.nonce }
     }
 
     /// The memory mapped once more, for a thread that acts as this rank. It does not stand for the rank's life.
@@ -457,6 +405,26 @@ impl Segment {
         Some(found)
     }
 
+    /// A rank that ended or left in order.
+    pub fn find_gone(&self) -> Option<u32> {
+        let left = |rank: &u32| self.rank_cell(*rank).presence.load(Ordering::SeqCst) == 2;
+        (0..self.geometry.ranks).find(left).or_else(|| self.find_ended())
+    }
+
+    /// The counters of all ranks as of the last call of each, added up.
+    pub fn counters_of_all(&self) -> [u64; NAMES.len()] {
+        let mut sums = [0u64; NAMES.len()];
+        for rank in 0..self.geometry.ranks {
+            let at = self.geometry.counters_at() + u64::from(rank) * COUNTERS_BYTES;
+            // SAFETY: the cell of each rank lies in the mapping; it is made of atomics.
+            let cells: &[AtomicU64; COUNTERS] = unsafe { &*self.at(at) };
+            for (sum, cell) in sums.iter_mut().zip(cells) {
+                *sum = sum.wrapping_add(cell.load(Ordering::Relaxed));
+            }
+        }
+        sums
+    }
+
     /// Whether this rank, another one, is one of those.
     pub fn has_ended(&self, rank: u32) -> bool {
         let is_here = || self.rank_cell(rank).presence.load(Ordering::Acquire) == 1;
@@ -478,7 +446,7 @@ impl Segment {
     fn at<T>(&self, offset: u64) -> *mut T {
         debug_assert!(offset + size_of::<T>() as u64 <= self.geometry.total());
         // SAFETY: the offset lies in the mapping.
-        unsafe { self.base.add(offset as usize).cast() }
+        unsafe { self.mapping.base().add(offset as usize).cast() }
     }
 
     /// The header.
@@ -648,18 +616,33 @@ impl Segment {
         unsafe { std::slice::from_raw_parts_mut(self.bytes_at(frame), bytes) }
     }
 
+    /// Lets the system back a frame that is used for the first time with huge pages, and what shares these with it.
+    /// `prepared` is how much of the arena is so already; frames of a rank are first used in ascending order. Where the
+    /// system has none to give, the frame gets pages as they are touched.
+    pub fn prepare(&self, frame: u32, prepared: &mut u64) {
+        let page = u64::from(self.geometry.page_bytes);
+        let large = page * u64::from(self.geometry.frames_per_rank) >= HUGE_BYTES;
+        let (start, end) = (u64::from(frame) * page, (u64::from(frame) + 1) * page);
+        let from = (start / HUGE_BYTES * HUGE_BYTES).max(*prepared);
+        let to =
+            end.next_multiple_of(HUGE_BYTES).min((u64::from(self.geometry.frames()) * page) / HUGE_BYTES * HUGE_BYTES);
+        if !large || from >= to {
+            return;
+        }
+        *prepared = to;
+        let arena = self.geometry.arena_at();
+        for huge in (from..to).step_by(HUGE_BYTES as usize) {
+            // The frame, which nobody else uses yet, begins here or before.
+            if !self.mapping.make_huge(arena + huge, arena + huge.max(start)) {
+                *prepared = u64::MAX;
+                return;
+            }
+        }
+    }
+
     fn bytes_at(&self, frame: u32) -> *mut u8 {
         assert!(frame < self.geometry.frames(), "frame {frame} of {}", self.geometry.frames());
         self.at(self.geometry.arena_at() + u64::from(frame) * u64::from(self.geometry.page_bytes))
-    }
-}
-
-impl Drop for Segment {
-    fn drop(&mut self) {
-        // SAFETY: the mapping is ours and no view of it outlives the value.
-        unsafe {
-            libc::munmap(self.base.cast(), self.geometry.total() as usize);
-        }
     }
 }
 

@@ -203,7 +203,8 @@ fn files_are_identical_with_and_without_cache() {
     }
 }
 
-/// Goal: pointers, lengths, modes, errors and consistency between handles are what MPI says.
+/// Goal: pointers, lengths, modes, errors and consistency between handles are what MPI says, and messages of the
+/// program arrive while their sender waits in a call on a file.
 /// Method: `pointers` checks them; 2 and 4 ranks, on one node and each on one of its own.
 #[test]
 fn pointers_lengths_and_modes() {

@@ -96,6 +96,7 @@ fn settings(page: u32) -> Settings {
         writable: true,
         bypass_bytes: 1 << 30,
         stream_bytes: 0,
+        aside_bytes: 0,
         run_bytes: u64::from(page) * 2,
         prefetch_bytes: 0,
     }

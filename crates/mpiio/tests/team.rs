@@ -13,8 +13,15 @@ use std::net::{Ipv4Addr, TcpStream};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Barrier};
 
-const SETTINGS: Settings =
-    Settings { readable: true, writable: true, bypass_bytes: 4000, stream_bytes: 0, run_bytes: 32, prefetch_bytes: 0 };
+const SETTINGS: Settings = Settings {
+    readable: true,
+    writable: true,
+    bypass_bytes: 4000,
+    stream_bytes: 0,
+    aside_bytes: 0,
+    run_bytes: 32,
+    prefetch_bytes: 0,
+};
 
 fn geometry(frames_per_rank: u32) -> Geometry {
     Geometry { ranks: 4, page_bytes: 16, frames_per_rank, spans: 3, dir_slots: 256, chunk_entries: 4 }

@@ -128,6 +128,7 @@ fn member(path: &Path) -> (CachedFile, Looker) {
         writable: true,
         bypass_bytes: 1 << 30,
         stream_bytes: 0,
+        aside_bytes: 0,
         run_bytes: 64 << 10,
         prefetch_bytes: 0,
     };

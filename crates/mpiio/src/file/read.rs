@@ -1,13 +1,28 @@
 //! Reads: from frames, which are filled page by page or, where a request wants several that nobody has, by runs; or
-//! straight from the file system where no frame is to be had.
+//! straight from the file system where no frame is to be had, or would not pay.
+//!
+//! A frame does not pay for pages of a request that is larger than the memory, for a long range that is read for the
+//! first time (it may be the only time; the second reader fills frames, which serve all others), and for ranges that a
+//! cache below serves as well, with one copy less and without a page to wait for. Such pages are read while they are
+//! locked as for any other read, so the call is as atomic.
 
 use super::{CachedFile, Extent, Piece, check, pieces};
 use crate::error::{Error, Outcome};
 use crate::intervals::{contains, holes};
 use crate::locks::Mode;
 use std::ops::Range;
+use std::sync::atomic::Ordering::Relaxed;
 
-/// A run of whole pages that comes past the cache.
+/// How a call goes about pages that nobody has.
+#[derive(Clone, Copy)]
+struct Absent {
+    /// Whole ones come past the cache.
+    past: bool,
+    /// Whole ones come past the cache if nobody has read them so before.
+    first: bool,
+}
+
+/// A run that comes past the cache.
 #[derive(Default)]
 struct Run {
     offset: u64,
@@ -62,7 +77,7 @@ impl CachedFile {
         // Who reads may read what it writes.
         self.once = 0;
         let page_bytes = self.page_bytes();
-        let past_cache = total > self.settings.bypass_bytes;
+        let absent = Absent { past: total > self.settings.bypass_bytes, first: self.is_stream(extents, total) };
         let (mut done, mut run, mut group) = (0u64, Run::default(), Vec::new());
         let (mut span, fills) = (None, self.stats.fills);
         let mut missing = Missing::default();
@@ -72,8 +87,7 @@ impl CachedFile {
             if all.peek().is_some_and(|next| next.page == piece.page) {
                 continue;
             }
-            let whole = past_cache && group.len() == 1 && piece.length() as u64 == page_bytes;
-            if !self.read_group(&group, memory, whole, (&mut run, &mut missing))? {
+            if !self.read_group(&group, memory, absent, (&mut run, &mut missing))? {
                 break;
             }
             span = Some((span.map_or(piece.page, |(first, _)| first), piece.page));
@@ -90,13 +104,13 @@ impl CachedFile {
         Ok(done)
     }
 
-    /// Reads the pieces of one page; false: the page moved to another node. A whole page that nobody caches joins the
-    /// run past the cache, or else those that are read together.
+    /// Reads the pieces of one page; false: the page moved to another node. What comes past the cache joins the run,
+    /// and other pages that nobody has those that are read together.
     fn read_group(
         &mut self,
         group: &[Piece],
         memory: &mut [u8],
-        whole: bool,
+        absent: Absent,
         (run, missing): (&mut Run, &mut Missing),
     ) -> Outcome<bool> {
         let page = group[0].page;
@@ -109,15 +123,8 @@ impl CachedFile {
         }
         self.refer_to_read(page)?;
         let mut frame = self.frame_of(page)?;
-        if whole && frame.is_none() {
-            let (offset, range) = (page * self.page_bytes(), group[0].memory_range());
-            let follows = run.memory.end == range.start && run.offset + run.memory.len() as u64 == offset;
-            if run.memory.is_empty() || !follows {
-                self.read_run(run, memory)?;
-                *run = Run { offset, memory: range };
-            } else {
-                run.memory.end = range.end;
-            }
+        if frame.is_none() && self.comes_past(group, absent)? {
+            group.iter().try_for_each(|piece| self.join_run(run, piece, memory))?;
             return Ok(true);
         }
         let valid =
@@ -167,6 +174,33 @@ impl CachedFile {
             memory[piece.memory_range()].copy_from_slice(&bytes[piece.start as usize..piece.end as usize]);
         }
         Ok(true)
+    }
+
+    /// Whether the pieces of a page that nobody has, and that is locked, come past the cache.
+    fn comes_past(&self, group: &[Piece], absent: Absent) -> Outcome<bool> {
+        let aside = self.settings.aside_bytes;
+        if aside > 0 && group.iter().all(|piece| piece.of_bytes >= aside) {
+            return Ok(true);
+        }
+        let whole = group.len() == 1 && group[0].length() as u64 == self.page_bytes();
+        if !whole || !(absent.past || absent.first) {
+            return Ok(false);
+        }
+        let again = self.segment().meta(group[0].page)?.streamed.swap(1, Relaxed) != 0;
+        Ok(absent.past || !again)
+    }
+
+    /// Adds a piece to the run that comes past the cache, or reads that one and begins another with it.
+    fn join_run(&mut self, run: &mut Run, piece: &Piece, memory: &mut [u8]) -> Outcome {
+        let (offset, range) = (piece.page * self.page_bytes() + u64::from(piece.start), piece.memory_range());
+        let follows = run.memory.end == range.start && run.offset + run.memory.len() as u64 == offset;
+        if run.memory.is_empty() || !follows {
+            self.read_run(run, memory)?;
+            *run = Run { offset, memory: range };
+        } else {
+            run.memory.end = range.end;
+        }
+        Ok(())
     }
 
     /// Turns the exclusive lock of a page of this call into a shared one.

@@ -43,10 +43,7 @@ impl CachedFile {
 
     pub(super) fn write_pages(&mut self, extents: &[Extent], memory: &[u8], total: u64, end: &mut u64) -> Outcome<u64> {
         let page_bytes = self.page_bytes();
-        let one_stream = extents.iter().filter(|e| e.length > 0).count() == 1
-            && self.settings.stream_bytes > 0
-            && total >= self.settings.stream_bytes;
-        let past_cache = one_stream || total > self.settings.bypass_bytes;
+        let past_cache = self.is_stream(extents, total) || total > self.settings.bypass_bytes;
         let (mut run, mut done) = (Run::default(), 0);
         for piece in pieces(extents, page_bytes, u64::MAX) {
             if self.held.last().is_none_or(|(page, _)| *page != piece.page) {

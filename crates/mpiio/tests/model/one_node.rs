@@ -85,6 +85,7 @@ fn run_seed(seed: u64, totals: &mut Totals) {
         writable: true,
         bypass_bytes: if random.below(2) == 0 { 40 } else { 1000 },
         stream_bytes: if random.below(2) == 0 { 0 } else { 48 },
+        aside_bytes: if random.below(3) == 0 { 12 } else { 0 },
         run_bytes: 64,
         prefetch_bytes: if random.below(2) == 0 { 0 } else { 64 },
     };
@@ -172,6 +173,7 @@ fn two_ranks(backend: &MemoryFile, page_bytes: u32) -> Vec<CachedFile> {
         writable: true,
         bypass_bytes: 1 << 20,
         stream_bytes: 0,
+        aside_bytes: 0,
         run_bytes: 1 << 16,
         prefetch_bytes: 0,
     };
@@ -240,6 +242,7 @@ fn what_is_read_in_order_is_read_ahead() {
             writable: true,
             bypass_bytes: 1 << 20,
             stream_bytes: 0,
+            aside_bytes: 0,
             run_bytes: 1024,
             prefetch_bytes,
         };
@@ -332,6 +335,7 @@ fn large_data_written_once_goes_past_the_cache() {
         writable: true,
         bypass_bytes: 1 << 20,
         stream_bytes: 1 << 20,
+        aside_bytes: 0,
         run_bytes: 64,
         prefetch_bytes: 0,
     };
@@ -352,6 +356,66 @@ fn large_data_written_once_goes_past_the_cache() {
     file.flush_share(0, 1).unwrap();
     let expected: Vec<u8> = (0..41u8).flat_map(|page| [page; 64]).collect();
     assert!(backend.bytes() == expected);
+}
+
+fn two_readers(content: &[u8], stream_bytes: u64, aside_bytes: u64) -> Vec<CachedFile> {
+    let geometry = Geometry { page_bytes: 64, frames_per_rank: 32, ..geometry(2) };
+    let settings = Settings {
+        readable: true,
+        writable: true,
+        bypass_bytes: 1 << 20,
+        stream_bytes,
+        aside_bytes,
+        run_bytes: 256,
+        prefetch_bytes: 0,
+    };
+    let backend = MemoryFile::new(content.to_vec());
+    let open = |segment| CachedFile::new(segment, Box::new(backend.clone()), settings, Arc::new(Futex));
+    segments(geometry, content.len() as u64).into_iter().map(open).collect()
+}
+
+fn read_checked(file: &mut CachedFile, content: &[u8], offset: u64, length: usize) -> (u64, u64, u64) {
+    let mut seen = vec![0; length];
+    assert_eq!(file.read(&[Extent { offset, length: length as u64 }], &mut seen).unwrap(), length as u64);
+    assert!(seen == content[offset as usize..][..length], "other bytes at {offset}");
+    (file.stats().fs_reads, file.stats().fills, file.stats().hits)
+}
+
+/// Goal: a long range that is read once goes past the cache; who reads the same range after that, whoever it is, brings
+/// it into the cache, where everybody finds it from then on; what somebody has written there is seen all the while.
+/// Method: two ranks and one range; the counters.
+#[test]
+fn a_long_range_is_cached_when_it_is_read_again() {
+    let mut content: Vec<u8> = (0..1024u32).map(|i| (i / 3) as u8).collect();
+    let mut files = two_readers(&content, 512, 0);
+    files[1].write(&[Extent { offset: 300, length: 4 }], &[255; 4]).unwrap();
+    content[300..304].fill(255);
+    // Pages 0 to 3, the page that has a frame, and pages 5 to 9.
+    assert_eq!(read_checked(&mut files[0], &content, 0, 640), (3, 1, 0));
+    assert_eq!(files[0].stats().stream_bytes, 576);
+    assert_eq!(read_checked(&mut files[1], &content, 0, 640), (3, 9, 1), "the second reader fills, by runs");
+    assert_eq!(read_checked(&mut files[0], &content, 0, 640), (3, 1, 10), "and all find it");
+    assert_eq!(read_checked(&mut files[1], &content, 704, 320), (5, 14, 1), "a shorter range is cached at once");
+}
+
+/// Goal: where the cache below serves all ranks, ranges that are long enough are left to it, whatever pages they lie
+/// in, unless somebody has something in these; shorter ones are cached. Method: two ranks; the counters.
+#[test]
+fn long_reads_are_left_to_a_cache_below() {
+    let mut content: Vec<u8> = (0..1024u32).map(|i| (i / 3) as u8).collect();
+    let mut files = two_readers(&content, 1 << 20, 40);
+    assert_eq!(read_checked(&mut files[0], &content, 50, 100), (1, 0, 0), "parts of three pages, one request");
+    assert_eq!(read_checked(&mut files[1], &content, 150, 39), (1, 1, 0), "a short one");
+    assert_eq!(read_checked(&mut files[0], &content, 100, 100), (3, 0, 1), "around the page that is cached now");
+    files[1].write(&[Extent { offset: 500, length: 4 }], &[255; 4]).unwrap();
+    content[500..504].fill(255);
+    assert_eq!(read_checked(&mut files[0], &content, 480, 60), (5, 1, 1), "a page of which a part is dirty");
+    let all = [Extent { offset: 0, length: 45 }, Extent { offset: 704, length: 50 }, Extent { offset: 760, length: 3 }];
+    let mut seen = [0; 98];
+    files[0].read(&all, &mut seen).unwrap();
+    let wanted: Vec<u8> = [&content[..45], &content[704..754], &content[760..763]].concat();
+    assert!(seen[..] == wanted);
+    assert_eq!((files[0].stats().fs_reads, files[0].stats().fills), (7, 2), "a page with a short range is cached");
 }
 
 /// Goal: the thread looks, also while its rank waits for it, and ends at once when it is told so.
@@ -420,6 +484,7 @@ fn a_rank_that_ended_is_noticed() {
         writable: true,
         bypass_bytes: 64,
         stream_bytes: 0,
+        aside_bytes: 0,
         run_bytes: 64,
         prefetch_bytes: 0,
     };

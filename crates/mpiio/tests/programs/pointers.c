@@ -225,6 +225,29 @@ static void two_handles(const char *path)
     MPI_Comm_free(&comm);
 }
 
+/* A message that is under way arrives while its sender waits for the others in a collective call on the file, which they
+ * come to when they have it. */
+static void messages_go_on(const char *path)
+{
+    enum { LARGE = 8 << 20 };
+    MPI_File file;
+    MPI_Request sent = MPI_REQUEST_NULL;
+    char *bytes = calloc(1, LARGE);
+    OK(MPI_File_open(MPI_COMM_WORLD, path, MPI_MODE_CREATE | MPI_MODE_RDWR, MPI_INFO_NULL, &file));
+    for (int round = 0; round < 3; round++) {
+        if (rank == 0) {
+            memset(bytes, round + 1, LARGE);
+            OK(MPI_Isend(bytes, LARGE, MPI_BYTE, ranks - 1, round, MPI_COMM_WORLD, &sent));
+        } else if (rank == ranks - 1) {
+            OK(MPI_Recv(bytes, LARGE, MPI_BYTE, 0, round, MPI_COMM_WORLD, MPI_STATUS_IGNORE));
+            CHECK(bytes[0] == round + 1 && bytes[LARGE - 1] == round + 1);
+        }
+        OK(round == 0 ? MPI_File_sync(file) : round == 1 ? MPI_File_set_size(file, 5) : MPI_File_close(&file));
+        OK(MPI_Wait(&sent, MPI_STATUS_IGNORE));
+    }
+    free(bytes);
+}
+
 int main(int argc, char **argv)
 {
     start(&argc, &argv);
@@ -237,5 +260,6 @@ int main(int argc, char **argv)
     modes(path);
     MPI_Barrier(MPI_COMM_WORLD);
     two_handles(argv[1]);
+    messages_go_on(argv[1]);
     return finish();
 }

@@ -1,0 +1,176 @@
+//! Where all ranks of a node meet in the shared memory of a file: a barrier that tells the largest value that anybody
+//! brought.
+//!
+//! Owns the rounds. Collective calls on a file of one node need no more than this of each other, and ranks that wait
+//! here sleep, while those that wait in an MPI library may spin and take the cores from whoever they wait for. Does not
+//! own what else has to go on meanwhile: `wait` returns after `PAUSE`, so that the shim can let the library make
+//! progress with other communication of the program.
+//!
+//! Invariants: a rank takes part in one round at a time, and in all of them in the same order. `arrived` counts those
+//! of the present round. The value of a round is kept until all ranks are in the next one, which they enter when they
+//! have read it; the last one to arrive clears the value that the round after that will use.
+
+use crate::error::{Error, Outcome};
+use crate::pace::{Futex, Pace, sleep_on};
+use crate::segment::{MeetingCell, Segment};
+use std::sync::atomic::Ordering::SeqCst;
+use std::time::Duration;
+
+/// After this time a rank that waits looks up.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Every so many pauses a rank that waits looks whether another one has ended.
+const PAUSES_TO_LOOK: u32 = 500;
+
+/// The meetings of one open file, as one rank takes part in them.
+pub struct Meeting {
+    segment: Segment,
+}
+
+/// The part of a rank in one round.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Arrival {
+    round: u32,
+    pauses: u32,
+}
+
+impl Meeting {
+    /// Over the shared memory of a file.
+    pub fn new(segment: Segment) -> Meeting {
+        Meeting { segment }
+    }
+
+    fn cell(&self) -> &MeetingCell {
+        &self.segment.header().meeting
+    }
+
+    /// Arrives with a value that is not negative.
+    pub fn arrive(&self, value: i32) -> Arrival {
+        let cell = self.cell();
+        let round = cell.round.load(SeqCst);
+        cell.largest[round as usize % 2].fetch_max(value, SeqCst);
+        let here = cell.arrived.fetch_add(1, SeqCst) + 1;
+        let ranks = self.segment.geometry().ranks;
+        assert!(here <= ranks, "{here} of {ranks} ranks meet");
+        if here == ranks {
+            cell.arrived.store(0, SeqCst);
+            let next = round.wrapping_add(1);
+            cell.largest[next as usize % 2].store(0, SeqCst);
+            cell.round.store(next, SeqCst);
+            Futex.wake(&cell.round, ranks);
+        }
+        Arrival { round, pauses: 0 }
+    }
+
+    /// Waits for a moment; the largest value once all have arrived.
+    pub fn wait(&self, arrival: &mut Arrival) -> Outcome<Option<i32>> {
+        let cell = self.cell();
+        let round = arrival.round;
+        let over = || (cell.round.load(SeqCst) != round).then(|| cell.largest[round as usize % 2].load(SeqCst));
+        if over().is_none() {
+            sleep_on(&cell.round, round, PAUSE);
+        }
+        if let Some(largest) = over() {
+            return Ok(Some(largest));
+        }
+        if arrival.pauses % PAUSES_TO_LOOK == PAUSES_TO_LOOK - 1
+            && let Some(rank) = self.segment.find_gone()
+        {
+            // A rank that leaves in order after the round does so after the round.
+            return over().map_or(Err(Error::RankEnded(rank)), |largest| Ok(Some(largest)));
+        }
+        arrival.pauses = arrival.pauses.wrapping_add(1);
+        Ok(None)
+    }
+
+    /// Brings a number for `before`, ahead of arriving.
+    pub fn bring(&self, number: u64) {
+        self.segment.rank_cell(self.segment.rank()).brought.store(number, SeqCst);
+    }
+
+    /// The sum of what the ranks below this one brought to the round that is over.
+    pub fn before(&self) -> u64 {
+        let brought = |rank| self.segment.rank_cell(rank).brought.load(SeqCst);
+        (0..self.segment.rank()).map(brought).fold(0, u64::wrapping_add)
+    }
+
+    /// Says a number for all, ahead of arriving; one rank does.
+    pub fn say(&self, number: u64) {
+        self.cell().said.store(number, SeqCst);
+    }
+
+    /// The number that was said before the round that is over.
+    pub fn said(&self) -> u64 {
+        self.cell().said.load(SeqCst)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::segment::Geometry;
+
+    fn meetings(ranks: u32) -> Vec<Meeting> {
+        let geometry = Geometry { ranks, page_bytes: 16, frames_per_rank: 1, spans: 2, dir_slots: 4, chunk_entries: 4 };
+        let first = Segment::create(geometry, 0).unwrap();
+        let token = first.token();
+        let rest: Vec<Segment> = (1..ranks).map(|rank| Segment::attach(token, geometry, rank).unwrap()).collect();
+        std::iter::once(first).chain(rest).map(Meeting::new).collect()
+    }
+
+    fn meet(meeting: &Meeting, value: i32) -> Outcome<i32> {
+        meet_on(meeting, meeting.arrive(value))
+    }
+
+    fn meet_on(meeting: &Meeting, mut arrival: Arrival) -> Outcome<i32> {
+        loop {
+            if let Some(largest) = meeting.wait(&mut arrival)? {
+                return Ok(largest);
+            }
+        }
+    }
+
+    /// Goal: nobody leaves a round before all have come, and each round tells all ranks the largest value of its own,
+    /// and what the ranks below brought. Method: five threads, 2,000 rounds with values that go up and down.
+    #[test]
+    fn rounds_tell_the_largest_value() {
+        let meetings = meetings(5);
+        let value = |round: i32, rank: i32| (round * 7 + rank * 13) % 31;
+        std::thread::scope(|scope| {
+            for (rank, meeting) in meetings.iter().enumerate() {
+                scope.spawn(move || {
+                    for round in 0..2000 {
+                        meeting.bring(round as u64 + rank as u64);
+                        let largest = (0..5).map(|other| value(round, other)).max().unwrap();
+                        assert_eq!(meet(meeting, value(round, rank as i32)), Ok(largest));
+                        let below: u64 = (0..rank as u64).map(|other| round as u64 + other).sum();
+                        assert_eq!(meeting.before(), below);
+                        if rank == 0 {
+                            meeting.say(round as u64);
+                        }
+                        meet(meeting, 0).unwrap();
+                        assert_eq!(meeting.said(), round as u64);
+                    }
+                });
+            }
+        });
+    }
+
+    /// Goal: who waits looks up again and again, and learns of a rank that will never come. Method: two ranks of which
+    /// one is dropped, in order and otherwise.
+    #[test]
+    fn a_rank_that_never_comes_is_noticed() {
+        for in_order in [false, true] {
+            let mut all = meetings(2);
+            let (gone, waits) = (all.pop().unwrap(), all.pop().unwrap());
+            let mut arrival = waits.arrive(3);
+            assert_eq!(waits.wait(&mut arrival), Ok(None));
+            if in_order {
+                gone.segment.leave();
+            }
+            drop(gone);
+            assert_eq!(meet_on(&waits, arrival), Err(Error::RankEnded(1)));
+        }
+    }
+}
