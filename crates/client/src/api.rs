@@ -122,6 +122,12 @@ pub trait KernelPages: Send + Sync + 'static {
         true
     }
 
+    /// Ends the life of the names under which these directories are known, as `Client::lend_name` has lent them; `done`
+    /// is called when none of them counts any more, on any thread. Does not wait.
+    fn take_names(&self, _: Vec<Ino>, done: Box<dyn FnOnce() + Send>) {
+        done();
+    }
+
     /// Drops what is kept of directories that are open: others may change them from now on. Does not wait.
     fn drop_listings(&self) {}
 }

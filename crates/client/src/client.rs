@@ -8,6 +8,7 @@ use crate::api::*;
 use crate::cache::Source;
 use crate::cache::drop::Dirty;
 use crate::coherence::directories;
+use crate::coherence::lent_names;
 use crate::coherence::sharing::{self, Lending, Rule};
 use crate::coherence::tokens::{self, Found};
 use crate::conn::pending::{Interrupt, Pending};
@@ -22,11 +23,12 @@ use crate::ops;
 use crate::ops::walks;
 use crate::ops::write_behind;
 use crate::prefetch::small_files;
+use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::{TABLE, Tunable, Tunables};
 use amphi_dlm::Mode;
 use amphi_env::Buf;
 use amphi_types::tunable::Row;
-use amphi_types::{Attr, ByteRange, Cred, Errno, Ino, Kind, Result, SetAttr};
+use amphi_types::{Attr, ByteRange, Cred, Errno, Ino, Kind, Name, Result, SetAttr};
 use amphi_wire::{ReadAdvice, RenameMode, XattrMode};
 use std::future::Future;
 use std::sync::Arc;
@@ -96,6 +98,47 @@ impl Client {
     /// told before they change (`KernelPages::drop_attributes`).
     pub fn lend_attributes(&self, attr: &Attr) -> Duration {
         tokens::lend_attributes(&self.mount, attr)
+    }
+
+    /// Whether a front end that is able to walks over names of directories to keep them (`known_directory`,
+    /// `lend_name`).
+    pub fn lends_names(&self) -> bool {
+        self.mount.tunables.get(Tunable::LendNames) != 0 && !self.is_alone()
+    }
+
+    /// What a front end that walks over names by itself is told of one: a directory with its attributes. Only what is
+    /// known under tokens, so that nothing is waited for.
+    pub fn known_directory(&self, dir: Ino, name: &[u8]) -> Option<Attr> {
+        let name = Name::new(name.to_vec()).ok()?;
+        let known = lent_names::known_directory(&self.mount, dir, &name)?;
+        self.mount.stats.count(Count::NamesAnswered);
+        Some(known)
+    }
+
+    /// In company: for how long a front end may keep the name of a directory, which it is about to give as an answer to
+    /// itself. It is told when the name changes (`KernelPages::take_names`), and the change waits for it.
+    pub fn lend_name(&self, dir: Ino, name: &[u8], ino: Ino) -> Duration {
+        Name::new(name.to_vec()).map_or(Duration::ZERO, |name| lent_names::lend(&self.mount, dir, &name, ino))
+    }
+
+    /// Whether a front end has this name of a directory.
+    pub fn is_name_lent(&self, dir: Ino, name: &[u8], ino: Ino) -> bool {
+        Name::new(name.to_vec()).is_ok_and(|name| lent_names::is_lent(&self.mount, dir, &name, ino))
+    }
+
+    /// Directories whose names a front end keeps.
+    pub fn lent_names(&self) -> Vec<Ino> {
+        lent_names::nodes(&self.mount)
+    }
+
+    /// Attributes of an inode that are known under tokens; sends nothing.
+    pub fn known_attributes(&self, ino: Ino) -> Option<Attr> {
+        tokens::attr(&self.mount, ino)
+    }
+
+    /// Counts a look-up that the kernel has asked for.
+    pub fn count_lookup(&self) {
+        self.mount.stats.count(Count::LookupKernel);
     }
 
     /// For how long a front end may use a listing again that it has read since these attributes of the directory were

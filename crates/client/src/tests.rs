@@ -24,6 +24,7 @@ mod joint_streams;
 mod kept_opens;
 mod kernel_reads;
 mod left_pages;
+mod lent_names;
 mod locks;
 mod messages;
 mod names;

@@ -9,10 +9,12 @@
 //! the lock shared and allocates nothing but the copy.
 
 use crate::coherence::lease;
+use crate::coherence::lent_names;
 use crate::coherence::opened_ahead;
 use crate::inode::{AskedAt, Inode};
 use crate::mount::Mount;
 use crate::tables::coherence::lent::{LOOK_NS, Unknown};
+use crate::tables::coherence::lent_names::Going;
 use crate::tables::coherence::tokens::{OPEN_END_NS, Value};
 use crate::telemetry::stats::Count;
 use amphi_dlm::{Ask, Grant, OwnChange, Revoke, RevokeId, TokenCache, TokenKey, TokenNumber};
@@ -72,6 +74,7 @@ async fn call_on(
         Request::SetAttr { ino, .. } | Request::SetLayout { ino, .. } => Some(*ino),
         _ => None,
     };
+    question.take_names_back().await;
     let asked_at = mount.asked_at();
     let (answer, payload) = mount.send(lane, target, cred, op, None, 0).await?;
     changing.iter_mut().for_each(opened_ahead::Changing::ends);
@@ -235,11 +238,13 @@ struct Question {
     mount: Arc<Mount>,
     ask: Option<Ask>,
     change: Option<OwnChange>,
+    /// Names that it changes, which a front end still has.
+    names: Vec<Going>,
 }
 
 impl Question {
     fn none(mount: &Arc<Mount>) -> Question {
-        Question { mount: mount.clone(), ask: None, change: None }
+        Question { mount: mount.clone(), ask: None, change: None, names: Vec::new() }
     }
 
     fn new(mount: &Arc<Mount>, keys: &[TokenKey]) -> Question {
@@ -252,7 +257,13 @@ impl Question {
         let ask = uses.then(|| cache.ask(mount.clock.boot_ns()));
         drop(cache);
         take_back_soon(mount, inodes_of(keys));
-        Question { mount: mount.clone(), ask, change }
+        let names = lent_names::to_take(mount, keys);
+        Question { mount: mount.clone(), ask, change, names }
+    }
+
+    /// To be awaited before the question is sent: the front end would keep a name that it moves.
+    async fn take_names_back(&mut self) {
+        lent_names::take_back(&self.mount, std::mem::take(&mut self.names)).await;
     }
 
     /// The answer has come: changes up to this number are of before it.
@@ -330,13 +341,14 @@ pub(crate) fn revoke(mount: &Arc<Mount>, target: TargetId, id: u64, upto: u64, k
     if !mount.coherence.tokens.answering.lock().insert((target, id)) {
         return;
     }
-    let inodes = {
+    let (inodes, names) = {
         let mut cache = mount.coherence.tokens.cache.write();
         keys.iter().for_each(|key| unsure(mount, *key));
         let (session, id, upto) = (SessionId(0), RevokeId(id), TokenNumber(upto));
         let inodes: Vec<Ino> = inodes_of(&keys).collect();
-        cache.revoke(&Revoke { session, id, upto, keys });
-        inodes
+        let revoke = Revoke { session, id, upto, keys };
+        cache.revoke(&revoke);
+        (inodes, lent_names::to_take(mount, &revoke.keys))
     };
     opened_ahead::revoked(mount, target, inodes.iter().copied());
     let unknown = take_back(mount, inodes);
@@ -350,11 +362,12 @@ pub(crate) fn revoke(mount: &Arc<Mount>, target: TargetId, id: u64, upto: u64, k
             mount2.coherence.tokens.answering.lock().remove(&(target, id));
         });
     };
-    if unknown.is_empty() {
+    if unknown.is_empty() && names.is_empty() {
         return answer(mount);
     }
     let mount2 = mount.clone();
     mount.spawn(async move {
+        lent_names::take_back(&mount2, names).await;
         settle(&mount2, unknown).await;
         answer(&mount2);
     });
@@ -367,6 +380,7 @@ pub(crate) fn lose_all(mount: &Arc<Mount>) {
     mount.files.all().iter().for_each(|file| file.size.token_end_ns.store(0, SeqCst));
     drop(cache);
     take_back_soon(mount, mount.coherence.tokens.lent.inodes());
+    lent_names::take_back_soon(mount, |_| true);
     crate::coherence::directories::lose(mount);
     crate::coherence::bare::lose(mount);
     opened_ahead::lose(mount, None);
@@ -379,6 +393,7 @@ pub(crate) fn lose(mount: &Arc<Mount>, targets: &[TargetId]) {
     files.for_each(|file| file.size.token_end_ns.store(0, SeqCst));
     let lent = mount.coherence.tokens.lent.inodes().into_iter().filter(|ino| targets.contains(&ino.target()));
     take_back_soon(mount, lent);
+    lent_names::take_back_soon(mount, |key| targets.contains(&key.target()));
     crate::coherence::directories::lose(mount);
     crate::coherence::bare::lose(mount);
     opened_ahead::lose(mount, Some(targets));
@@ -387,6 +402,7 @@ pub(crate) fn lose(mount: &Arc<Mount>, targets: &[TargetId]) {
 /// Ends changes whose answers were lost long ago.
 pub(crate) fn tick(mount: &Mount) {
     mount.coherence.tokens.lent.tick(mount.clock.boot_ns());
+    mount.coherence.tokens.names.tick(mount.clock.boot_ns());
     let mut open_ended = mount.coherence.tokens.open_ended.lock();
     if open_ended.is_empty() {
         return;
@@ -410,7 +426,7 @@ pub(crate) enum Found {
 }
 
 /// The time, if tokens of a target may be used now.
-fn usable_now(mount: &Mount, target: TargetId) -> Option<u64> {
+pub(super) fn usable_now(mount: &Mount, target: TargetId) -> Option<u64> {
     if mount.coherence.sharing.is_alone() {
         return None;
     }

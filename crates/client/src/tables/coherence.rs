@@ -8,6 +8,7 @@ pub(crate) mod file_locks;
 pub(crate) mod group_news;
 pub(crate) mod leases;
 pub(crate) mod lent;
+pub(crate) mod lent_names;
 pub(crate) mod lock_walks;
 pub(crate) mod locks;
 pub(crate) mod sharing;

@@ -45,6 +45,14 @@ counters! {
     Lookup = "lookup", "reqs";
     LookupCached = "lookup_cached", "reqs";
     WalkRepeated = "lookup_repeated", "reqs";
+    LookupKernel = "lookup_kernel", "reqs";
+    NamesAnswered = "names_answered", "reqs";
+    NamesLent = "names_lent", "reqs";
+    NamesTaken = "names_taken_back", "names";
+    NamesNoToken = "names_refused_token", "reqs";
+    NamesShortLife = "names_refused_life", "reqs";
+    NamesContended = "names_refused_contended", "reqs";
+    NamesFull = "names_refused_full", "reqs";
     GetAttr = "getattr", "reqs";
     GetAttrCached = "getattr_cached", "reqs";
     GetAttrNow = "getattr_now", "reqs";

@@ -152,7 +152,7 @@ pub(super) async fn read(client: &Client, file: &Arc<OpenFile>, at: u64, len: us
     }
 }
 
-fn calls(client: &Client) -> u64 {
+pub(super) fn calls(client: &Client) -> u64 {
     client.mount.stats.of(Count::Calls).1
 }
 

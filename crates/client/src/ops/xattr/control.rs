@@ -235,6 +235,7 @@ impl Mount {
             ("locks_held", self.coherence.locks.held()),
             ("tokens_held", self.coherence.tokens.len()),
             ("attributes_lent", self.coherence.tokens.lent.len()),
+            ("names_kept", self.coherence.tokens.names.len()),
             ("memory_short", u64::from(self.policy.group_short.load(Relaxed))),
             ("callers_short", self.policy.caller_memory.short_callers() as u64),
             ("rotating_targets", self.policy.rotational.len()),

@@ -5,6 +5,7 @@
 //! (`coherence::tokens`), the rules (`dlm`), when tokens are used at all (`sharing`).
 
 use super::lent::Lent;
+use super::lent_names::LentNames;
 use amphi_dlm::{OwnChange, TokenCache, TokenCacheLimits};
 use amphi_types::{Ino, Name, TargetId};
 use amphi_wire::InodeView;
@@ -32,8 +33,10 @@ pub(crate) struct Tokens {
     /// Revocations whose answers are on their way. A server sends them again with each new connection: were each one
     /// answered, answers would pile up before whatever else it waits for.
     pub(crate) answering: Mutex<BTreeSet<(TargetId, u64)>>,
-    /// What a front end keeps of it.
+    /// What a front end keeps of attributes.
     pub(crate) lent: Lent,
+    /// What a front end keeps of names.
+    pub(crate) names: LentNames,
 }
 
 impl Tokens {
@@ -44,6 +47,7 @@ impl Tokens {
             open_ended: Mutex::default(),
             answering: Mutex::default(),
             lent: Lent::default(),
+            names: LentNames::default(),
         }
     }
 

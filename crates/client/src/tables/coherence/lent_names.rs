@@ -1,0 +1,257 @@
+//! Names of directories that a front end keeps under this mount's tokens, and how they are taken back.
+//!
+//! Owns: which names were lent in company of other mounts, until when, which are being taken back, and which are left
+//! alone for a while because they were taken back a short time ago. Does not own: the tokens (`tokens`), the lending
+//! and the taking back themselves (the front end).
+//!
+//! Invariants: a name is lent while its token is held, and is noted while that cannot go; so whoever takes the token
+//! finds the note. A note stays until the front end has said that the name is taken back: a second taker waits for it
+//! as well, and meanwhile the name is not lent again.
+//!
+//! Bounds: `LENT_MAX` names, about 120 bytes each; beyond, nothing is lent until what has ended is forgotten.
+//! `RESTS_MAX` names that rest; beyond, others do not.
+
+use amphi_dlm::TokenKey;
+use amphi_types::Ino;
+use parking_lot::Mutex;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Most names that are lent.
+const LENT_MAX: usize = 32_768;
+/// The front end counts the life from when it has the answer; that may be so much later, and it looks whether it was.
+pub(crate) const LATE_NS: u64 = 500_000_000;
+/// Lives below this are not worth the walk.
+const LIFE_MIN_NS: u64 = 1_000_000_000;
+/// Most names that are remembered because they were taken back.
+const RESTS_MAX: usize = 16_384;
+/// A name that is taken back again and again rests for so many times its first rest at most.
+const REST_FACTOR_MAX: u32 = 64;
+/// How often what has ended is forgotten.
+const SWEEP_NS: u64 = 1_000_000_000;
+
+/// Why a name is not lent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NotLent {
+    /// The token is not held, or shows something else.
+    NoToken,
+    /// What is left of the token's life is too short.
+    ShortLife,
+    /// It was taken back a short time ago, or is being taken back.
+    Contended,
+    /// There is no room.
+    Full,
+}
+
+struct Loan {
+    /// The directory that the name shows.
+    node: Ino,
+    until_ns: u64,
+    /// Tells this loan from a later one of the same name.
+    number: u64,
+    /// It is being taken back.
+    going: bool,
+}
+
+struct Rest {
+    until_ns: u64,
+    /// In first rests.
+    factor: u32,
+}
+
+#[derive(Default)]
+struct State {
+    loans: BTreeMap<TokenKey, Loan>,
+    rests: BTreeMap<TokenKey, Rest>,
+    last_number: u64,
+    swept_ns: u64,
+}
+
+/// A loan that has to be taken back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Going {
+    key: TokenKey,
+    number: u64,
+    pub(crate) node: Ino,
+}
+
+/// The notes.
+#[derive(Default)]
+pub(crate) struct LentNames {
+    state: Mutex<State>,
+}
+
+impl LentNames {
+    /// Notes that a name is lent, which shows `node`, for what is `left` of its token's life; for how long. To be
+    /// called while the token cannot go.
+    pub(crate) fn lend(&self, now_ns: u64, key: TokenKey, node: Ino, left_ns: u64) -> Result<Duration, NotLent> {
+        let life = left_ns.saturating_sub(2 * LATE_NS);
+        if life < LIFE_MIN_NS {
+            return Err(NotLent::ShortLife);
+        }
+        let state = &mut *self.state.lock();
+        if state.rests.get(&key).is_some_and(|rest| now_ns < rest.until_ns) {
+            return Err(NotLent::Contended);
+        }
+        match state.loans.get(&key) {
+            // Another name of the same hash, or the name of another directory that is not over yet.
+            Some(loan) if now_ns < loan.until_ns && (loan.going || loan.node != node) => {
+                return Err(NotLent::Contended);
+            }
+            None if state.loans.len() >= LENT_MAX => return Err(NotLent::Full),
+            _ => {}
+        }
+        state.last_number += 1;
+        let until_ns = now_ns + life + LATE_NS;
+        let before = state.loans.get(&key).map_or(0, |loan| loan.until_ns);
+        let loan = Loan { node, until_ns: until_ns.max(before), number: state.last_number, going: false };
+        state.loans.insert(key, loan);
+        Ok(Duration::from_nanos(life))
+    }
+
+    /// Whether a name is lent that shows `node`.
+    pub(crate) fn is_lent(&self, now_ns: u64, key: TokenKey, node: Ino) -> bool {
+        let state = self.state.lock();
+        state.loans.get(&key).is_some_and(|loan| loan.node == node && now_ns < loan.until_ns && !loan.going)
+    }
+
+    /// Names of these keys that have to be taken back now; their tokens are not held any more. Each rests afterwards,
+    /// for `rest_ns` at least.
+    pub(crate) fn take(&self, now_ns: u64, keys: &[TokenKey], rest_ns: u64) -> Vec<Going> {
+        let state = &mut *self.state.lock();
+        if state.loans.is_empty() {
+            return Vec::new();
+        }
+        let mut going = Vec::new();
+        for key in keys {
+            let Some(loan) = state.loans.get_mut(key) else { continue };
+            if loan.until_ns <= now_ns {
+                state.loans.remove(key);
+                continue;
+            }
+            let first = !std::mem::replace(&mut loan.going, true);
+            going.push(Going { key: *key, number: loan.number, node: loan.node });
+            if first && rest_ns > 0 {
+                rest(&mut state.rests, now_ns, *key, rest_ns);
+            }
+        }
+        going
+    }
+
+    /// All names whose keys `of` names have to be taken back now.
+    pub(crate) fn take_all(&self, now_ns: u64, of: impl Fn(TokenKey) -> bool) -> Vec<Going> {
+        let keys: Vec<TokenKey> = self.state.lock().loans.keys().copied().filter(|key| of(*key)).collect();
+        self.take(now_ns, &keys, 0)
+    }
+
+    /// Directories whose names are lent.
+    pub(crate) fn nodes(&self, now_ns: u64) -> Vec<Ino> {
+        self.state.lock().loans.values().filter(|loan| now_ns < loan.until_ns).map(|loan| loan.node).collect()
+    }
+
+    /// They have been taken back.
+    pub(crate) fn taken(&self, going: &[Going]) {
+        let mut state = self.state.lock();
+        for one in going {
+            if state.loans.get(&one.key).is_some_and(|loan| loan.number == one.number) {
+                state.loans.remove(&one.key);
+            }
+        }
+    }
+
+    /// Forgets what has ended, now and then.
+    pub(crate) fn tick(&self, now_ns: u64) {
+        let mut state = self.state.lock();
+        if now_ns >= state.swept_ns + SWEEP_NS {
+            state.swept_ns = now_ns;
+            state.loans.retain(|_, loan| loan.until_ns > now_ns || loan.going);
+            state.rests.retain(|_, rest| !rest.is_forgotten(now_ns));
+        }
+    }
+
+    /// Names that are noted, for people.
+    pub(crate) fn len(&self) -> u64 {
+        self.state.lock().loans.len() as u64
+    }
+}
+
+impl Rest {
+    /// It ended so long ago that the next one begins anew.
+    fn is_forgotten(&self, now_ns: u64) -> bool {
+        const FORGOTTEN_NS: u64 = 120_000_000_000;
+        now_ns >= self.until_ns.saturating_add(FORGOTTEN_NS)
+    }
+}
+
+fn rest(rests: &mut BTreeMap<TokenKey, Rest>, now_ns: u64, key: TokenKey, rest_ns: u64) {
+    let factor = match rests.get(&key).filter(|rest| !rest.is_forgotten(now_ns)) {
+        Some(before) => (before.factor * 2).min(REST_FACTOR_MAX),
+        None if rests.len() >= RESTS_MAX => return,
+        None => 1,
+    };
+    rests.insert(key, Rest { until_ns: now_ns.saturating_add(rest_ns.saturating_mul(u64::from(factor))), factor });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000_000;
+    const KEY: TokenKey = TokenKey::Name(Ino(1), 7);
+
+    /// Goal: a loan ends before its token does, is found by each taker until it is taken back, and then no more.
+    /// Method: by hand.
+    #[test]
+    fn loans_are_found_until_they_are_taken_back() {
+        let names = LentNames::default();
+        assert_eq!(names.lend(0, KEY, Ino(5), 2 * LATE_NS), Err(NotLent::ShortLife));
+        assert_eq!(names.lend(0, KEY, Ino(5), 30 * SECOND), Ok(Duration::from_secs(29)));
+        assert!(names.is_lent(SECOND, KEY, Ino(5)) && !names.is_lent(SECOND, KEY, Ino(6)));
+        assert_eq!(names.lend(0, KEY, Ino(6), 30 * SECOND), Err(NotLent::Contended), "another directory");
+        let first = names.take(SECOND, &[KEY], 0);
+        assert_eq!(first.iter().map(|one| one.node).collect::<Vec<_>>(), [Ino(5)]);
+        assert_eq!(names.take(SECOND, &[KEY], 0), first, "a second taker waits as well");
+        assert_eq!(names.lend(SECOND, KEY, Ino(5), 30 * SECOND), Err(NotLent::Contended), "it is going");
+        names.taken(&first);
+        assert!(names.take(SECOND, &[KEY], 0).is_empty());
+        assert!(names.lend(SECOND, KEY, Ino(6), 30 * SECOND).is_ok());
+        names.taken(&first);
+        assert!(names.is_lent(SECOND, KEY, Ino(6)), "a loan that came later");
+        assert!(names.take(31 * SECOND, &[KEY], 0).is_empty(), "it has ended");
+    }
+
+    /// Goal: a name that was taken back rests, longer each time, and begins anew when it was left in peace. Method:
+    /// loans that are taken back as soon as they are made.
+    #[test]
+    fn names_that_are_taken_back_rest() {
+        let names = LentNames::default();
+        let (mut now, mut rests) = (0, Vec::new());
+        for _ in 0..9 {
+            let begin = now;
+            while names.lend(now, KEY, Ino(5), 30 * SECOND) == Err(NotLent::Contended) {
+                now += SECOND / 2;
+            }
+            rests.push((now - begin) / SECOND);
+            names.taken(&names.take(now, &[KEY], SECOND));
+        }
+        assert_eq!(rests, [0, 1, 2, 4, 8, 16, 32, 64, 64]);
+        now += 300 * SECOND;
+        names.tick(now);
+        assert!(names.lend(now, KEY, Ino(5), 30 * SECOND).is_ok());
+        names.taken(&names.take(now, &[KEY], SECOND));
+        assert!(names.lend(now + SECOND, KEY, Ino(5), 30 * SECOND).is_ok(), "it begins anew");
+    }
+
+    /// Goal: notes are bounded, and what has ended makes room. Method: one more than there is room for.
+    #[test]
+    fn notes_are_bounded() {
+        let names = LentNames::default();
+        let key = |n: usize| TokenKey::Name(Ino(1), n as u64);
+        (0..LENT_MAX).for_each(|n| assert!(names.lend(0, key(n), Ino(5), 30 * SECOND).is_ok()));
+        assert_eq!(names.lend(0, key(LENT_MAX), Ino(5), 30 * SECOND), Err(NotLent::Full));
+        assert_eq!(names.take_all(0, |taken| taken == key(3)).len(), 1);
+        names.tick(30 * SECOND);
+        assert_eq!(names.len(), 1, "what is being taken back stays");
+        assert!(names.lend(30 * SECOND, key(LENT_MAX), Ino(5), 30 * SECOND).is_ok());
+    }
+}
