@@ -8,7 +8,8 @@
 //! client leaves to the kernel; opens with `O_DIRECT` do not, unless they append, so that the kernel sends the pieces
 //! of one call in parallel. Pages stay between opens as long as the client says that they are true. A mount that is
 //! alone lends names and attributes to the kernel for a while (`lent`). With other mounts the kernel keeps no name, and
-//! attributes only while their token lasts; its pages are taken back with the lock under which they were read
+//! attributes only while their token lasts, but for names
+//! of directories (`names`); its pages are taken back with the lock under which they were read
 //! (`pages`).
 
 mod deferred;
@@ -21,6 +22,7 @@ mod kernel_view;
 mod lent;
 mod listings;
 pub(crate) mod moved;
+mod names;
 mod pages;
 mod patience;
 mod rollback;
@@ -46,9 +48,11 @@ use kept_listings::KeptListings;
 use kernel_view::{KernelView, Since};
 use listings::Listings;
 use moved::Moved;
+use names::Names;
 use pages::Pages;
 use patience::Patience;
 use rollback::Rollbacks;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
@@ -70,6 +74,7 @@ pub struct ClientFs {
     listings: Listings,
     kept_listings: Arc<KeptListings>,
     moved: Moved,
+    names: Names,
     file_locks: Arc<FileLocks>,
     patience: Patience,
     pages: Pages,
@@ -91,6 +96,7 @@ impl ClientFs {
             listings: Listings::default(),
             kept_listings: Arc::default(),
             moved: Moved::default(),
+            names: Names::default(),
             file_locks: Arc::default(),
             patience: Patience::default(),
             pages: Pages::default(),
@@ -289,13 +295,22 @@ impl ClientFs {
 impl FileSystem for ClientFs {
     fn mounted(&self, notifier: Notifier, limits: &Limits) {
         self.kernel_view.mounted(notifier.clone());
-        self.client.set_pages(self.pages.start(notifier, self.kept_listings.clone()));
+        self.client.set_pages(self.pages.start(notifier, self.kept_listings.clone(), self.names.lender.clone()));
         self.client.set_closes(Some(self.file_locks.clone()));
         let by_pages = (limits.pages_max.saturating_sub(1) * 4096).max(4096);
         self.request_max_bytes.store(limits.write_max_bytes.min(by_pages), Relaxed);
     }
 
+    fn serves(&self, at: &Path, device: u64) {
+        self.names.start(&self.client, at, device);
+    }
+
+    fn is_own_thread(&self, tid: u32) -> bool {
+        self.names.is_own(tid) && !self.names.is_starting()
+    }
+
     fn unmounted(&self) {
+        self.names.stop();
         self.client.set_pages(None);
         self.client.set_closes(None);
         self.pages.stop();
@@ -308,6 +323,7 @@ impl FileSystem for ClientFs {
 
     fn answered(&self) {
         lent::answered();
+        self.names.answered();
     }
 
     fn negative_ttl(&self) -> Duration {
@@ -315,21 +331,16 @@ impl FileSystem for ClientFs {
     }
 
     fn lookup(&self, caller: &Caller<'_>, parent: Ino, name: &[u8]) -> Result<Entry> {
-        self.moved.walks(caller.tid, parent, name);
-        let found = self.look_up(caller, parent, name)?;
-        let node = match found.kind {
-            Kind::Dir if name != b"." && name != b".." => {
-                let changes = || syscall::Syscall::of(caller.tid).is_some_and(|call| call.changes_names());
-                self.moved.looked_up(caller.tid, found.ino, parent, name, changes)
-            }
-            _ => found.ino,
-        };
-        let entry = self.entry(found);
-        let attr_ttl = if node == found.ino { entry.attr_ttl } else { Duration::ZERO };
-        Ok(Entry { node, attr_ttl, ..entry })
+        if self.names.is_own(caller.tid) {
+            return self.own_lookup(parent, name);
+        }
+        self.lookup_walked(caller, parent, name)
     }
 
     fn getattr(&self, caller: &Caller<'_>, ino: Ino, _: Option<Handle>) -> Result<AttrReply> {
+        if self.names.is_own(caller.tid) {
+            return self.own_getattr(caller, ino);
+        }
         self.moved.used(caller.tid, ino);
         let attr = self.wait(caller, self.client.getattr(&Self::stream(caller), ino))?;
         if caller.by_other_id {
@@ -546,7 +557,7 @@ impl FileSystem for ClientFs {
     }
 
     fn opendir(&self, caller: &Caller<'_>, ino: Ino, _: OpenHow) -> Result<OpenReply> {
-        Ok(self.open_directory(caller, ino))
+        Ok(if self.names.is_own(caller.tid) { self.own_opendir() } else { self.open_directory(caller, ino) })
     }
 
     fn releasedir(&self, ino: Ino, handle: Handle) {

@@ -8,6 +8,7 @@
 
 use crate::{Caller, DirSink, Later, Limits, Notifier, Payload, ReadSink};
 use amphi_types::{Attr, Errno, Ino, Result, SetAttr};
+use std::path::Path;
 use std::time::Duration;
 
 /// An open file or directory, numbered by the file system.
@@ -230,6 +231,16 @@ pub struct Statfs {
 pub trait FileSystem: Send + Sync + 'static {
     /// Called once, before any other method: what was negotiated, and how to invalidate.
     fn mounted(&self, notifier: Notifier, limits: &Limits) {}
+
+    /// Called once, when requests are served and before anybody else knows of the mount: where it is, and its number in
+    /// the mount table (0: unknown).
+    fn serves(&self, at: &Path, device: u64) {}
+
+    /// Whether a thread is one of the file system's own, whose requests are answered without waiting for anything: they
+    /// are handled by whoever reads them.
+    fn is_own_thread(&self, tid: u32) -> bool {
+        false
+    }
 
     /// Called once, when the mount has ended and no method runs any more.
     fn unmounted(&self) {}

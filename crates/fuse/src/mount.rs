@@ -23,6 +23,7 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 pub(crate) use device::{clone_device, pages_limit};
+pub(crate) use table::is_mounted;
 
 /// File system type in the mount table.
 pub const FS_TYPE: &str = "fuse.amphi";
@@ -90,7 +91,7 @@ pub(crate) struct MountPoint {
     /// Where, absolute and without symbolic links.
     pub path: PathBuf,
     /// Its device number in the mount table; 0 if it was not found there.
-    device_number: u64,
+    pub(crate) device_number: u64,
     by_helper: bool,
 }
 

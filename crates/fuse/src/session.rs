@@ -151,6 +151,7 @@ impl Session {
             session.mount_point.unmount_by_force();
             return Err(MountError::Threads(e));
         }
+        session.shared.fs.serves(&session.mount_point.path, session.mount_point.device_number);
         Ok(session)
     }
 

@@ -21,6 +21,7 @@ mod harness;
 mod ioctl;
 mod kept_listings;
 mod kernel_cache;
+mod lent_names;
 mod mapped;
 mod memory_group;
 mod metadata;

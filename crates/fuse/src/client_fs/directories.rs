@@ -68,7 +68,11 @@ impl ClientFs {
             let listing = self.wait(caller, self.client.readdir(&ctx, ino, cookie, max, plus))?;
             let end = listing.end || listing.entries.is_empty();
             for e in listing.entries {
-                let shown = |attr: &Attr| attr.kind != Kind::Dir || self.moved.listed(attr.ino, ino, &e.name);
+                let shown = |attr: &Attr| {
+                    // An answer for a program would end the life of a name that is lent.
+                    attr.kind != Kind::Dir
+                        || (self.moved.listed(attr.ino, ino, &e.name) && !self.is_lent(ino, &e.name, attr))
+                };
                 let added = match e.attr.filter(shown) {
                     Some(attr) => sink.add_entry(&self.entry(attr), &e.name, e.cookie),
                     None => sink.add(e.ino, e.kind, &e.name, e.cookie),

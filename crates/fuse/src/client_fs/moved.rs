@@ -18,6 +18,7 @@
 //! that. Bounds: `DIRECTORIES_MAX` directories of two generations, about 150 bytes each; beyond, a directory may be
 //! taken for one that was not shown. `THREADS_MAX` threads. `OTHERS` ids in turn for each directory.
 
+use super::names::Step;
 use amphi_types::Ino;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -181,6 +182,27 @@ impl Moved {
         moving.insert(thread, Moving { ino, place, node, asked: 1, came_back: false });
         self.threads.store(moving.len(), SeqCst);
         node
+    }
+
+    /// The way from the root to a name in `dir` that shows `ino`, if the kernel has been shown all of it there and
+    /// under the inodes' own ids.
+    pub(super) fn path(&self, dir: Ino, name: &[u8], ino: Ino) -> Option<Vec<Step>> {
+        let shown = self.shown.lock();
+        let mut steps = vec![Step { dir, name: name.into(), ino }];
+        let mut at = dir;
+        while at != Ino::ROOT {
+            let spot = shown.spot(at).filter(|spot| spot.node == at && steps.len() < DEPTH_MAX)?;
+            steps.push(Step { dir: spot.place.0, name: spot.place.1.clone(), ino: at });
+            at = spot.place.0;
+        }
+        steps.reverse();
+        Some(steps)
+    }
+
+    /// Whether the kernel was shown a directory last by this name and under the inode's own id.
+    pub(super) fn is_shown(&self, dir: Ino, name: &[u8], ino: Ino) -> bool {
+        let shown = self.shown.lock();
+        shown.spot(ino).is_some_and(|spot| spot.node == ino && spot.place.0 == dir && *spot.place.1 == *name)
     }
 
     /// `thread` looks a name up.

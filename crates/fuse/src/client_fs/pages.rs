@@ -8,6 +8,7 @@
 //! another file's does not wait behind it, but for the last of `DROPPERS_MAX`.
 
 use super::kept_listings::KeptListings;
+use super::names::Lender;
 use crate::Notifier;
 use amphi_client::KernelPages;
 use amphi_types::{ByteRange, Errno, Ino};
@@ -114,6 +115,7 @@ struct Senders {
     with_locks: Arc<Droppers>,
     overwritten: Sender,
     listings: Arc<KeptListings>,
+    names: Arc<Lender>,
 }
 
 impl KernelPages for Senders {
@@ -136,6 +138,10 @@ impl KernelPages for Senders {
             }
             true
         })
+    }
+
+    fn take_names(&self, nodes: Vec<Ino>, done: Box<dyn FnOnce() + Send>) {
+        self.names.take(nodes, done);
     }
 
     fn drop_listings(&self) {
@@ -165,7 +171,12 @@ struct Started {
 
 impl Pages {
     /// Starts the threads; they end when what is returned has been dropped.
-    pub(super) fn start(&self, notifier: Notifier, listings: Arc<KeptListings>) -> Option<Arc<dyn KernelPages>> {
+    pub(super) fn start(
+        &self,
+        notifier: Notifier,
+        listings: Arc<KeptListings>,
+        names: Arc<Lender>,
+    ) -> Option<Arc<dyn KernelPages>> {
         let waiting = Mutex::new(Waiting { threads: 1, ..Waiting::default() });
         let droppers = Arc::new(Droppers { notifier: notifier.clone(), waiting, changed: Condvar::new() });
         let started = droppers.start().and_then(|()| start("fuse overwrites", notifier));
@@ -176,7 +187,7 @@ impl Pages {
                 return None;
             }
         };
-        let senders = Arc::new(Senders { with_locks: droppers.clone(), overwritten, listings });
+        let senders = Arc::new(Senders { with_locks: droppers.clone(), overwritten, listings, names });
         *self.started.lock() = Some(Started { senders: Arc::downgrade(&senders), droppers, overwrites });
         Some(senders)
     }

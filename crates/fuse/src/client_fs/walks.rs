@@ -4,10 +4,12 @@
 //! Does not own: what is held for it in the second walk (the client).
 
 use super::ClientFs;
+use super::syscall::Syscall;
 use crate::Caller;
 use crate::file_system::{Entry, OpenHow};
 use amphi_client::{Created, Ctx, OpenFlags};
 use amphi_types::{Attr, Errno, Ino, Kind, Result};
+use std::time::Duration;
 
 /// How often a call is made anew in the second walk, each time after others have changed the name again.
 const TRIES: usize = 100;
@@ -22,11 +24,30 @@ impl ClientFs {
         Errno::Stale
     }
 
+    /// Looks up a name for a program.
+    pub(super) fn lookup_walked(&self, caller: &Caller<'_>, parent: Ino, name: &[u8]) -> Result<Entry> {
+        self.client.count_lookup();
+        self.moved.walks(caller.tid, parent, name);
+        let found = self.look_up(caller, parent, name)?;
+        let node = match found.kind {
+            Kind::Dir if name != b"." && name != b".." => {
+                let changes = || Syscall::of(caller.tid).is_some_and(|call| call.changes_names());
+                self.moved.looked_up(caller.tid, found.ino, parent, name, changes)
+            }
+            _ => found.ino,
+        };
+        let entry = self.entry(found);
+        let attr_ttl = if node == found.ino { entry.attr_ttl } else { Duration::ZERO };
+        let entry = Entry { node, attr_ttl, ..entry };
+        self.shown(parent, name, &entry);
+        Ok(entry)
+    }
+
     /// Looks up a name. In a directory that was removed there is none, and whoever walks has found it there by its name
     /// or holds it: when it was removed it was empty, so that there was no such path at a moment of the call. Linux
     /// does not walk again when it looks up what `mkdir`, `mknod`, `symlink` and `link` are about to make; if the
     /// directory has been replaced, the change itself is told so.
-    pub(super) fn look_up(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) -> Result<Attr> {
+    fn look_up(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) -> Result<Attr> {
         let again = self.client.repeats_walk(caller.tid);
         let found = self.asked(caller, |ctx| self.client.lookup(ctx, dir, name));
         let is_name = name != b"." && name != b"..";

@@ -22,6 +22,12 @@ pub(super) fn is_ours(path: &Path) -> bool {
     top_at(path).is_some_and(|l| l.fs_type == FS_TYPE.as_bytes())
 }
 
+/// Whether anything with this device number is mounted anywhere. A table that cannot be read says nothing.
+pub(crate) fn is_mounted(device: u64) -> bool {
+    let Ok(table) = std::fs::read("/proc/self/mountinfo") else { return true };
+    table.split(|&b| b == b'\n').filter_map(parse).any(|line| line.device == device)
+}
+
 fn top_at(path: &Path) -> Option<Line> {
     let table = std::fs::read("/proc/self/mountinfo").ok()?;
     table.split(|&b| b == b'\n').rev().filter_map(parse).find(|l| l.path == path.as_os_str().as_bytes())

@@ -184,6 +184,11 @@ impl Reader {
             if self.handle_without_reply(opcode) {
                 continue;
             }
+            // The file system's own threads may be what others wait for.
+            if self.shared.fs.is_own_thread(tid) {
+                self.work(&device);
+                continue;
+            }
             // A release waits for nothing and nobody waits for it: it needs no other reader, and is no sign of load.
             if [Opcode::Release, Opcode::Releasedir].iter().any(|&o| o as u32 == opcode) {
                 self.work(&device);

@@ -1,0 +1,109 @@
+//! System calls with which a mount walks over its own names.
+//!
+//! Owns: the clone of a mount, the table of descriptors of the threads that use it, directories by handle, whether a
+//! thread waits. Does not own: when any of it is done.
+#![expect(unsafe_code, reason = "handles, ranges of descriptors and attributes of mounts have no safe wrappers")]
+
+use amphi_types::Ino;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, openat, openat2, statx};
+use rustix::io::Errno as Raw;
+use rustix::mount::{OpenTreeFlags, open_tree};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
+use std::path::Path;
+
+/// Words of a handle of the kernel's FUSE: the node id, high and low, and the generation.
+const HANDLE_WORDS: usize = 3;
+/// Its type.
+const HANDLE_TYPE: libc::c_int = 0x81;
+
+#[repr(C)]
+struct Handle {
+    bytes: libc::c_uint,
+    kind: libc::c_int,
+    words: [u32; HANDLE_WORDS],
+}
+
+#[repr(C)]
+struct MountAttr {
+    set: u64,
+    clear: u64,
+    propagation: u64,
+    user_namespace: u64,
+}
+
+fn check(rc: i64) -> Result<i64, Raw> {
+    if rc >= 0 { Ok(rc) } else { Err(Raw::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Raw::IO)) }
+}
+
+/// Gives the calling thread, and threads that it starts, a table of descriptors of its own, in which only the standard
+/// ones and `kept` are open; returns its copy of `kept`. Descriptors that others own mean nothing to it any more.
+///
+/// The kernel ends what a thread waits for when the last descriptor of `/dev/fuse` is closed: if the threads that wait
+/// for the mount's own answers held it open as well, a killed mount process could not end.
+pub(super) fn leave_descriptors(kept: &OwnedFd) -> Result<OwnedFd, Raw> {
+    let kept = kept.as_raw_fd();
+    let close = |first: i32, last: u32, flags: u32| {
+        // SAFETY: no memory is involved. With the first call the table is the thread's own; nothing of it is used
+        // afterwards but what is opened here and `kept`.
+        check(unsafe { libc::syscall(libc::SYS_close_range, first, last, flags) })
+    };
+    close(kept + 1, u32::MAX, libc::CLOSE_RANGE_UNSHARE)?;
+    if kept > 3 {
+        close(3, kept as u32 - 1, 0)?;
+    }
+    // SAFETY: the number is open in this thread's own table, and nobody else there owns it.
+    Ok(unsafe { OwnedFd::from_raw_fd(kept) })
+}
+
+/// The root of a clone of the mount at `at`: nothing is mounted in it, and nothing that is mounted elsewhere comes to
+/// it.
+pub(super) fn root_of_clone(at: &Path) -> Result<OwnedFd, Raw> {
+    let tree = open_tree(CWD, at, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?;
+    let attr = MountAttr { set: 0, clear: 0, propagation: libc::MS_PRIVATE, user_namespace: 0 };
+    // SAFETY: the path is a string with its end, the structure outlives the call, and its length is told.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_mount_setattr,
+            tree.as_raw_fd(),
+            c"".as_ptr(),
+            libc::AT_EMPTY_PATH,
+            &raw const attr,
+            size_of::<MountAttr>(),
+        )
+    })?;
+    openat(&tree, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
+}
+
+/// A directory by its node id; with that the kernel forgets the time of its name. Waits for no lock of a directory, and
+/// asks the mount for nothing about an inode that the kernel knows.
+///
+/// Errors: `STALE` for one that it does not know.
+pub(super) fn by_handle(root: &OwnedFd, node: Ino) -> Result<OwnedFd, Raw> {
+    let words = [(node.0 >> 32) as u32, node.0 as u32, 0];
+    let mut handle = Handle { bytes: 4 * HANDLE_WORDS as u32, kind: HANDLE_TYPE, words };
+    let at = (&raw mut handle).cast::<libc::file_handle>();
+    // SAFETY: the handle has as many bytes behind its head as it says, and outlives the call.
+    let fd = check(unsafe { libc::open_by_handle_at(root.as_raw_fd(), at, libc::O_PATH | libc::O_CLOEXEC) }.into())?;
+    // SAFETY: the call has just returned it.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// A directory by its name in another one.
+pub(super) fn step(dir: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Raw> {
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat2(dir, name, flags, Mode::empty(), ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS)
+}
+
+/// Which inode this is, without a question to the mount.
+pub(super) fn inode(fd: &OwnedFd) -> Option<Ino> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    statx(fd.as_fd(), c"", flags, StatxFlags::INO).ok().map(|stat| Ino(stat.stx_ino))
+}
+
+/// Whether a thread waits for something that no signal ends, and how often it has begun to wait.
+pub(super) fn waits(tid: u32) -> Option<(bool, u64)> {
+    let status = std::fs::read_to_string(format!("/proc/self/task/{tid}/status")).ok()?;
+    let word = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+    let switches = word("voluntary_ctxt_switches:")?.parse().ok()?;
+    Some((word("State:")?.starts_with('D'), switches))
+}
