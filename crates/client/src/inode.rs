@@ -75,6 +75,8 @@ pub(crate) struct Life {
     pub(crate) uses: AtomicU32,
     /// Its last name has gone, as far as is known here.
     pub(crate) nameless: AtomicBool,
+    /// Opens that nobody uses: made ahead of a program, or kept for the next one.
+    pub(crate) idle_opens: AtomicU32,
 }
 
 /// A file.
@@ -267,6 +269,11 @@ impl Inode {
     pub(crate) fn open_count(&self) -> u32 {
         let known = self.known.lock();
         known.opens.len() as u32
+    }
+
+    /// Opens that somebody uses.
+    pub(crate) fn used_opens(&self) -> u32 {
+        self.open_count().saturating_sub(self.life.idle_opens.load(SeqCst))
     }
 
     /// Every open the server knows of.

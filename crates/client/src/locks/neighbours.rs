@@ -42,5 +42,5 @@ pub(super) fn follow(mount: &Mount, walks: &mut Walks, cache: &mut LockCache, ob
 fn may_go(mount: &Mount, object: ObjectId) -> bool {
     let Some(file) = mount.files.get(object.ino) else { return true };
     // Pages in front would have to be taken back first, which may take long.
-    object.stripe == 0 && file.cached.bytes.load(SeqCst) <= SMALL_BYTES && !file.pages.any() && file.open_count() == 0
+    object.stripe == 0 && file.cached.bytes.load(SeqCst) <= SMALL_BYTES && !file.pages.any() && file.used_opens() == 0
 }

@@ -3,6 +3,7 @@
 use super::cluster::{Cluster, create, dir_on, in_cluster, read, root, write};
 use crate::Client;
 use crate::api::OpenFlags;
+use crate::prefetch::small_files::kept;
 use crate::telemetry::stats::Count;
 use amphi_types::Ino;
 
@@ -49,17 +50,29 @@ fn counted(client: &Client, count: Count) -> u64 {
 }
 
 /// Goal: a walk over many files that another mount has just written, or wrote a while ago, takes one message for many
-/// from it, in one large directory and in many small ones. Method: two mounts; what the first one is asked for and what
-/// it answers is counted while the second one reads everything.
+/// from it, in one large directory and in many small ones, also if that one has just read it all, and keeps its opens.
+/// Method: two mounts; what the first one is asked for and what it answers is counted while the second one reads
+/// everything.
 #[test]
 fn a_tree_of_another_mount() {
-    for (seed, servers, dirs, files, pause) in
-        [(1, 1, 1, 1000, 0), (2, 1, 80, 12, 0), (3, 1, 80, 12, 12), (4, 3, 40, 25, 0)]
-    {
+    for (seed, servers, dirs, files, pause, reads) in [
+        (1, 1, 1, 1000, 0, false),
+        (2, 1, 80, 12, 0, false),
+        (3, 1, 80, 12, 12, false),
+        (4, 3, 40, 25, 0, false),
+        (5, 1, 1, 1000, 0, true),
+    ] {
         in_cluster(seed, servers, async |c: &Cluster| {
             let [a, b] = c.two().await;
             let dirs = tree(&a, dirs, files).await;
             let count = (dirs.len() * files) as u64;
+            if reads {
+                // Written back, and with what is known of them under tokens.
+                c.sleep(12).await;
+                walk(&a, &dirs).await;
+                walk(&a, &dirs).await;
+                assert!(2 * kept::count(&a.mount) as u64 > count, "{} opens are kept", kept::count(&a.mount));
+            }
             if pause > 0 {
                 c.sleep(pause).await;
             }

@@ -12,7 +12,7 @@ use amphi_types::{Cred, Ino, Name};
 use amphi_wire::{Access, BATCH_BYTES_MAX, ReadPart};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 
 /// Files opened ahead.
@@ -48,6 +48,7 @@ pub(crate) struct Opened {
 impl Opened {
     /// Of `file`, which was opened for reading.
     pub(crate) fn new(closer: Weak<dyn Closer>, file: Arc<Inode>) -> Opened {
+        file.life.idle_opens.fetch_add(1, SeqCst);
         Opened { closer, file: Some(file) }
     }
 
@@ -58,13 +59,15 @@ impl Opened {
 
     /// Somebody takes the open over.
     pub(crate) fn take(&mut self) -> Option<Arc<Inode>> {
-        self.file.take()
+        let file = self.file.take()?;
+        file.life.idle_opens.fetch_sub(1, SeqCst);
+        Some(file)
     }
 }
 
 impl Drop for Opened {
     fn drop(&mut self) {
-        if let (Some(file), Some(closer)) = (self.file.take(), self.closer.upgrade()) {
+        if let (Some(file), Some(closer)) = (self.take(), self.closer.upgrade()) {
             closer.released(&file, READ, true);
         }
     }
