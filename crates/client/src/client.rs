@@ -5,14 +5,11 @@
 mod file_locks;
 
 use crate::api::*;
-use crate::cache::Source;
-use crate::cache::drop::Dirty;
 use crate::coherence::directories;
 use crate::coherence::lent_names;
 use crate::coherence::sharing::{self, Lending, Rule};
 use crate::coherence::tokens::{self, Found};
 use crate::conn::pending::{Interrupt, Pending};
-use crate::data::{Loans, Segments};
 use crate::inode::OpenFile;
 use crate::inode::open_file::Created;
 use crate::io::IoHalf;
@@ -27,6 +24,9 @@ use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::{TABLE, Tunable, Tunables};
 use amphi_dlm::Mode;
 use amphi_env::Buf;
+use amphi_pagecache::Dirty;
+use amphi_pagecache::Source;
+use amphi_pagecache::{Loans, Segments};
 use amphi_types::tunable::Row;
 use amphi_types::{Attr, ByteRange, Cred, Errno, Ino, Kind, Name, Result, SetAttr};
 use amphi_wire::{ReadAdvice, RenameMode, XattrMode};

@@ -11,7 +11,6 @@
 
 pub(crate) mod unlinked;
 
-pub(crate) mod cached;
 pub(crate) mod cluster_locks;
 pub(crate) mod direct_stream;
 pub(crate) mod failures;
@@ -40,11 +39,11 @@ pub(crate) use signal::Signal;
 pub(crate) use table::InodeTable;
 pub(crate) use ticks::AskedAt;
 
-use crate::policy::locality::Locality;
 use crate::telemetry::stats::FileStats;
+use amphi_pagecache::CachedBytes;
+use amphi_pagecache::Locality;
 use amphi_types::{Attr, ByteRange, Errno, Ino};
 use amphi_wire::{Access, InodeView};
-use cached::CachedBytes;
 use cluster_locks::ClusterLocks;
 use file_group::FileGroup;
 use fills::Fills;

@@ -73,7 +73,7 @@ fn wire_mode(mode: Mode) -> LockMode {
 fn note_uses(mount: &Mount, cache: &mut LockCache) {
     for (id, object) in cache.oldest() {
         if let Some(file) = mount.files.get(object.ino) {
-            cache.used(id, file.cached.used_ns.load(Relaxed));
+            cache.used(id, file.locks.used_ns.load(Relaxed));
         }
     }
 }

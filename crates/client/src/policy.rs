@@ -8,7 +8,6 @@
 pub(crate) mod caller_memory;
 pub mod decision;
 pub(crate) mod kernel_reads;
-pub(crate) mod locality;
 pub mod readahead;
 pub(crate) mod records;
 pub(crate) mod rotational;

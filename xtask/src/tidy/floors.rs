@@ -21,7 +21,6 @@ const HOUSES: &[House] = &[
     House {
         name: "client",
         floors: &[
-            "data",
             "policy",
             "telemetry",
             "api",

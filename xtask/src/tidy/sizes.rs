@@ -11,7 +11,7 @@ const STRUCT_FIELDS_MAX: usize = 15;
 
 /// Functions that are one match or one table.
 const LONG_FUNCTIONS: &[(&str, &str)] = &[
-    ("crates/client/src/cache/model.rs", "matches_bytes"),
+    ("crates/pagecache/src/model.rs", "matches_bytes"),
     ("crates/fuse/src/request.rs", "operation"),
     ("crates/server/src/dispatch/target_requests.rs", "reply"),
     ("crates/sim/src/perform.rs", "perform"),

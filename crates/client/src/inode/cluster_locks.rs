@@ -5,7 +5,7 @@
 
 use super::Inode;
 use amphi_types::ByteRange;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 /// The bit of a stripe; 0 for those beyond.
 pub(crate) fn stripe_bit(stripe: u32) -> u64 {
@@ -26,9 +26,19 @@ pub(crate) struct ClusterLocks {
     pub(crate) called_back_ns: AtomicU64,
     /// Until when the file counts as contended, nanoseconds.
     pub(crate) contended_until_ns: AtomicU64,
+    /// The last use of cached bytes, as `Mount::coarse_ns` told it: hits pin no lock, and count for its age by this.
+    pub(crate) used_ns: AtomicU64,
 }
 
 impl Inode {
+    /// Notes a use of cached bytes.
+    #[inline]
+    pub(crate) fn note_use(&self, coarse_ns: u64) {
+        if self.locks.used_ns.load(Relaxed) != coarse_ns {
+            self.locks.used_ns.store(coarse_ns, Relaxed);
+        }
+    }
+
     /// Whether write locks on whole objects cover these stripes: then writes need no pin, as long as this holds.
     pub(crate) fn covers_stripes(&self, stripes: u64) -> bool {
         stripes != 0 && self.locks.whole.load(SeqCst) & stripes == stripes

@@ -3,7 +3,7 @@
 //! Owns: the state. Does not own: when something is asked for, and what becomes of it (`prefetch::large_reads`).
 
 use super::Inode;
-use crate::data::Segments;
+use amphi_pagecache::Segments;
 use amphi_types::{ByteRange, Result};
 use futures_channel::oneshot;
 use std::collections::VecDeque;

@@ -25,6 +25,8 @@ pub(crate) struct FileSize {
     finding_own: Mutex<()>,
     /// Writes past the cache that are under way.
     pub(super) direct_writes: AtomicU64,
+    /// Memory of writes past the cache that have returned and not landed (`write_behind`).
+    pub(crate) piped_bytes: AtomicU64,
     /// The rule of caching under which the size was last taken from an answer.
     pub(crate) sure_rule: AtomicU64,
     /// Until when the size is certain under an attributes token; 0 without one.
@@ -46,6 +48,7 @@ impl FileSize {
             own_before: AtomicU64::new(0),
             finding_own: Mutex::default(),
             direct_writes: AtomicU64::new(0),
+            piped_bytes: AtomicU64::new(0),
             sure_rule: AtomicU64::new(rule),
             token_end_ns: AtomicU64::new(0),
             map: MapStamp::new(born),

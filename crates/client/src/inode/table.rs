@@ -2,8 +2,8 @@
 
 use super::untold::Untold;
 use super::{AskedAt, Inode, ticks::tick};
-use crate::policy::locality::Locality;
 use crate::telemetry::stats::ClosedFiles;
+use amphi_pagecache::Locality;
 use amphi_types::{ByteRange, Errno, Ino};
 use amphi_wire::{Access, InodeView};
 use parking_lot::Mutex;

@@ -85,7 +85,7 @@ fn an_answer_beside_a_write_does_not_cut() {
         for (round, file) in files.iter().enumerate() {
             meet(round);
             let taken = || file.extend_own(bytes.len() as u64);
-            cache.write(file, 0, crate::cache::Source::Copied(&bytes), u64::MAX, || 0, (|| true, taken));
+            cache.write(file, 0, amphi_pagecache::Source::Copied(&bytes), u64::MAX, || 0, (|| true, taken));
         }
     });
     let cut = files.iter().filter(|f| f.size() < bytes.len() as u64).count();

@@ -6,8 +6,7 @@
 //! Invariant: what is dirty under a lock has landed before it is dropped, and pages in front are taken back before its
 //! cancel is sent.
 
-use crate::cache::drop::Dirty;
-use crate::cache::push_joined;
+use crate::cache::dirty_end;
 use crate::coherence::front_pages;
 use crate::inode::Inode;
 use crate::inode::cluster_locks::stripe_bit;
@@ -15,6 +14,8 @@ use crate::mount::Mount;
 use crate::telemetry::stats::Count;
 use crate::writeback::{batch, flush};
 use amphi_dlm::{LockAction, LockId};
+use amphi_pagecache::Dirty;
+use amphi_pagecache::push_joined;
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, TargetId};
 use amphi_wire::{Lane, Request};
 use futures_util::future::join_all;
@@ -208,7 +209,7 @@ fn forget(mount: &Arc<Mount>, object: ObjectId, ranges: &[ByteRange], discard_di
     ranges.iter().for_each(|r| file.spoil(*r));
     // Others may cut the file from now on. Bytes of other locks that are still here count; answers that were asked for
     // before do not know what has been written under this one.
-    file.own_is_at_least(|| mount.cache.dirty_end(&file));
+    file.own_is_at_least(|| dirty_end(&mount.cache, &file));
     file.turn();
     if !mount.coherence.sharing.is_alone() {
         file.times_told();

@@ -9,10 +9,10 @@
 
 use super::read::{PAGE, Under, ask_piece};
 use crate::api::Hints;
-use crate::data::{Segments, scratch_for};
 use crate::inode::Inode;
 use crate::mount::Mount;
 use amphi_env::Buf;
+use amphi_pagecache::{Segments, scratch_for};
 use amphi_types::{ByteRange, Errno, ObjectId, Result};
 use std::sync::Arc;
 

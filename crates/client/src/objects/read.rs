@@ -5,10 +5,10 @@
 
 use super::damaged;
 use crate::conn::replies::unexpected;
-use crate::data::Segments;
 use crate::inode::Inode;
 use crate::mount::Mount;
 use amphi_env::Buf;
+use amphi_pagecache::Segments;
 use amphi_types::{ByteRange, Cred, ObjectId, Result, limits};
 use amphi_wire::{Reply, Request};
 use futures_util::future::join_all;

@@ -5,7 +5,6 @@
 //! (`ops::write`).
 
 use super::read::direct_pieces;
-use crate::cache::drop::Dirty;
 use crate::coherence::tokens;
 use crate::conn::replies::unexpected;
 use crate::inode::Inode;
@@ -14,6 +13,7 @@ use crate::policy::decision::Reason;
 use crate::policy::throughput::{CALM_FLIGHT_BYTES, Course};
 use crate::telemetry::stats::{Count, Way};
 use amphi_env::Buf;
+use amphi_pagecache::Dirty;
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result};
 use amphi_wire::{Lane, Reply, Request};
 use futures_util::future::join_all;

@@ -6,7 +6,7 @@
 
 use super::known;
 use crate::api::Ctx;
-use crate::cache::drop::Dirty;
+use crate::cache::dirty_end;
 use crate::coherence::attributes::{ask, end_now};
 use crate::coherence::sharing;
 use crate::coherence::tokens;
@@ -21,6 +21,7 @@ use crate::telemetry::stats::Count;
 use crate::writeback::flush;
 use crate::writeback::release::Frozen;
 use amphi_dlm::{Mode, TokenKey};
+use amphi_pagecache::Dirty;
 use amphi_types::{Attr, ByteRange, Cred, Errno, Ino, Kind, Result, SetAttr, limits};
 use amphi_wire::{InodeView, Request};
 use std::sync::Arc;
@@ -206,7 +207,7 @@ pub(crate) async fn resize(
     let (told, view) = match done.await {
         Ok(done) => done,
         Err(e) => {
-            file.own_reaches(mount.cache.dirty_end(file));
+            file.own_reaches(dirty_end(&mount.cache, file));
             file.turn();
             return Err(e);
         }

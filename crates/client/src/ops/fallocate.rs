@@ -4,7 +4,6 @@
 //! of whole pages have brought meanwhile.
 
 use crate::api::{Ctx, Fallocate};
-use crate::cache::drop::Dirty;
 use crate::coherence::attributes;
 use crate::coherence::lease;
 use crate::coherence::tokens;
@@ -19,6 +18,7 @@ use crate::ops::attr;
 use crate::telemetry::stats::Count;
 use crate::writeback::flush;
 use amphi_dlm::Mode;
+use amphi_pagecache::Dirty;
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, SetAttr, TimeSet, limits};
 use amphi_wire::{Reply, Request};
 use futures_util::future::join_all;

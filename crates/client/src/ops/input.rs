@@ -8,18 +8,18 @@
 //! order of the rules, so that a request that contention sends direct uses up no probe of locality.
 
 use crate::api::Ctx;
-use crate::cache::PAGE;
-use crate::cache::drop::Dirty;
 use crate::coherence::tokens;
 use crate::inode::{Inode, OpenFile};
 use crate::mount::Mount;
 use crate::ops::read;
 use crate::policy::decision::{self, Input, Mode, Reason};
 use crate::policy::kernel_reads::{self, Server};
-use crate::policy::locality::Rule;
 use crate::telemetry::stats::{Copied, Count, Way};
 use crate::telemetry::tunables::Tunable;
 use amphi_env::memory_groups::SHORT_PERCENT;
+use amphi_pagecache::Dirty;
+use amphi_pagecache::LocalityRule;
+use amphi_pagecache::PAGE;
 use amphi_types::{ByteRange, Errno, IoMode, Result, limits};
 use amphi_wire::LockExtent;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -153,7 +153,7 @@ impl Mount {
         if !t.on(Tunable::Locality) {
             return false;
         }
-        let rule = Rule {
+        let rule = LocalityRule {
             window_pages: t.get(Tunable::LocalityPages),
             probe: t.get(Tunable::LocalityProbe),
             cache_pages: t.get(Tunable::CacheBytes) / PAGE,

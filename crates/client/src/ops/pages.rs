@@ -11,7 +11,6 @@
 
 use crate::coherence::attributes::size_now;
 use crate::coherence::lease;
-use crate::data::Segments;
 use crate::inode::front_pages::{Free, Overwrite, PAGE, Way};
 use crate::inode::range_lock::{Guard, Hold};
 use crate::inode::{Inode, OpenFile};
@@ -26,6 +25,7 @@ use crate::telemetry::tunables::Tunable;
 use crate::writeback::flush;
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
+use amphi_pagecache::Segments;
 use amphi_types::{ByteRange, Errno, Result, limits};
 use amphi_wire::LockExtent;
 use futures_channel::oneshot;
@@ -195,7 +195,7 @@ pub(crate) async fn write(
             done = done.and(write_free(mount, file, object, piece, bytes, &free).await);
         }
     }
-    mount.cache.forget(file, range, crate::cache::drop::Dirty::Keep);
+    mount.cache.forget(file, range, amphi_pagecache::Dirty::Keep);
     file.turn();
     crate::coherence::tokens::outdated(mount, file.ino);
     done.map(|()| None)

@@ -9,7 +9,6 @@
 //! written in part is data.
 
 use crate::api::{Ctx, Whence};
-use crate::cache::push_joined;
 use crate::coherence::attributes;
 use crate::conn::replies::unexpected;
 use crate::inode::range_lock::Hold;
@@ -21,6 +20,7 @@ use crate::mount::Mount;
 use crate::telemetry::stats::Count;
 use crate::writeback::flush;
 use amphi_dlm::Mode;
+use amphi_pagecache::push_joined;
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result};
 use amphi_wire::{Reply, Request};
 use futures_util::future::join_all;

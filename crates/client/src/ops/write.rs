@@ -4,7 +4,6 @@
 //! byte until the last is in the cache or on the target, or goes to one object under the target's own lock.
 
 use crate::api::{Ctx, Hints, WriteTo};
-use crate::cache::{Put, Source, UNIT};
 use crate::coherence::attributes;
 use crate::coherence::lease;
 use crate::coherence::sharing;
@@ -27,6 +26,7 @@ use crate::telemetry::stats::{Copied, Count, Way};
 use crate::writeback::flush;
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
+use amphi_pagecache::{Put, Source, UNIT};
 use amphi_types::{ByteRange, Cred, Errno, Result, SetAttr, limits};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

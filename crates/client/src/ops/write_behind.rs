@@ -14,7 +14,6 @@ use crate::coherence::closes;
 use crate::coherence::sharing::Begun;
 use crate::coherence::tokens;
 use crate::conn::pending::Pending;
-use crate::data::scratch_for;
 use crate::inode::range_lock::Guard;
 use crate::inode::{FlightId, Inode, OpenFile};
 use crate::locks::Pin;
@@ -26,6 +25,7 @@ use crate::telemetry::tunables::Tunable;
 use crate::writeback::flush;
 use crate::writeback::writeback_errors;
 use amphi_env::Buf;
+use amphi_pagecache::scratch_for;
 use amphi_types::{ByteRange, Errno};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -117,7 +117,7 @@ async fn room(mount: &Arc<Mount>, open: &OpenFile, memory: u64, reason: Reason) 
     let full = |under_way: u64, max: u64| under_way > 0 && under_way + memory > max;
     let is_full = || {
         let flight_max = mount.flight_max();
-        let piped = open.file.cached.piped_bytes.load(SeqCst);
+        let piped = open.file.size.piped_bytes.load(SeqCst);
         let all = mount.writeback.piped_bytes.load(SeqCst) + mount.writeback.flight_bytes.load(SeqCst);
         full(piped, mount.tunables.get(Tunable::PipelineBytes).min(flight_max).min(few)) || full(all, flight_max)
     };
@@ -138,7 +138,7 @@ fn submit(mount: &Mount, file: &Inode, range: ByteRange, memory: u64, locked: bo
         flights.begin_piped(range)
     };
     let len = range.len();
-    file.cached.piped_bytes.fetch_add(memory, SeqCst);
+    file.size.piped_bytes.fetch_add(memory, SeqCst);
     file.cached.dirty_bytes.fetch_add(len, SeqCst);
     mount.writeback.piped_bytes.fetch_add(memory, SeqCst);
     mount.stats.bytes(Count::Pipelined, len);
@@ -169,7 +169,7 @@ fn land(mount: &Arc<Mount>, file: &Arc<Inode>, id: FlightId, range: ByteRange, m
     file.mark_epoch();
     tokens::outdated(mount, file.ino);
     file.cached.dirty_bytes.fetch_sub(range.len(), SeqCst);
-    file.cached.piped_bytes.fetch_sub(memory, SeqCst);
+    file.size.piped_bytes.fetch_sub(memory, SeqCst);
     mount.writeback.piped_bytes.fetch_sub(memory, SeqCst);
     mount.writeback.landings.fetch_add(1, SeqCst);
     flush::end_flight(file, id);
@@ -181,7 +181,7 @@ fn land(mount: &Arc<Mount>, file: &Arc<Inode>, id: FlightId, range: ByteRange, m
 
 /// Waits until the bytes of the file that are in the pipeline when it is called have landed.
 pub(crate) async fn drained(file: &Inode) {
-    if file.cached.piped_bytes.load(SeqCst) > 0 {
+    if file.size.piped_bytes.load(SeqCst) > 0 {
         let upto = file.flights.lock().last();
         file.signal.until(|| !file.flights.lock().piped_upto(upto)).await;
     }

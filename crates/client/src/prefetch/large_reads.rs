@@ -15,7 +15,6 @@
 //! where the cache has nothing. All of them together are bounded as read-ahead is; unused ones are dropped after
 //! `KEPT_NS`.
 
-use crate::data::Segments;
 use crate::inode::direct_stream::{Ahead, AheadOwner, Data};
 use crate::inode::{Inode, OpenFile};
 use crate::mount::Mount;
@@ -23,6 +22,7 @@ use crate::objects::read::direct;
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::Tunable;
 use amphi_env::buf;
+use amphi_pagecache::Segments;
 use amphi_types::{ByteRange, Result};
 use futures_channel::oneshot;
 use futures_util::future::join;

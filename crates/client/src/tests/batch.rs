@@ -351,7 +351,7 @@ fn scattered_runs_leave_together() {
         let few = singles <= alone + runs / 50;
         assert!(batches * 20 < runs && few, "{runs} runs: {batches} batches, {singles} alone, of {alone}");
         (runs, alone) = (0, 0);
-        w.client.mount.cache.forget(&file.file, ByteRange::ALL, crate::cache::drop::Dirty::Keep);
+        w.client.mount.cache.forget(&file.file, ByteRange::ALL, amphi_pagecache::Dirty::Keep);
         let mut got = Vec::new();
         while got.len() < END {
             let op = w.client.read(&root, &file, got.len() as u64, 8 << 20, Hints::default());

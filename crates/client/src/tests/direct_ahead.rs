@@ -118,7 +118,7 @@ fn changes_end_them() {
                     w.run(op).expect("write");
                     let op = w.client.fsync(&root, &file, true);
                     w.run(op).expect("sync");
-                    let keep = crate::cache::drop::Dirty::Keep;
+                    let keep = amphi_pagecache::Dirty::Keep;
                     assert!(!w.client.mount.cache.forget(&file.file, ByteRange::ALL, keep));
                     model[at..at + PART as usize].fill(0);
                 }

@@ -46,7 +46,7 @@ fn large_requests_that_the_cache_carries_sooner() {
                 Way::Read => assert_eq!(read(w, &file, 16 * MIB, len as usize) as u64, len),
             }
             w.settle();
-            w.client.mount.cache.forget(&file.file, amphi_types::ByteRange::ALL, crate::cache::drop::Dirty::Keep);
+            w.client.mount.cache.forget(&file.file, amphi_types::ByteRange::ALL, amphi_pagecache::Dirty::Keep);
             assert_eq!(io(w, way, reason).0 - before, 1, "{way:?}: {why}");
         };
         let verdict = |lacking: bool| {

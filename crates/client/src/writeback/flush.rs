@@ -12,8 +12,6 @@
 //! dirty again. Nothing sets out beyond `Flights::frozen_from()`. Write-back takes no range lock and needs no credits
 //! that ordinary requests use, so whoever holds the range lock may wait for it.
 
-use crate::cache::drop::Dirty;
-use crate::cache::fill::Landing;
 use crate::coherence::{attributes, closes, tokens};
 use crate::inode::{FlightId, Inode, OpenFile};
 use crate::mount::Mount;
@@ -25,6 +23,8 @@ use crate::writeback::backlog;
 use crate::writeback::batch::{self, Scattered};
 use crate::writeback::writeback_errors;
 use amphi_env::Buf;
+use amphi_pagecache::Dirty;
+use amphi_pagecache::Landing;
 use amphi_types::{ByteRange, Errno, ObjectId, Result};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;

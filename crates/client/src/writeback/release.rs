@@ -7,11 +7,11 @@
 //! writer's close the owner alone knows the size.
 
 use super::batch;
-use crate::cache::drop::Dirty;
 use crate::coherence::{closes, opened_ahead};
 use crate::inode::Inode;
 use crate::mount::Mount;
 use crate::telemetry::stats::Count;
+use amphi_pagecache::Dirty;
 use amphi_types::{ByteRange, Cred, Ino};
 use amphi_wire::{Access, Request};
 use std::sync::Arc;

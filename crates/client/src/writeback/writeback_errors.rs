@@ -6,6 +6,7 @@
 //! The cache forgets lost bytes when they are lost, so that this mount and others show the same. Its size, and what a
 //! front end caches of the bytes, follow in a task of the file; whoever is told of a failure waits for that.
 
+use crate::cache::dirty_end;
 use crate::coherence::attributes;
 use crate::coherence::front_pages;
 use crate::coherence::tokens;
@@ -19,7 +20,7 @@ use std::sync::Arc;
 /// Bytes of `range` were lost, and are no longer in the cache: the file ends where the server says, and a front end
 /// drops its copy.
 pub(crate) fn settle(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) {
-    file.own_is_at_least(|| mount.cache.dirty_end(file));
+    file.own_is_at_least(|| dirty_end(&mount.cache, file));
     tokens::outdated(mount, file.ino);
     if !file.failures.settling.enter(range) {
         return;

@@ -7,11 +7,9 @@
 
 use super::{Fetch, count, decide, fetch, note_access, plan};
 use crate::api::{Ctx, Hints};
-use crate::cache::push_joined;
 use crate::coherence::attributes::size_now;
 use crate::coherence::lease;
 use crate::coherence::tokens;
-use crate::data::{Segments, scratch_for};
 use crate::inode::{Inode, OpenFile};
 use crate::locks;
 use crate::locks::group_lock;
@@ -23,6 +21,8 @@ use crate::telemetry::stats::{Count, Way};
 use crate::writeback::flush;
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
+use amphi_pagecache::push_joined;
+use amphi_pagecache::{Segments, scratch_for};
 use amphi_types::{ByteRange, Errno, ObjectId, Result, limits};
 use amphi_wire::LockExtent;
 use futures_util::future::join_all;

@@ -90,8 +90,8 @@ impl UnstableBytes {
     /// `OBJECTS_MAX` objects those alone are asked.
     pub(super) async fn of(mount: &Arc<Mount>, view: &InodeView) -> Result<UnstableBytes> {
         let known = mount.files.get(view.attr.ino);
-        let here = known
-            .map(|file| (file.cached.dirty_bytes.load(Relaxed), file.cached.piped_bytes.load(Relaxed), file.size()));
+        let here =
+            known.map(|file| (file.cached.dirty_bytes.load(Relaxed), file.size.piped_bytes.load(Relaxed), file.size()));
         let (dirty, sending, size) = here.unwrap_or_default();
         let stripes = view.layout.stripes_below(view.attr.size.max(size).max(1)).min(OBJECTS_MAX);
         let asked: Vec<_> = (0..stripes).map(|stripe| ask(mount, view, stripe, 0, 0)).collect();

@@ -21,7 +21,7 @@ const ENTRIES: u32 = 1024;
 /// Files of at most so many bytes are read ahead: one unit of the cache.
 const SMALL_BYTES_MAX: u32 = 64 << 10;
 /// Bytes of cache memory come in units of so many.
-const UNIT: u64 = crate::cache::UNIT;
+const UNIT: u64 = amphi_pagecache::UNIT;
 
 /// A question that is entered: from now on what it asks for is on its way. Dropped, it is not any more.
 pub(super) struct Batch {

@@ -1,17 +1,47 @@
 //! Model check of the cache against plain bytes.
 
-use super::drop::Dirty;
-use super::fill::Landing;
-use super::{CHUNK, PAGE, PageCache, Put, Source, UNIT};
-use crate::api::OpenFlags;
-use crate::data::{Loans, Segments};
-use crate::policy::locality::Rule;
-use crate::tests::World;
+use crate::{
+    CHUNK, CachedBytes, CachedFile, Dirty, Landing, Loans, LocalityRule, PAGE, PageCache, Put, Segments, Source, UNIT,
+};
 use amphi_env::Buf;
 use amphi_types::ByteRange;
 use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
+
+/// A file that nobody asks a server about.
+pub(crate) struct TestFile {
+    id: u64,
+    cached: CachedBytes,
+}
+
+impl TestFile {
+    pub(crate) fn new(id: u64) -> Arc<TestFile> {
+        Arc::new(TestFile { id, cached: CachedBytes::new(&Arc::default()) })
+    }
+}
+
+impl CachedFile for TestFile {
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn cached(&self) -> &CachedBytes {
+        &self.cached
+    }
+
+    fn spoil(&self, _range: ByteRange) {}
+}
+
+/// Numbers from a seed.
+struct Rng(u64);
+
+impl Rng {
+    fn rand(&mut self, below: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) % below.max(1)
+    }
+}
 
 /// Goal: the cache returns what was put in, keeps dirty bytes until they have landed, and its books agree. Method:
 /// random writes, also of whole units whose memory the cache keeps, fills, write-back in steps, loans, forgetting and
@@ -35,9 +65,8 @@ fn chunks_in_one_piece_match_bytes() {
 fn matches_bytes(size: u64, seeds: Range<u64>, steps: u64) -> (u64, u64) {
     let (mut lent_bytes, mut copied_bytes) = (0, 0);
     for seed in seeds {
-        let mut w = World::new(seed, &[]);
-        let open = w.create("f", OpenFlags::READ_WRITE);
-        let (file, cache) = (open.file.clone(), PageCache::new());
+        let mut w = Rng(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
+        let (file, cache) = (TestFile::new(7), PageCache::<TestFile>::new());
         let mut server = vec![0u8; size as usize];
         let mut truth = server.clone();
         let mut flights: Vec<(ByteRange, Buf, Vec<u8>)> = Vec::new();
@@ -82,7 +111,7 @@ fn matches_bytes(size: u64, seeds: Range<u64>, steps: u64) -> (u64, u64) {
                     let bytes = vec![step as u8; span.len()];
                     let taken = || {
                         assert!(
-                            file.cached.dirty_bytes.load(std::sync::atomic::Ordering::SeqCst) > 0,
+                            file.cached().dirty_bytes.load(std::sync::atomic::Ordering::SeqCst) > 0,
                             "it counts before anybody hears of it"
                         )
                     };
@@ -188,7 +217,6 @@ fn matches_bytes(size: u64, seeds: Range<u64>, steps: u64) -> (u64, u64) {
             }
             cache.check();
         }
-        // Units hold the file; the cache of this test goes first.
         cache.forget(&file, ByteRange::ALL, Dirty::Discard);
     }
     (lent_bytes, copied_bytes)
@@ -200,9 +228,7 @@ fn matches_bytes(size: u64, seeds: Range<u64>, steps: u64) -> (u64, u64) {
 #[test]
 fn looking_in_vain_is_no_use() {
     for again in [false, true] {
-        let mut w = World::new(1, &[]);
-        let open = w.create("f", OpenFlags::READ_WRITE);
-        let (file, cache) = (open.file.clone(), PageCache::new());
+        let (file, cache) = (TestFile::new(7), PageCache::<TestFile>::new());
         let range = ByteRange::new(0, 2 * UNIT);
         let bytes = Arc::new(Buf::zeroed(UNIT as usize));
         let mut into = vec![0; 2 * UNIT as usize];
@@ -218,8 +244,8 @@ fn looking_in_vain_is_no_use() {
         }
         cache.evict(0);
         assert_eq!(cache.used_bytes(), 0);
-        let rule = Rule { window_pages: 2 * UNIT / PAGE, probe: 8, cache_pages: 1 << 20 };
-        assert_eq!(file.cached.locality.speaks_for_direct(rule, || 0), !again);
+        let rule = LocalityRule { window_pages: 2 * UNIT / PAGE, probe: 8, cache_pages: 1 << 20 };
+        assert_eq!(file.cached().locality.speaks_for_direct(rule, || 0), !again);
     }
 }
 
@@ -227,9 +253,8 @@ fn looking_in_vain_is_no_use() {
 /// files fill the cache in turn, two more of their chunks come, one of the first is read again.
 #[test]
 fn what_came_first_goes_first() {
-    let mut w = World::new(7, &[]);
-    let files: Vec<_> = ["a", "b"].map(|name| w.create(name, OpenFlags::READ_WRITE).file.clone()).into();
-    let cache = PageCache::new();
+    let files = [TestFile::new(1), TestFile::new(2)];
+    let cache = PageCache::<TestFile>::new();
     let bytes = Arc::new(Buf::zeroed(CHUNK as usize));
     let fill = |chunk: u64| {
         let file = &files[chunk as usize % 2];

@@ -87,7 +87,7 @@ impl Slab {
         }
     }
 
-    #[cfg(test)]
+    /// What no unit has yet.
     pub(super) fn rest_bytes(&self) -> u64 {
         self.0.as_ref().map_or(0, |rest| rest.memory.len() as u64)
     }

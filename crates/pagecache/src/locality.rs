@@ -1,11 +1,11 @@
 //! Access locality of a file (FEATURES H5): whether what is brought into the cache is used again.
 //!
-//! Owns: the counts and the rule, per file. Does not own: when pages come and go (`cache`), nor what follows
-//! (`decision`).
+//! Owns: the counts and the rule, per file. Does not own: when pages come and go, nor what follows from the rule (the
+//! way of a request, which the client decides).
 //!
 //! A file lacks locality when, of as many pages as the window has that left the cache, too few had been used again: one
-//! in 16, or more where direct requests were measured to carry so much more that this does not make up for it
-//! (`throughput`). Then nearly nothing is brought in any more, so nearly nothing leaves: what tells that reuse has come
+//! in 16, or more where direct requests were measured to carry so much more that this does not make up for it. Then
+//! nearly nothing is brought in any more, so nearly nothing leaves: what tells that reuse has come
 //! back are the probes, of whose pages it is counted at once when they are used again. At least as many of them as a
 //! window of requests brings in decide, and a quarter has to be used again. Pages of probes stay in the cache only
 //! because what goes direct makes nothing leave: they count as used again if they are before as much as the cache holds
@@ -33,18 +33,18 @@ const MOUNT_WINDOWS: u64 = 4;
 
 /// The numbers of the rule, from the tunables.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Rule {
+pub struct LocalityRule {
     /// Pages over which reuse is measured.
-    pub(crate) window_pages: u64,
+    pub window_pages: u64,
     /// One request in so many is a probe.
-    pub(crate) probe: u64,
+    pub probe: u64,
     /// Pages that the cache holds.
-    pub(crate) cache_pages: u64,
+    pub cache_pages: u64,
 }
 
 /// What is known of one file, or of all.
 #[derive(Debug, Default)]
-pub(crate) struct Locality {
+pub struct Locality {
     /// Of all, if this is of one.
     of_mount: Option<Arc<Locality>>,
     /// Somebody has asked.
@@ -65,18 +65,18 @@ pub(crate) struct Locality {
 
 /// When a page came into the cache, in pages that passed; `UNTOLD`: nobody wanted to know then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Came(u64);
+pub struct Came(u64);
 
 const UNTOLD: Came = Came(u64::MAX);
 
 impl Locality {
     /// Of a file of a mount.
-    pub(crate) fn of_file(mount: &Arc<Locality>) -> Locality {
+    pub fn of_file(mount: &Arc<Locality>) -> Locality {
         Locality { of_mount: Some(mount.clone()), ..Locality::default() }
     }
 
     /// Pages have left the cache.
-    pub(crate) fn leave(&self, pages: u64, reused: bool) {
+    pub fn leave(&self, pages: u64, reused: bool) {
         if let Some(mount) = &self.of_mount {
             mount.leave(pages, reused);
         }
@@ -88,13 +88,13 @@ impl Locality {
 
     /// Whether the last verdict was that there is none.
     #[inline]
-    pub(crate) fn is_lacking(&self) -> bool {
+    pub fn is_lacking(&self) -> bool {
         self.lacking.load(Relaxed)
     }
 
     /// For a page that comes into the cache now.
     #[inline]
-    pub(crate) fn comes(&self) -> Came {
+    pub fn comes(&self) -> Came {
         match &self.of_mount {
             Some(mount) if self.is_lacking() || mount.is_lacking() => Came(mount.passed.load(Relaxed)),
             _ => UNTOLD,
@@ -104,14 +104,14 @@ impl Locality {
     /// Whether a page that is used again would still be there if all had gone through the cache since it came, and
     /// somebody wants to know.
     #[inline]
-    pub(crate) fn is_recent(&self, came: Came) -> bool {
+    pub fn is_recent(&self, came: Came) -> bool {
         let Some(mount) = self.of_mount.as_ref().filter(|_| came != UNTOLD) else { return false };
         mount.passed.load(Relaxed).saturating_sub(came.0) <= mount.cache_pages.load(Relaxed)
     }
 
     /// Pages have come into the cache.
     #[inline]
-    pub(crate) fn bring(&self, pages: u64) {
+    pub fn bring(&self, pages: u64) {
         if let Some(mount) = &self.of_mount {
             mount.passed.fetch_add(pages, Relaxed);
             mount.bring(pages);
@@ -122,7 +122,7 @@ impl Locality {
     }
 
     /// Pages were used a second time.
-    pub(crate) fn use_again(&self, pages: u64) {
+    pub fn use_again(&self, pages: u64) {
         if let Some(mount) = &self.of_mount {
             mount.use_again(pages);
         }
@@ -132,16 +132,16 @@ impl Locality {
     }
 
     /// Whether the next request should go direct for it: there is no locality, and the request is no probe.
-    pub(crate) fn speaks_for_direct(&self, rule: Rule, least: impl Fn() -> u64) -> bool {
+    pub fn speaks_for_direct(&self, rule: LocalityRule, least: impl Fn() -> u64) -> bool {
         self.lacks(rule, least) && self.since_probe.load(Relaxed) + 1 < rule.probe
     }
 
     /// Whether there is no locality. `least`: the share of pages used again below which the cache does not pay, in
     /// 1024ths, besides what the rule says; asked when there is something to judge.
-    pub(crate) fn lacks(&self, rule: Rule, least: impl Fn() -> u64) -> bool {
+    pub fn lacks(&self, rule: LocalityRule, least: impl Fn() -> u64) -> bool {
         if let Some(mount) = &self.of_mount {
             mount.cache_pages.store(rule.cache_pages, Relaxed);
-            mount.judge(Rule { window_pages: rule.window_pages.saturating_mul(MOUNT_WINDOWS), ..rule }, &least);
+            mount.judge(LocalityRule { window_pages: rule.window_pages.saturating_mul(MOUNT_WINDOWS), ..rule }, &least);
             let first = !self.asked.load(Relaxed) && !self.asked.swap(true, Relaxed);
             if first && mount.is_lacking() {
                 self.decide(true);
@@ -152,7 +152,7 @@ impl Locality {
     }
 
     /// A request for so many pages went direct for lack of locality.
-    pub(crate) fn went_direct(&self, pages: u64) {
+    pub fn went_direct(&self, pages: u64) {
         if let Some(mount) = &self.of_mount {
             mount.passed.fetch_add(pages, Relaxed);
         }
@@ -160,13 +160,13 @@ impl Locality {
     }
 
     /// A request in the window went through the cache.
-    pub(crate) fn went_buffered(&self) {
+    pub fn went_buffered(&self) {
         if self.is_lacking() {
             self.since_probe.store(0, Relaxed);
         }
     }
 
-    fn judge(&self, rule: Rule, least: &impl Fn() -> u64) {
+    fn judge(&self, rule: LocalityRule, least: &impl Fn() -> u64) {
         let pays = |fraction: u64, again: u64, pages: u64| {
             again.saturating_mul(fraction) >= pages
                 && u128::from(again) * 1024 >= u128::from(pages) * u128::from(least())
@@ -209,7 +209,7 @@ impl Locality {
 mod tests {
     use super::*;
 
-    const RULE: Rule = Rule { window_pages: 1024, probe: 8, cache_pages: 1000 };
+    const RULE: LocalityRule = LocalityRule { window_pages: 1024, probe: 8, cache_pages: 1000 };
 
     /// The ways carry the same.
     fn none() -> u64 {

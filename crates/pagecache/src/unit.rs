@@ -3,10 +3,7 @@
 //! Owns: the byte ranges of a unit in file offsets: valid; dirty (newer than the server); flight (being written back,
 //! copied out or lent already). Invariant: the latter two are subsets of valid.
 
-use crate::cache::UNIT;
-use crate::data::Loan;
-use crate::inode::Inode;
-use crate::policy::locality::Came;
+use crate::{CachedFile, Came, Loan, UNIT};
 use amphi_env::Buf;
 use amphi_env::buf::copy_streaming;
 use amphi_types::{ByteRange, RangeSet};
@@ -17,9 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
 /// Smallest memory of a unit, bytes.
 const SMALLEST: usize = 4096;
 
-/// What is kept for a file and its unit beside the unit's memory, bytes: themselves, their places in tables, the lock
-/// on the file, and what the allocator keeps for each of them.
-const BOOKS_BYTES: u64 = (size_of::<Inode>() + size_of::<Unit>() + 1536) as u64;
+/// What is kept beside a file and its unit, bytes: their places in tables, the lock on the file, and what the allocator
+/// keeps for each of them.
+const BESIDE_BYTES: usize = 1536;
 
 /// Whole units' memory between two uses: touching new memory costs as much as the copy into it.
 pub(crate) struct Spare {
@@ -129,8 +126,8 @@ struct LastWrite {
     cold: bool,
 }
 
-pub(crate) struct Unit {
-    pub(crate) file: Arc<Inode>,
+pub(crate) struct Unit<F> {
+    pub(crate) file: Arc<F>,
     /// Of its entry in the clock.
     pub(crate) turn: u64,
     start: u64,
@@ -155,11 +152,14 @@ pub(crate) struct Unit {
 /// Of a unit that was not written yet: filling it has just brought it near.
 const NEVER: u64 = u64::MAX;
 
-impl Unit {
-    pub(crate) fn new(file: Arc<Inode>, index: u64, turn: u64, place: Option<Buf>) -> Unit {
+impl<F: CachedFile> Unit<F> {
+    /// What is kept for a file and its unit beside the unit's memory, bytes: themselves, and what goes with them.
+    const BOOKS_BYTES: u64 = (size_of::<F>() + size_of::<Unit<F>>() + BESIDE_BYTES) as u64;
+
+    pub(crate) fn new(file: Arc<F>, index: u64, turn: u64, place: Option<Buf>) -> Unit<F> {
         Unit {
             place,
-            came: file.cached.locality.comes(),
+            came: file.cached().locality.comes(),
             file,
             turn,
             start: index * UNIT,
@@ -193,7 +193,7 @@ impl Unit {
     pub(crate) fn cost(&self) -> u64 {
         match &self.memory {
             Memory::Own(buf) if buf.capacity() > 0 && buf.capacity() < UNIT as usize => {
-                buf.cost_bytes() as u64 + BOOKS_BYTES
+                buf.cost_bytes() as u64 + Self::BOOKS_BYTES
             }
             _ => self.capacity(),
         }
@@ -285,8 +285,8 @@ impl Unit {
         let moved = self.moved.load(Relaxed);
         if u64::from(moved) <= 2 * UNIT {
             self.moved.store(moved + part.len() as u32, Relaxed);
-            if self.file.cached.locality.is_recent(self.came) && u64::from(moved) <= self.len() && self.was_reused() {
-                self.file.cached.locality.use_again(self.len().div_ceil(super::PAGE));
+            if self.file.cached().locality.is_recent(self.came) && u64::from(moved) <= self.len() && self.was_reused() {
+                self.file.cached().locality.use_again(self.len().div_ceil(super::PAGE));
             }
         }
     }
@@ -431,18 +431,17 @@ impl Unit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::api::OpenFlags;
-    use crate::tests::World;
+    use crate::model::TestFile;
 
     /// Goal: a small file counts with what the allocator rounds up and what is kept for it, a whole unit with its
     /// bytes. Method: units of both kinds.
     #[test]
     fn small_files_cost_more_than_their_bytes() {
-        let mut w = World::new(1, &[]);
-        let (file, spare) = (w.create("f", OpenFlags::READ_WRITE).file.clone(), Spare::default());
+        let (file, spare) = (TestFile::new(1), Spare::default());
+        let books = Unit::<TestFile>::BOOKS_BYTES;
         let mut unit = Unit::new(file.clone(), 0, 1, None);
-        assert_eq!((unit.grow(5000, &spare), unit.capacity()), (8192 + 4096 + BOOKS_BYTES, 8192));
-        assert_eq!((unit.grow(UNIT, &spare) + 8192 + 4096 + BOOKS_BYTES, unit.cost()), (UNIT, UNIT));
+        assert_eq!((unit.grow(5000, &spare), unit.capacity()), (8192 + 4096 + books, 8192));
+        assert_eq!((unit.grow(UNIT, &spare) + 8192 + 4096 + books, unit.cost()), (UNIT, UNIT));
         assert_eq!(Unit::new(file, 1, 2, None).grow(UNIT + 1, &spare), UNIT);
     }
 }

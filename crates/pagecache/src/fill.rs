@@ -1,7 +1,6 @@
 //! Bytes on their way between cache and server: fills, and dirty bytes taken out for write-back.
 
-use super::{CHUNK, PageCache, Place, Shard, UNIT, units};
-use crate::inode::Inode;
+use super::{CHUNK, CachedFile, PageCache, Place, Shard, UNIT, units};
 use amphi_env::Buf;
 use amphi_types::ByteRange;
 use smallvec::SmallVec;
@@ -14,7 +13,7 @@ const LENT_MIN: u64 = 4;
 
 /// How a flight ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Landing {
+pub enum Landing {
     /// The bytes are on the server.
     Done,
     /// They are not and will not be: forgotten.
@@ -23,13 +22,13 @@ pub(crate) enum Landing {
     Again,
 }
 
-impl PageCache {
+impl<F: CachedFile> PageCache<F> {
     /// Puts `bytes` of the server at `range` where nothing is valid yet; beyond `bytes` come zeros. `still_true` is
     /// asked under each unit's lock for the unit's part. Returns how many of `bytes` were copied: others keep the
     /// memory they came in.
-    pub(crate) fn fill(
+    pub fn fill(
         &self,
-        file: &Arc<Inode>,
+        file: &Arc<F>,
         range: ByteRange,
         bytes: &Arc<Buf>,
         ahead: bool,
@@ -38,11 +37,11 @@ impl PageCache {
         let mut copied = 0;
         static ZEROS: [u8; UNIT as usize] = [0; UNIT as usize];
         for (u, part) in units(range) {
-            let mut shard = self.shard(file.ino.0, u).write();
+            let mut shard = self.shard(file.id(), u).write();
             if !still_true(part) {
                 continue;
             }
-            file.cached.locality.bring(part.len().div_ceil(super::PAGE));
+            file.cached().locality.bring(part.len().div_ceil(super::PAGE));
             if self.adopt(&mut shard, file, u, part, range, bytes, ahead) {
                 continue;
             }
@@ -64,8 +63,8 @@ impl PageCache {
     #[expect(clippy::too_many_arguments, reason = "a step of `fill`, which has them all")]
     fn adopt(
         &self,
-        shard: &mut Shard,
-        file: &Arc<Inode>,
+        shard: &mut Shard<F>,
+        file: &Arc<F>,
         u: u64,
         part: ByteRange,
         range: ByteRange,
@@ -76,7 +75,7 @@ impl PageCache {
         if part.len() < UNIT || at + UNIT > bytes.len() as u64 {
             return false;
         }
-        let unit = shard.unit((file.ino.0, u), file, self.makers(), Place::Any);
+        let unit = shard.unit((file.id(), u), file, self.makers(), Place::Any);
         let adopted = unit.adopt(bytes, at as usize, ahead);
         if adopted {
             self.account_grown(file, UNIT, part.end);
@@ -85,13 +84,13 @@ impl PageCache {
     }
 
     /// Dirty runs within `range` that are not in flight, ascending and joined across units.
-    pub(crate) fn dirty_runs(&self, file: &Inode, range: ByteRange) -> Vec<ByteRange> {
+    pub fn dirty_runs(&self, file: &F, range: ByteRange) -> Vec<ByteRange> {
         let mut runs = Vec::new();
         let (first, end) = (range.start / UNIT, range.end.div_ceil(UNIT));
-        let indexed: Vec<u64> = file.cached.dirty.lock().units.range(first..end).map(|(u, _)| *u).collect();
+        let indexed: Vec<u64> = file.cached().dirty.lock().units.range(first..end).map(|(u, _)| *u).collect();
         for u in indexed {
-            let shard = self.shard(file.ino.0, u).read();
-            if let Some(unit) = shard.units.get(&(file.ino.0, u)) {
+            let shard = self.shard(file.id(), u).read();
+            if let Some(unit) = shard.units.get(&(file.id(), u)) {
                 for dirty in unit.dirty.within(range) {
                     for part in unit.flight.gaps(dirty) {
                         super::push_joined(&mut runs, part);
@@ -102,19 +101,15 @@ impl PageCache {
         runs
     }
 
-    /// End of the bytes of a file that are dirty or on their way to the server; 0 without any.
-    pub(crate) fn dirty_end(&self, file: &Inode) -> u64 {
-        // What comes back from a flight is dirty again before the flight has ended.
-        let before = file.flights.lock().last_end();
-        let last = file.cached.dirty.lock().units.last_key_value().map(|(u, _)| *u);
+    /// End of the dirty bytes of a file; 0 without any.
+    pub fn dirty_end(&self, file: &F) -> u64 {
+        let last = file.cached().dirty.lock().units.last_key_value().map(|(u, _)| *u);
         let dirty = last.and_then(|u| {
-            let shard = self.shard(file.ino.0, u).read();
-            let unit = shard.units.get(&(file.ino.0, u))?;
+            let shard = self.shard(file.id(), u).read();
+            let unit = shard.units.get(&(file.id(), u))?;
             unit.dirty.iter().map(|r| r.end).max()
         });
-        // What leaves is entered among the flights before it is no longer dirty.
-        let flights = file.flights.lock().last_end();
-        dirty.unwrap_or(0).max(flights).max(before)
+        dirty.unwrap_or(0)
     }
 
     /// Takes dirty bytes at the start of `range` out for write-back, dirty without a gap and not in flight. Returns
@@ -122,15 +117,15 @@ impl PageCache {
     ///
     /// Whole units that lie in one piece of memory (`slab`) are lent, as many of a chunk as there are; otherwise all
     /// that there is is copied.
-    pub(crate) fn take_dirty(&self, file: &Inode, range: ByteRange) -> Option<(ByteRange, Buf)> {
+    pub fn take_dirty(&self, file: &F, range: ByteRange) -> Option<(ByteRange, Buf)> {
         if let Some(lent) = self.lend_dirty(file, range) {
             return Some(lent);
         }
-        let mut buf = crate::data::scratch_for(range);
+        let mut buf = crate::scratch_for(range);
         let mut end = range.start;
         for (u, part) in units(range) {
-            let mut shard = self.shard(file.ino.0, u).write();
-            let Some(unit) = shard.units.get_mut(&(file.ino.0, u)) else { break };
+            let mut shard = self.shard(file.id(), u).write();
+            let Some(unit) = shard.units.get_mut(&(file.id(), u)) else { break };
             let run = unit.dirty.within(part).next().filter(|r| r.start == part.start);
             let Some(run) = run else { break };
             let run = match unit.flight.within(run).next() {
@@ -143,7 +138,7 @@ impl PageCache {
             let at = (run.start - range.start) as usize;
             unit.send(run, &mut buf[at..at + run.len() as usize]);
             if unit.dirty.is_empty() {
-                file.cached.dirty.lock().units.remove(&u);
+                file.cached().dirty.lock().units.remove(&u);
             }
             end = run.end;
             if run.end < part.end {
@@ -159,14 +154,14 @@ impl PageCache {
     }
 
     /// Lends whole dirty units at the start of `range`, if they are several and lie in one piece.
-    fn lend_dirty(&self, file: &Inode, range: ByteRange) -> Option<(ByteRange, Buf)> {
+    fn lend_dirty(&self, file: &F, range: ByteRange) -> Option<(ByteRange, Buf)> {
         let first = range.start / UNIT;
         let end = (range.start - range.start % CHUNK + CHUNK).min(range.end) / UNIT;
         if !range.start.is_multiple_of(UNIT) || end < first + LENT_MIN {
             return None;
         }
-        let keys = (file.ino.0, first)..(file.ino.0, end);
-        let mut shard = self.shard(file.ino.0, first).write();
+        let keys = (file.id(), first)..(file.id(), end);
+        let mut shard = self.shard(file.id(), first).write();
         let (mut held, mut behind) = (SmallVec::<[Arc<Buf>; 16]>::new(), std::ptr::null());
         for (unit, u) in shard.units.range(keys.clone()).zip(first..) {
             let ((_, at), unit) = unit;
@@ -183,25 +178,18 @@ impl PageCache {
         let buf = Buf::shared(held)?;
         for ((_, u), unit) in shard.units.range_mut(keys).take(count as usize) {
             unit.departs(unit.range());
-            file.cached.dirty.lock().units.remove(u);
+            file.cached().dirty.lock().units.remove(u);
         }
         Some((ByteRange::at(range.start, count * UNIT), buf))
     }
 
     /// Ends the flight of `range`. `before_less` is called when the bytes are what they will be, and still count as
     /// dirty: who finds none dirty knows of a failure.
-    pub(crate) fn landed(
-        &self,
-        file: &Inode,
-        range: ByteRange,
-        landing: Landing,
-        now_ns: u64,
-        before_less: impl FnOnce(),
-    ) {
+    pub fn landed(&self, file: &F, range: ByteRange, landing: Landing, now_ns: u64, before_less: impl FnOnce()) {
         let mut less = range.len();
         for (u, part) in units(range) {
-            let mut shard = self.shard(file.ino.0, u).write();
-            let Some(unit) = shard.units.get_mut(&(file.ino.0, u)) else { continue };
+            let mut shard = self.shard(file.id(), u).write();
+            let Some(unit) = shard.units.get_mut(&(file.id(), u)) else { continue };
             unit.flight.remove(part);
             let gaps = unit.dirty.gaps(part);
             match landing {
@@ -212,7 +200,7 @@ impl PageCache {
                     file.spoil(part);
                     gaps.into_iter().for_each(|gap| unit.forget(gap));
                     if unit.valid.is_empty()
-                        && let Some(unit) = shard.units.remove(&(file.ino.0, u))
+                        && let Some(unit) = shard.units.remove(&(file.id(), u))
                     {
                         self.account_gone(unit);
                     }
@@ -222,19 +210,19 @@ impl PageCache {
                         unit.dirty.insert(gap);
                         less -= gap.len();
                     }
-                    file.cached.dirty.lock().units.entry(u).or_insert(now_ns);
+                    file.cached().dirty.lock().units.entry(u).or_insert(now_ns);
                 }
             }
         }
         before_less();
-        file.cached.dirty_bytes.fetch_sub(less, SeqCst);
+        file.cached().dirty_bytes.fetch_sub(less, SeqCst);
         self.dirty.fetch_sub(less, Relaxed);
     }
 
     /// Units of `file` that have been dirty since before `before_ns`, as joined ranges.
-    pub(crate) fn aged(&self, file: &Inode, before_ns: u64) -> Vec<ByteRange> {
+    pub fn aged(&self, file: &F, before_ns: u64) -> Vec<ByteRange> {
         let mut ranges = Vec::new();
-        let units: BTreeMap<u64, u64> = file.cached.dirty.lock().units.clone();
+        let units: BTreeMap<u64, u64> = file.cached().dirty.lock().units.clone();
         for (u, _) in units.into_iter().filter(|(_, since)| *since <= before_ns) {
             super::push_joined(&mut ranges, ByteRange::at(u * UNIT, UNIT));
         }

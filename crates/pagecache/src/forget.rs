@@ -1,23 +1,22 @@
 //! Forgetting cached bytes: truncate, punch, direct writes, revoked locks.
 
-use super::{CHUNK, CHUNK_UNITS, PageCache, SHARDS, Shard, UNIT};
-use crate::inode::Inode;
+use super::{CHUNK, CHUNK_UNITS, CachedFile, PageCache, SHARDS, Shard, UNIT};
 use amphi_types::ByteRange;
 use parking_lot::RwLock;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
 /// What happens to dirty bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Dirty {
+pub enum Dirty {
     /// They stay, and the call says so.
     Keep,
     /// They are forgotten, those in flight excepted.
     Discard,
 }
 
-impl PageCache {
+impl<F: CachedFile> PageCache<F> {
     /// Forgets the valid bytes of `range`. Returns whether bytes are left: dirty ones that were kept, or in flight.
-    pub(crate) fn forget(&self, file: &Inode, range: ByteRange, dirty: Dirty) -> bool {
+    pub fn forget(&self, file: &F, range: ByteRange, dirty: Dirty) -> bool {
         if range.is_empty() {
             return false;
         }
@@ -28,7 +27,7 @@ impl PageCache {
         if chunks.end - chunks.start < SHARDS as u64 {
             for c in chunks {
                 let part = ByteRange::at(c * CHUNK, CHUNK).intersect(&range);
-                left |= self.forget_in(self.shard(file.ino.0, c * CHUNK_UNITS), file, part, dirty);
+                left |= self.forget_in(self.shard(file.id(), c * CHUNK_UNITS), file, part, dirty);
             }
         } else {
             for shard in &self.shards {
@@ -38,9 +37,9 @@ impl PageCache {
         left
     }
 
-    fn forget_in(&self, shard: &RwLock<Shard>, file: &Inode, range: ByteRange, dirty: Dirty) -> bool {
+    fn forget_in(&self, shard: &RwLock<Shard<F>>, file: &F, range: ByteRange, dirty: Dirty) -> bool {
         let mut shard = shard.write();
-        let keys = (file.ino.0, range.start / UNIT)..(file.ino.0, range.end.div_ceil(UNIT));
+        let keys = (file.id(), range.start / UNIT)..(file.id(), range.end.div_ceil(UNIT));
         let mut left = false;
         let mut emptied: smallvec::SmallVec<[super::Key; 16]> = smallvec::SmallVec::new();
         for (key, unit) in shard.units.range_mut(keys) {
@@ -63,11 +62,11 @@ impl PageCache {
             }
             dirty_kept.into_iter().for_each(|r| unit.dirty.insert(r));
             if gone > 0 {
-                file.cached.dirty_bytes.fetch_sub(gone, SeqCst);
+                file.cached().dirty_bytes.fetch_sub(gone, SeqCst);
                 self.dirty.fetch_sub(gone, Relaxed);
             }
             if was_dirty && unit.dirty.is_empty() {
-                file.cached.dirty.lock().units.remove(&key.1);
+                file.cached().dirty.lock().units.remove(&key.1);
             }
             if unit.valid.is_empty() {
                 emptied.push(*key);

@@ -10,7 +10,7 @@ use std::ops::{Deref, Range};
 use std::sync::Arc;
 
 /// A buffer for bytes of a file that will all be written before they are read; the first lies as its file offset does.
-pub(crate) fn scratch_for(range: ByteRange) -> Buf {
+pub fn scratch_for(range: ByteRange) -> Buf {
     Buf::scratch_padded((range.start % limits::BLOCK) as usize, range.len() as usize)
 }
 
@@ -77,12 +77,12 @@ impl Segments {
     }
 
     /// Adds `other` at the end.
-    pub(crate) fn append(&mut self, other: Segments) {
+    pub fn append(&mut self, other: Segments) {
         self.parts.extend(other.parts);
     }
 
     /// Cuts the first `len` bytes off and returns them, without a copy; all if there are fewer.
-    pub(crate) fn split_to(&mut self, len: usize) -> Segments {
+    pub fn split_to(&mut self, len: usize) -> Segments {
         let (mut first, mut rest) = (Segments::new(), Segments::new());
         for mut part in std::mem::take(&mut self.parts) {
             let room = len - first.len();

@@ -1,0 +1,561 @@
+//! The page cache: units of 64 KiB with byte-exact valid and dirty ranges, keyed by the number of a file (FEATURES B1).
+//!
+//! Owns: cached bytes of all files, how much memory they take, eviction, which of them are dirty or on their way. Does
+//! not own: files (`CachedFile` is the contract with whoever has them), which bytes may be cached (its callers check
+//! under the lock of each unit), when and how dirty bytes are sent.
+//!
+//! Invariants: in each unit dirty and flight bytes are valid bytes; only units without such bytes are evicted;
+//! bytes that are not valid are never read. A unit's index entry in `CachedBytes::dirty` is there exactly while it
+//! has dirty bytes, changed under the unit's shard lock. Order of locks: shard, then those of the file.
+//!
+//! Sharded by 1 MiB of a file: a hit takes one shared lock, a tree lookup among about 1,000 units, one copy, and
+//! allocates nothing. Units grow from 4 KiB in powers of two, so a small file costs its size.
+
+#![forbid(unsafe_code)]
+
+mod file;
+mod fill;
+mod forget;
+mod locality;
+mod segments;
+mod slab;
+mod unit;
+
+#[cfg(test)]
+mod model;
+
+use amphi_env::Buf;
+use amphi_types::ByteRange;
+use parking_lot::RwLock;
+use slab::{Slab, Slabs};
+use smallvec::SmallVec;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use unit::{Spare, Unit};
+
+pub use file::{CachedBytes, CachedFile, DirtyIndex};
+pub use fill::Landing;
+pub use forget::Dirty;
+pub use locality::{Came, Locality, LocalityRule};
+pub use segments::{Loan, Loans, Segment, Segments, scratch_for};
+
+/// Bytes of a unit of the page cache: a write of just one, in memory of just that size, need not be copied.
+pub const UNIT_BYTES: usize = 64 << 10;
+/// The same as a length in a file.
+pub const UNIT: u64 = UNIT_BYTES as u64;
+/// Units per chunk: a chunk lies in one shard.
+const CHUNK_UNITS: u64 = 16;
+const CHUNK: u64 = UNIT * CHUNK_UNITS;
+const SHARDS: usize = 64;
+/// Bytes of a page, the measure of locality.
+pub const PAGE: u64 = 4096;
+/// Units one eviction step looks at in a shard.
+const EVICT_SCAN: usize = CHUNK_UNITS as usize;
+/// Steps of one eviction at most.
+const EVICT_STEPS: usize = 8192;
+
+type Key = (u64, u64);
+
+struct Shard<F> {
+    units: BTreeMap<Key, Unit<F>>,
+    /// This shard's part of the clock: all units by their turns, and some that are gone or have got another turn.
+    clock: VecDeque<(Key, u64)>,
+    slab: Slab,
+}
+
+impl<F> Default for Shard<F> {
+    fn default() -> Shard<F> {
+        Shard { units: BTreeMap::new(), clock: VecDeque::new(), slab: Slab::default() }
+    }
+}
+
+impl<F: CachedFile> Shard<F> {
+    /// The unit, made if missing; with a place in a slab for memory that it needs, if there is one (`Slab::piece`).
+    fn unit(&mut self, key: Key, file: &Arc<F>, (turns, slabs): (&AtomicU64, &Slabs), place: Place) -> &mut Unit<F> {
+        if self.clock.len() > 2 * self.units.len() + EVICT_SCAN {
+            let units = &self.units;
+            self.clock.retain(|(key, turn)| units.get(key).is_some_and(|unit| unit.turn == *turn));
+        }
+        self.units.entry(key).or_insert_with(|| {
+            let turn = turns.fetch_add(1, Relaxed);
+            self.clock.push_back((key, turn));
+            let place =
+                if place == Place::Any { None } else { self.slab.piece(slabs, key, place == Place::Begins, turn) };
+            Unit::new(file.clone(), key.1, turn, place)
+        })
+    }
+}
+
+/// Where the memory of a unit that is made shall lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Place {
+    Any,
+    /// In the slab whose next unit it is.
+    GoesOn,
+    /// Or it is the first of a slab.
+    Begins,
+}
+
+/// What became of a write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Put {
+    /// All bytes are in the cache.
+    Done {
+        /// A chunk that has become dirty as a whole.
+        full_chunk: Option<ByteRange>,
+        /// Bytes of it have been written back before, since they are in the cache: it may be written once more soon.
+        rewritten: bool,
+        /// So many bytes lie in the memory that they came in.
+        adopted: u64,
+    },
+    /// The check failed; bytes before this offset are in the cache.
+    Refused(u64),
+}
+
+/// Bytes for the cache.
+pub enum Source<'a> {
+    /// They are copied.
+    Copied(&'a [u8]),
+    /// Those of one whole unit, in memory that the cache may keep: other memory of a unit, of arbitrary content, is put
+    /// in its place.
+    Unit(&'a mut Buf),
+    /// Those of several whole units, in memory that the cache may keep: nothing is put in its place.
+    Units(&'a mut Buf),
+}
+
+impl<'a> Source<'a> {
+    /// `bytes` for `offset`, to be kept if they are whole units, of a chunk's length at most, in memory of just that
+    /// size.
+    pub fn whole_units(offset: u64, bytes: &'a mut Buf) -> Source<'a> {
+        let alone = bytes.is_whole() && bytes.room() == bytes.window() && !bytes.is_empty();
+        let whole = alone && offset.is_multiple_of(UNIT) && (bytes.len() as u64).is_multiple_of(UNIT);
+        match bytes.len() as u64 {
+            UNIT if whole => Source::Unit(bytes),
+            len if whole && len <= CHUNK => Source::Units(bytes),
+            _ => Source::Copied(bytes),
+        }
+    }
+
+    /// Number of bytes.
+    pub fn len(&self) -> u64 {
+        match self {
+            Source::Copied(bytes) => bytes.len() as u64,
+            Source::Unit(bytes) | Source::Units(bytes) => bytes.len() as u64,
+        }
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The cache of files of type `F`.
+pub struct PageCache<F> {
+    shards: Vec<RwLock<Shard<F>>>,
+    used: AtomicU64,
+    dirty: AtomicU64,
+    /// Bytes of all writes: the clock by which memory leaves the processor's caches.
+    written: AtomicU64,
+    /// The clock by which units are evicted: those that come, and those that the hand leaves, get the next turn. So
+    /// memory is left in the order in which it was taken, and whole runs of it become free together (`amphi_env::buf`).
+    turns: AtomicU64,
+    spare: Spare,
+    slabs: Slabs,
+    /// Memory of units that were evicted.
+    pub evicted_bytes: AtomicU64,
+    /// Bytes that came before anybody asked and left before anybody read them.
+    pub wasted_ahead_bytes: AtomicU64,
+    /// Bytes that came before anybody asked and were read.
+    pub used_ahead_bytes: AtomicU64,
+}
+
+fn units(range: ByteRange) -> impl Iterator<Item = (u64, ByteRange)> {
+    let (first, last) = (range.start / UNIT, range.end.div_ceil(UNIT));
+    (first..if range.is_empty() { first } else { last })
+        .map(move |u| (u, ByteRange::at(u * UNIT, UNIT).intersect(&range)))
+}
+
+impl<F: CachedFile> Default for PageCache<F> {
+    fn default() -> PageCache<F> {
+        PageCache::new()
+    }
+}
+
+impl<F: CachedFile> PageCache<F> {
+    /// An empty cache.
+    pub fn new() -> PageCache<F> {
+        PageCache {
+            shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
+            used: AtomicU64::new(0),
+            dirty: AtomicU64::new(0),
+            written: AtomicU64::new(0),
+            turns: AtomicU64::new(0),
+            spare: Spare::default(),
+            slabs: Slabs::default(),
+            evicted_bytes: AtomicU64::new(0),
+            wasted_ahead_bytes: AtomicU64::new(0),
+            used_ahead_bytes: AtomicU64::new(0),
+        }
+    }
+
+    /// Memory of all units, and what waits for the rest of streams.
+    pub fn used_bytes(&self) -> u64 {
+        self.used.load(Relaxed) + self.slabs.bytes()
+    }
+
+    /// What the cache may take from now on.
+    #[inline]
+    pub fn set_limit(&self, limit_bytes: u64) {
+        if self.slabs.set_limit(limit_bytes) {
+            self.spare.set_limit(limit_bytes);
+        }
+    }
+
+    /// Dirty bytes, those under way included.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.dirty.load(Relaxed)
+    }
+
+    fn shard(&self, file: u64, unit: u64) -> &RwLock<Shard<F>> {
+        let h = (file ^ (unit / CHUNK_UNITS).rotate_left(40)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        &self.shards[(h >> 58) as usize]
+    }
+
+    /// Copies `range` into `into` if all of it is valid; otherwise what `into` holds is undefined.
+    pub fn read(&self, file: &F, range: ByteRange, into: &mut [u8]) -> bool {
+        debug_assert_eq!(range.len(), into.len() as u64);
+        for (u, part) in units(range) {
+            let shard = self.shard(file.id(), u).read();
+            let Some(unit) = shard.units.get(&(file.id(), u)) else { return false };
+            let at = (part.start - range.start) as usize;
+            if !unit.read(part, &mut into[at..at + part.len() as usize]) {
+                return false;
+            }
+            if part == range {
+                self.unit_used(unit, part);
+            }
+        }
+        self.several_used(file, range);
+        true
+    }
+
+    /// Lends `range` if all of it is valid.
+    pub fn lend(&self, file: &F, range: ByteRange) -> Option<Loans> {
+        let mut loans = Loans::new();
+        for (u, part) in units(range) {
+            let shard = self.shard(file.id(), u).read();
+            let unit = shard.units.get(&(file.id(), u))?;
+            loans.push(unit.lend(part)?);
+            if part == range {
+                self.unit_used(unit, part);
+            }
+        }
+        self.several_used(file, range);
+        Some(loans)
+    }
+
+    /// As `lend`, but nobody reads it yet.
+    pub fn peek(&self, file: &F, range: ByteRange) -> Option<Loans> {
+        units(range).map(|(u, part)| self.shard(file.id(), u).read().units.get(&(file.id(), u))?.lend(part)).collect()
+    }
+
+    fn unit_used(&self, unit: &Unit<F>, part: ByteRange) {
+        unit.note_use(part);
+        if unit.take_ahead() {
+            self.used_ahead_bytes.fetch_add(unit.len(), Relaxed);
+        }
+    }
+
+    /// The end of a read of several units: one that found only the first of them has not used any.
+    #[inline]
+    fn several_used(&self, file: &F, range: ByteRange) {
+        if range.start / UNIT < range.end.saturating_sub(1) / UNIT {
+            self.used(file, range);
+        }
+    }
+
+    /// A request was answered with what is valid of `range`, found by `read_valid`. To be called once for each request:
+    /// bytes that are used again are what locality is judged by.
+    pub fn used(&self, file: &F, range: ByteRange) {
+        for (u, part) in units(range) {
+            let shard = self.shard(file.id(), u).read();
+            if let Some(unit) = shard.units.get(&(file.id(), u)) {
+                unit.valid.within(part).for_each(|valid| self.unit_used(unit, valid));
+            }
+        }
+    }
+
+    /// Copies what is valid of `range` into `into`, and returns the parts that are not. Does not count as use (`used`).
+    pub fn read_valid(&self, file: &F, range: ByteRange, into: &mut [u8]) -> Vec<ByteRange> {
+        let mut gaps = Vec::new();
+        for (u, part) in units(range) {
+            let shard = self.shard(file.id(), u).read();
+            match shard.units.get(&(file.id(), u)) {
+                None => push_joined(&mut gaps, part),
+                Some(unit) => {
+                    unit.valid.gaps(part).into_iter().for_each(|g| push_joined(&mut gaps, g));
+                    let parts: smallvec::SmallVec<[ByteRange; 4]> = unit.valid.within(part).collect();
+                    for p in parts {
+                        let at = (p.start - range.start) as usize;
+                        unit.read(p, &mut into[at..at + p.len() as usize]);
+                    }
+                }
+            }
+        }
+        gaps
+    }
+
+    /// The parts of `range` that are not valid, ascending and joined.
+    pub fn gaps(&self, file: &F, range: ByteRange) -> Vec<ByteRange> {
+        let mut gaps = Vec::new();
+        if file.cached().bytes.load(SeqCst) == 0 {
+            push_joined(&mut gaps, range);
+            return gaps;
+        }
+        for (u, part) in units(range) {
+            let shard = self.shard(file.id(), u).read();
+            match shard.units.get(&(file.id(), u)) {
+                None => push_joined(&mut gaps, part),
+                Some(unit) => unit.valid.gaps(part).into_iter().for_each(|g| push_joined(&mut gaps, g)),
+            }
+        }
+        gaps
+    }
+
+    /// Puts `source` at `offset`, dirty. `check` is asked under each unit's lock: a `false` ends the write there. Units
+    /// that were written before the last `cold_after` bytes are written past the processor's caches. `taken` is called
+    /// under the lock of each unit as soon as what was written of it counts as dirty: who finds nothing dirty before
+    /// knows nothing of this write.
+    pub fn write(
+        &self,
+        file: &Arc<F>,
+        offset: u64,
+        mut source: Source<'_>,
+        cold_after: u64,
+        now_ns: impl Fn() -> u64,
+        (check, taken): (impl Fn() -> bool, impl Fn()),
+    ) -> Put {
+        let range = ByteRange::at(offset, source.len());
+        let mut full_chunk = None;
+        let (mut rewritten, mut adopted) = (false, 0);
+        let written = self.written.fetch_add(range.len(), Relaxed);
+        let mut parts = SmallVec::<[Arc<Buf>; CHUNK_UNITS as usize]>::new();
+        if let Source::Units(bytes) = &mut source {
+            let mut rest = std::mem::take(*bytes);
+            parts.extend((0..range.len() / UNIT).map(|_| Arc::new(rest.split_to(UNIT as usize))));
+        }
+        for (u, part) in units(range) {
+            let mut shard = self.shard(file.id(), u).write();
+            if !check() {
+                if let Source::Units(bytes) = source {
+                    *bytes = Buf::shared(parts).unwrap_or_default();
+                }
+                return Put::Refused(part.start);
+            }
+            let unit = shard.unit((file.id(), u), file, self.makers(), place(&**file, &source, range, u));
+            let was_clean = unit.dirty.is_empty();
+            let added = part.len() - unit.dirty.within(part).map(|r| r.len()).sum::<u64>();
+            let cold = unit.is_cold(part, written, cold_after);
+            match &mut source {
+                Source::Copied(bytes) => {
+                    self.grow(unit, file, part.end);
+                    let at = (part.start - range.start) as usize;
+                    unit.write(part, &bytes[at..at + part.len() as usize], cold);
+                }
+                // A reader that got cold memory would have the kernel copy into it page by page, which costs most.
+                Source::Unit(bytes) if cold && unit.is_free() => unit.write(part, bytes, true),
+                Source::Unit(bytes) => {
+                    let grown = unit.exchange(bytes, &self.spare);
+                    self.account_grown(file, grown, part.end);
+                    adopted += UNIT;
+                }
+                Source::Units(_) => {
+                    let at = ((part.start - range.start) / UNIT) as usize;
+                    let grown = unit.replace(parts[at].clone(), &self.spare);
+                    self.account_grown(file, grown, part.end);
+                    adopted += UNIT;
+                }
+            }
+            if added > 0 {
+                file.cached().dirty_bytes.fetch_add(added, SeqCst);
+                self.dirty.fetch_add(added, Relaxed);
+                if was_clean {
+                    file.cached().dirty.lock().units.insert(u, now_ns());
+                }
+            }
+            taken();
+            if added == 0 {
+                continue;
+            }
+            file.cached().locality.bring(added.div_ceil(PAGE));
+            rewritten |= unit.was_sent();
+            if unit.is_dirty_throughout() && self.chunk_is_dirty(&shard, file, u / CHUNK_UNITS) {
+                let chunk = ByteRange::at(u / CHUNK_UNITS * CHUNK, CHUNK);
+                full_chunk = Some(full_chunk.map_or(chunk, |f: ByteRange| ByteRange::new(f.start, chunk.end)));
+            }
+        }
+        Put::Done { full_chunk, rewritten, adopted }
+    }
+
+    /// The units with bytes of `range`, ascending, neighbours in one piece.
+    pub fn units_of(&self, file: &F, range: ByteRange) -> Vec<ByteRange> {
+        let keys = (file.id(), range.start / UNIT)..(file.id(), range.end.div_ceil(UNIT));
+        let mut units: Vec<u64> = Vec::new();
+        self.shards.iter().for_each(|s| units.extend(s.read().units.range(keys.clone()).map(|((_, u), _)| *u)));
+        units.sort_unstable();
+        let mut found = Vec::new();
+        units.into_iter().for_each(|u| push_joined(&mut found, ByteRange::at(u * UNIT, UNIT).intersect(&range)));
+        found
+    }
+
+    /// Nobody has written for a while: memory that waits for the rest of a stream goes back.
+    pub fn rest(&self) {
+        self.shards.iter().filter_map(|s| s.try_write()).for_each(|mut shard| shard.slab.let_go(&self.slabs));
+    }
+
+    /// Returns when every write in the cache that was under way has ended.
+    pub fn barrier(&self) {
+        self.shards.iter().for_each(|s| drop(s.write()));
+    }
+
+    /// What making a unit needs.
+    fn makers(&self) -> (&AtomicU64, &Slabs) {
+        (&self.turns, &self.slabs)
+    }
+
+    fn chunk_is_dirty(&self, shard: &Shard<F>, file: &F, chunk: u64) -> bool {
+        let first = chunk * CHUNK_UNITS;
+        let all = (file.id(), first)..(file.id(), first + CHUNK_UNITS);
+        shard.units.range(all).filter(|(_, unit)| unit.is_dirty_throughout()).count() as u64 == CHUNK_UNITS
+    }
+
+    /// The unit, made if missing, with memory for bytes up to `end`.
+    fn unit<'a>(&self, shard: &'a mut Shard<F>, file: &Arc<F>, u: u64, end: u64) -> &'a mut Unit<F> {
+        let unit = shard.unit((file.id(), u), file, self.makers(), Place::Any);
+        self.grow(unit, file, end);
+        unit
+    }
+
+    /// Gives a unit memory for bytes up to `end`.
+    fn grow(&self, unit: &mut Unit<F>, file: &F, end: u64) {
+        let grown = unit.grow(end, &self.spare);
+        self.account_grown(file, grown, unit.range().start + unit.capacity());
+    }
+
+    /// Books more memory of a unit that ends at `end`.
+    fn account_grown(&self, file: &F, grown: u64, end: u64) {
+        if grown == 0 {
+            return;
+        }
+        self.used.fetch_add(grown, Relaxed);
+        file.cached().end.fetch_max(end, SeqCst);
+        file.cached().bytes.fetch_add(grown, SeqCst);
+    }
+
+    /// Makes room below `limit_bytes` by dropping clean units that were not touched since the hand came by last.
+    /// Returns the files that have no cached bytes any more.
+    pub fn evict(&self, limit_bytes: u64) -> Vec<Arc<F>> {
+        let (mut emptied, mut busy) = (Vec::new(), 0);
+        for _ in 0..EVICT_STEPS {
+            if self.used_bytes() <= limit_bytes {
+                break;
+            }
+            let Some(i) = self.oldest(busy) else { break };
+            match self.shards[i].try_write() {
+                Some(mut shard) => self.evict_some(&mut shard, limit_bytes, &mut emptied),
+                None => busy |= 1 << i,
+            }
+        }
+        emptied
+    }
+
+    /// The shard at whose part of the clock it is, but for those of a mask and those in use.
+    fn oldest(&self, busy: u64) -> Option<usize> {
+        let turn = |i: usize| Some((self.shards[i].try_read()?.clock.front()?.1, i));
+        (0..SHARDS).filter(|i| busy & (1 << i) == 0).filter_map(turn).min().map(|(_, i)| i)
+    }
+
+    /// Drops what is clean and was not touched since its last turn, of the units whose turn it is.
+    fn evict_some(&self, shard: &mut Shard<F>, limit_bytes: u64, emptied: &mut Vec<Arc<F>>) {
+        for _ in 0..EVICT_SCAN {
+            if self.used_bytes() <= limit_bytes {
+                return;
+            }
+            let Some((key, turn)) = shard.clock.pop_front() else { return };
+            let Some(unit) = shard.units.get_mut(&key).filter(|unit| unit.turn == turn) else { continue };
+            let pinned = unit.is_pinned();
+            if pinned || unit.take_touched() {
+                // What is pinned stays for the disk, not for who uses it.
+                if !pinned {
+                    unit.survive();
+                }
+                unit.turn = self.turns.fetch_add(1, Relaxed);
+                shard.clock.push_back((key, unit.turn));
+                continue;
+            }
+            let Some(unit) = shard.units.remove(&key) else { continue };
+            self.evicted_bytes.fetch_add(unit.cost(), Relaxed);
+            let file = unit.file.clone();
+            self.account_gone(unit);
+            if file.cached().bytes.load(SeqCst) == 0 {
+                emptied.push(file);
+            }
+        }
+    }
+
+    /// Books a unit that was taken out of its shard.
+    fn account_gone(&self, unit: Unit<F>) {
+        let file = &unit.file;
+        file.spoil(unit.range());
+        let ahead = unit.take_ahead();
+        if ahead {
+            self.wasted_ahead_bytes.fetch_add(unit.len(), Relaxed);
+        }
+        file.cached().locality.leave(unit.len().div_ceil(PAGE), unit.was_reused());
+        self.used.fetch_sub(unit.cost(), Relaxed);
+        file.cached().bytes.fetch_sub(unit.cost(), SeqCst);
+        unit.recycle(&self.spare);
+    }
+}
+
+/// Where a unit lies that is made by a write of `range`: in one piece with its chunk, if the write covers that or goes
+/// on a stream.
+fn place<F: CachedFile>(file: &F, source: &Source<'_>, range: ByteRange, u: u64) -> Place {
+    let Source::Copied(_) = source else { return Place::Any };
+    if !u.is_multiple_of(CHUNK_UNITS) {
+        return Place::GoesOn;
+    }
+    let start = u * UNIT;
+    let goes_on = start >= slab::STREAM_BYTES && file.cached().end.load(SeqCst) == start;
+    if goes_on || range.contains(&ByteRange::at(start, CHUNK)) { Place::Begins } else { Place::GoesOn }
+}
+
+/// Adds a range behind the others, joined to the last where they touch.
+pub fn push_joined(ranges: &mut Vec<ByteRange>, range: ByteRange) {
+    match ranges.last_mut() {
+        _ if range.is_empty() => {}
+        Some(last) if last.end == range.start => last.end = range.end,
+        _ => ranges.push(range),
+    }
+}
+
+impl<F: CachedFile> PageCache<F> {
+    /// Checks that the books agree with the units: for tests, when nothing is under way.
+    pub fn check(&self) {
+        let (mut used, mut dirty) = (0, 0);
+        for shard in &self.shards {
+            for ((_, u), unit) in &shard.read().units {
+                used += unit.cost();
+                dirty += unit.dirty.total() + unit.flight.total();
+                assert_eq!(!unit.dirty.is_empty(), unit.file.cached().dirty.lock().units.contains_key(u));
+                for set in [&unit.dirty, &unit.flight] {
+                    assert!(set.iter().all(|r| unit.valid.contains(r)));
+                }
+            }
+        }
+        let rest: u64 = self.shards.iter().map(|shard| shard.read().slab.rest_bytes()).sum();
+        assert_eq!((used + rest, dirty), (self.used_bytes(), self.dirty_bytes()));
+    }
+}
