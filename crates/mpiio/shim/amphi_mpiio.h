@@ -21,7 +21,8 @@ typedef struct {
 /* Equal on all ranks of a node but for `rank`; `clients` are the ranks of other nodes. */
 typedef struct {
     uint32_t ranks, rank, clients, readable, writable, direct, group, relaxed, references;
-    uint64_t page_bytes, limit_bytes, bypass_bytes, stream_bytes, run_bytes, idle_ms, prefetch_bytes, copies;
+    uint64_t page_bytes, limit_bytes, bypass_bytes, stream_bytes, run_bytes, idle_ms, prefetch_bytes, copies,
+        merges;
 } amphi_settings;
 
 /* Messages between the ranks of a communicator. They come in order from one rank with one tag. */

@@ -109,6 +109,8 @@ static void set_hint(struct hints *hints, const char *key, const char *value)
         set_choice(key, value, &hints->group);
     } else if (!strcmp(key, "cache_copies")) {
         set_choice(key, value, &hints->copies);
+    } else if (!strcmp(key, "cache_merge_parts")) {
+        set_choice(key, value, &hints->merges);
     } else if (!strcmp(key, "cache_migration")) {
         set_choice(key, value, &hints->migration);
     } else if (!strcmp(key, "cache_lock_scope")) {
@@ -144,13 +146,13 @@ static const char *const keys[] = {"romio_caching", "romio_cache_page_size", "ca
                                    "cache_limit",   "cache_bypass_size",     "cache_stream_size", "cache_flush_size",
                                    "cache_direct_io", "cache_ranks_per_node", "cache_domains",     "cache_domain_group",
                                    "cache_idle_time", "cache_group_lock",   "cache_lock_scope",  "cache_migration",
-                                   "cache_prefetch_size", "cache_transport", "cache_copies"};
+                                   "cache_prefetch_size", "cache_transport", "cache_copies", "cache_merge_parts"};
 
 void hints_read(MPI_Info info, struct hints *hints)
 {
     *hints = (struct hints){.cache = 2, .direct = 2, .domain = DOMAIN_AUTOMATIC, .limit_bytes = 64 << 20,
                             .stream_bytes = 4 << 20, .flush_bytes = 4 << 20,
-                            .idle_ms = 1000, .migration = 2};
+                            .idle_ms = 1000, .migration = 2, .merges = 2};
     const char *environment = getenv("AMPHI_MPIIO_HINTS");
     char *copy = environment ? strdup(environment) : NULL, *rest = NULL;
     for (char *part = copy ? strtok_r(copy, ";", &rest) : NULL; part; part = strtok_r(NULL, ";", &rest)) {
@@ -196,6 +198,7 @@ int hints_write(MPI_Info info, const struct shadow *shadow)
     const char *migration = s->references == 2 && s->page_bytes > 128 << 10 ? "enable" : "automatic";
     error = error ? error : PMPI_Info_set(info, "cache_migration", s->references == 0 ? "disable" : migration);
     error = error ? error : PMPI_Info_set(info, "cache_copies", choices[s->copies]);
+    error = error ? error : PMPI_Info_set(info, "cache_merge_parts", choices[s->merges]);
     error = error ? error : PMPI_Info_set(info, "cache_lock_scope", s->relaxed ? "page" : "call");
     error = error ? error : PMPI_Info_set(info, "cache_domains", domains[shadow->domain]);
     error = error ? error : PMPI_Info_set(info, "cache_transport", transports[shadow->transport]);

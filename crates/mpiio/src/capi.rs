@@ -103,6 +103,8 @@ pub struct Unasked {
     prefetch_bytes: u64,
     /// 1: nodes keep copies of pages of other nodes that they read again.
     copies: u64,
+    /// 1: pages in many parts are read to be written as one.
+    merges: u64,
 }
 
 fn code(outcome: Outcome) -> c_int {
@@ -261,6 +263,7 @@ fn open_rank(path: &CStr, settings: OpenSettings, rank: u32, token: Token) -> Ou
         bypass_bytes: settings.bypass_bytes,
         stream_bytes: settings.stream_bytes,
         aside_bytes: aside_bytes(&settings, &backend),
+        merge_parts: settings.unasked.merges != 0,
         run_bytes: settings.run_bytes,
         prefetch_bytes: settings.unasked.prefetch_bytes,
     };

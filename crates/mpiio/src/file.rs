@@ -58,6 +58,8 @@ pub struct Settings {
     /// Reads of ranges of at least as many bytes leave pages that nobody has to a cache below, which all ranks share;
     /// 0: never.
     pub aside_bytes: u64,
+    /// Nobody else writes the file, so that a page in many parts may be read to be written as one.
+    pub merge_parts: bool,
     /// Largest run of a flush; a multiple of the page.
     pub run_bytes: u64,
     /// So much is read ahead of a rank that reads one range behind the other; 0: nothing.

@@ -51,7 +51,7 @@ pub struct Stats {
     pub evictions: u64,
     /// References to pages for which there was no room.
     pub uncached: u64,
-    /// Bytes of large requests that went past the cache.
+    /// Bytes of long requests that went past the cache.
     pub stream_bytes: u64,
     /// Page locks that had to be waited for.
     pub lock_waits: u64,

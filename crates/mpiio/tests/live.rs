@@ -31,6 +31,7 @@ fn a_cache_in_use_is_seen_from_outside() {
         bypass_bytes: 1 << 30,
         stream_bytes: 0,
         aside_bytes: 0,
+        merge_parts: false,
         run_bytes: 4096,
         prefetch_bytes: 0,
     };

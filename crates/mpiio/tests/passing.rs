@@ -97,6 +97,7 @@ fn settings(page: u32) -> Settings {
         bypass_bytes: 1 << 30,
         stream_bytes: 0,
         aside_bytes: 0,
+        merge_parts: false,
         run_bytes: u64::from(page) * 2,
         prefetch_bytes: 0,
     }

@@ -32,6 +32,7 @@ fn direct_and_buffered_requests_agree() {
             bypass_bytes: 30_000,
             stream_bytes: 0,
             aside_bytes: 0,
+            merge_parts: false,
             run_bytes: 16_384,
             prefetch_bytes: 0,
         };

@@ -19,6 +19,7 @@ const SETTINGS: Settings = Settings {
     bypass_bytes: 4000,
     stream_bytes: 0,
     aside_bytes: 0,
+    merge_parts: false,
     run_bytes: 32,
     prefetch_bytes: 0,
 };

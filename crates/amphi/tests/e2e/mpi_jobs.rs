@@ -129,6 +129,7 @@ fn member(path: &Path) -> (CachedFile, Looker) {
         bypass_bytes: 1 << 30,
         stream_bytes: 0,
         aside_bytes: 0,
+        merge_parts: false,
         run_bytes: 64 << 10,
         prefetch_bytes: 0,
     };

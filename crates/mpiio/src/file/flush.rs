@@ -10,7 +10,8 @@ use crate::segment::NO_PAGE;
 use std::io::IoSlice;
 use std::sync::atomic::Ordering::Release;
 
-/// The file system is told when a page leaves in more parts than these.
+/// A page that leaves in more parts than these is made one part, where nobody else writes the file, or the file system
+/// is told.
 const FEW_PARTS: usize = 8;
 
 impl CachedFile {
@@ -57,6 +58,10 @@ impl CachedFile {
     /// Each range that was written is clean then; after a failure the others stay dirty.
     pub(super) fn write_dirty(&mut self, pages: &[(u64, u32)]) -> Outcome {
         let page_bytes = self.page_bytes();
+        let few = FEW_PARTS.min(self.segment().geometry().spans as usize / 2);
+        if self.settings.merge_parts && self.settings.readable {
+            pages.iter().for_each(|(page, frame)| self.merge_parts(*page, *frame, few));
+        }
         let ranges: Vec<(u64, u32, std::ops::Range<usize>)> = pages
             .iter()
             .flat_map(|(page, frame)| {
@@ -65,7 +70,7 @@ impl CachedFile {
                 spans.into_iter().map(move |s| (base + u64::from(s.start), *frame, s.start as usize..s.end as usize))
             })
             .collect();
-        let mut in_parts = ranges.chunk_by(|a, b| a.1 == b.1).filter(|page| page.len() > FEW_PARTS).peekable();
+        let mut in_parts = ranges.chunk_by(|a, b| a.1 == b.1).filter(|page| page.len() > few).peekable();
         for run in ranges.chunk_by(|a, b| a.0 + a.2.len() as u64 == b.0) {
             let held: Vec<(u32, std::ops::Range<usize>)> = run.iter().map(|r| (r.1, r.2.clone())).collect();
             self.write_frames(&held, run[0].0)?;
@@ -78,6 +83,20 @@ impl CachedFile {
             self.segment().dirty(*frame).clear();
         }
         Ok(())
+    }
+
+    /// Makes all between the first and the last dirty byte of a page dirty, if it is in more than a few parts, with
+    /// what the file has there. Where that cannot be read the parts stay as they are.
+    fn merge_parts(&mut self, page: u64, frame: u32, few: usize) {
+        let parts = self.segment().dirty(frame).as_slice().to_vec();
+        if let (true, [first, .., last]) = (parts.len() > few, parts.as_slice())
+            && self.fill(page, frame).is_ok()
+        {
+            let mut dirty = self.segment().dirty(frame);
+            dirty.clear();
+            let inserted = dirty.insert(first.start, last.end);
+            assert!(inserted, "an empty list has room for a range");
+        }
     }
 
     fn write_frames(&mut self, ranges: &[(u32, std::ops::Range<usize>)], offset: u64) -> Outcome {

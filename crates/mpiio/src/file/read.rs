@@ -266,7 +266,7 @@ impl CachedFile {
 
     /// Makes a page valid as a whole that is locked exclusively and valid in parts. Bytes behind the end of the file
     /// are zeros.
-    fn fill(&mut self, page: u64, frame: u32) -> Outcome {
+    pub(super) fn fill(&mut self, page: u64, frame: u32) -> Outcome {
         if !self.settings.readable {
             return Err(Error::NotOpenFor("reading"));
         }

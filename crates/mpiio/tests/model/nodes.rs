@@ -332,6 +332,7 @@ fn run_seed(seed: u64, paging: Paging, planted: Planted) -> [u64; NAMES.len()] {
         bypass_bytes: if random.below(2) == 0 { 40 } else { 1000 },
         stream_bytes: if random.below(2) == 0 { 0 } else { 48 },
         aside_bytes: 0,
+        merge_parts: random.below(2) == 0,
         run_bytes: u64::from(PAGE_BYTES) * (1 + random.below(3)),
         prefetch_bytes: if random.below(2) == 0 { 0 } else { 64 },
     };

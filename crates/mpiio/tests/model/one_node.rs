@@ -86,6 +86,7 @@ fn run_seed(seed: u64, totals: &mut Totals) {
         bypass_bytes: if random.below(2) == 0 { 40 } else { 1000 },
         stream_bytes: if random.below(2) == 0 { 0 } else { 48 },
         aside_bytes: if random.below(3) == 0 { 12 } else { 0 },
+        merge_parts: random.below(2) == 0,
         run_bytes: 64,
         prefetch_bytes: if random.below(2) == 0 { 0 } else { 64 },
     };
@@ -174,6 +175,7 @@ fn two_ranks(backend: &MemoryFile, page_bytes: u32) -> Vec<CachedFile> {
         bypass_bytes: 1 << 20,
         stream_bytes: 0,
         aside_bytes: 0,
+        merge_parts: false,
         run_bytes: 1 << 16,
         prefetch_bytes: 0,
     };
@@ -243,6 +245,7 @@ fn what_is_read_in_order_is_read_ahead() {
             bypass_bytes: 1 << 20,
             stream_bytes: 0,
             aside_bytes: 0,
+            merge_parts: false,
             run_bytes: 1024,
             prefetch_bytes,
         };
@@ -336,6 +339,7 @@ fn large_data_written_once_goes_past_the_cache() {
         bypass_bytes: 1 << 20,
         stream_bytes: 1 << 20,
         aside_bytes: 0,
+        merge_parts: false,
         run_bytes: 64,
         prefetch_bytes: 0,
     };
@@ -358,6 +362,44 @@ fn large_data_written_once_goes_past_the_cache() {
     assert!(backend.bytes() == expected);
 }
 
+/// Goal: pages in many small parts leave as one part each when nobody else writes the file, with what the file has
+/// between, and as so many parts otherwise; nothing is written before the first part and behind the last one.
+/// Method: a file with other bytes, two ranks that write every tenth byte of a part of it; the requests and the file.
+#[test]
+fn small_parts_are_merged_where_nobody_else_writes() {
+    for merge_parts in [false, true] {
+        let mut expected: Vec<u8> = (0..3000u32).map(|i| (i / 7) as u8).collect();
+        let backend = MemoryFile::new(expected.clone());
+        let geometry = Geometry::new(2, 4096, 1 << 20);
+        let settings = Settings {
+            readable: true,
+            writable: true,
+            bypass_bytes: 1 << 20,
+            stream_bytes: 0,
+            aside_bytes: 0,
+            merge_parts,
+            run_bytes: 1 << 16,
+            prefetch_bytes: 0,
+        };
+        let open = |segment| CachedFile::new(segment, Box::new(backend.clone()), settings, Arc::new(Futex));
+        let mut files: Vec<CachedFile> = segments(geometry, 3000).into_iter().map(open).collect();
+        for (part, offset) in (500..4000).step_by(10).enumerate() {
+            files[part % 2].write(&[Extent { offset, length: 1 }], b"x").unwrap();
+            expected.resize(expected.len().max(offset as usize + 1), 0);
+            expected[offset as usize] = b'x';
+        }
+        // What somebody writes outside stays where no part is.
+        backend.write_at(&[std::io::IoSlice::new(b"outside")], 100).unwrap();
+        expected[100..107].copy_from_slice(b"outside");
+        files.iter_mut().enumerate().for_each(|(share, f)| f.flush_share(share as u32, 2).unwrap());
+        let count = |of: fn(&CachedFile) -> u64| files.iter().map(of).sum::<u64>();
+        assert!(backend.bytes() == expected, "merged: {merge_parts}");
+        let (reads, writes) = (count(|f| f.stats().fs_reads), count(|f| f.stats().fs_writes));
+        // A page has room for 32 parts.
+        assert_eq!((reads, writes), if merge_parts { (11, 11) } else { (0, 350) });
+    }
+}
+
 fn two_readers(content: &[u8], stream_bytes: u64, aside_bytes: u64) -> Vec<CachedFile> {
     let geometry = Geometry { page_bytes: 64, frames_per_rank: 32, ..geometry(2) };
     let settings = Settings {
@@ -366,6 +408,7 @@ fn two_readers(content: &[u8], stream_bytes: u64, aside_bytes: u64) -> Vec<Cache
         bypass_bytes: 1 << 20,
         stream_bytes,
         aside_bytes,
+        merge_parts: false,
         run_bytes: 256,
         prefetch_bytes: 0,
     };
@@ -485,6 +528,7 @@ fn a_rank_that_ended_is_noticed() {
         bypass_bytes: 64,
         stream_bytes: 0,
         aside_bytes: 0,
+        merge_parts: false,
         run_bytes: 64,
         prefetch_bytes: 0,
     };
