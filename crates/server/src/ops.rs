@@ -6,6 +6,7 @@
 //! from the slot afterwards; a resend that finds the original still executing waits for it.
 
 mod accept;
+mod allocate;
 mod attr;
 mod batch;
 mod cached_read;
@@ -20,7 +21,6 @@ mod make;
 pub(crate) mod names;
 mod open;
 mod pages;
-mod payload;
 mod read_batch;
 mod read_way;
 mod remove;

@@ -27,10 +27,6 @@ pub enum Mistake {
     Unverified,
     /// The record of a write does not say that it follows its bytes, also not of one that gives them checksums.
     UnorderedWrite,
-    /// What is kept of blocks stays when they are written.
-    KeptOverWrite,
-    /// What was read ahead is kept although its blocks were written meanwhile.
-    LateKeep,
 }
 
 /// Whether `mistake` is planted.

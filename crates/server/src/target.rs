@@ -10,8 +10,6 @@
 
 pub(crate) mod accepted;
 pub(crate) mod checksums;
-pub(crate) mod data_disk;
-pub(crate) mod disk_queue;
 pub(crate) mod free_space_below;
 mod freeing;
 pub(crate) mod gate;
@@ -21,8 +19,6 @@ pub(crate) mod old_blocks;
 pub(crate) mod place;
 pub(crate) mod predicted;
 pub(crate) mod queues;
-pub(crate) mod read_cache;
-pub(crate) mod read_pattern;
 mod recover;
 mod release;
 pub(crate) mod shared_blocks;
@@ -236,7 +232,7 @@ impl<E: Env> Target<E> {
 
     /// Byte address on the disk of a data block.
     pub fn block_address(&self, physical: u64) -> u64 {
-        self.zone.data_offset() + physical * BLOCK
+        self.storage.disk.address(physical)
     }
 
     /// Says once what the disk did, and gives the error for the caller.

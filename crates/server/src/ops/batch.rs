@@ -13,7 +13,6 @@
 //! mount still holds.
 
 use super::accept::{Accepted, Accepting};
-use super::payload::{self, Piece};
 use crate::counters::add;
 use crate::planted::{self, Mistake};
 use crate::session::rights::Touch;
@@ -24,6 +23,7 @@ use crate::target::span_gate::SpanGuard;
 use crate::worker::request::RequestCx;
 use amphi_data::{Freed, Fresh, WritePlan};
 use amphi_env::{Buf, Env};
+use amphi_object::Piece;
 use amphi_types::item::Txn;
 use amphi_types::limits::{BLOCK, FILE_MAX};
 use amphi_types::{ByteRange, Errno, Ino, Result, Timespec};
@@ -169,7 +169,7 @@ impl<E: Env> RequestCx<E> {
         let sizes = &self.worker.counters.histograms.write;
         sizes.note(buf.len() as u64, pieces.iter().map(|p| p.len));
         let since_ns = self.worker.now_ns();
-        let written = payload::write_each(&self.target.storage.disk, buf, &pieces).await;
+        let written = self.target.storage.disk.write_each(buf, &pieces).await;
         sizes.disk_us.note(self.worker.now_ns().saturating_sub(since_ns) / 1000);
         for (piece, e) in pieces.iter().zip(written).filter_map(|(piece, r)| r.err().map(|e| (piece, e))) {
             let errno = self.target.disk_error("write", &e);

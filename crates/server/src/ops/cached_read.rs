@@ -9,15 +9,15 @@
 //! as its checksums say, and nobody is told if it does not. What is kept was verified when it was brought, or is what
 //! a flush wrote. A read waits for those of others once, and then reads by itself; one of many files waits for nobody.
 
-use super::payload::{self, Piece};
 use super::read_way::{ReadWay, State, way};
 use crate::counters::add;
-use crate::target::read_cache::OnTheWay;
-use crate::target::read_pattern::Beside;
 use crate::target::verifier::Expected;
 use crate::worker::request::RequestCx;
 use amphi_data::{Checksum, ReadPlan, ReadSegment};
 use amphi_env::{Buf, Env};
+use amphi_object::Beside;
+use amphi_object::OnTheWay;
+use amphi_object::Piece;
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, Errno, ObjectId, Result};
 use amphi_wire::ReadAdvice;
@@ -179,10 +179,13 @@ impl<E: Env> RequestCx<E> {
         let mut pieces: Vec<Piece> = Vec::with_capacity(plan.segments.len());
         for run in runs_of(plan) {
             let at = ((run.file_block - from_block) * BLOCK) as usize;
-            payload::push(&mut pieces, Piece { at, len: run.len(), disk: self.target.block_address(run.physical) });
+            amphi_object::push(
+                &mut pieces,
+                Piece { at, len: run.len(), disk: self.target.block_address(run.physical) },
+            );
         }
         let expected = self.target.expect(&plan.segments, from_block, 0);
-        let pieces = if expected.is_empty() { pieces } else { payload::cut(pieces, VERIFIED_BYTES) };
+        let pieces = if expected.is_empty() { pieces } else { amphi_object::cut(pieces, VERIFIED_BYTES) };
         let verified = Cell::new(Ok(()));
         let verify = async |at: usize, part: &mut Buf| {
             if self.target.verify_part(object, &expected, part, at).await.is_err() {
@@ -206,8 +209,7 @@ impl<E: Env> RequestCx<E> {
         let sizes = &self.worker.counters.histograms.read;
         sizes.note_disk(pieces.iter().map(|p| p.len));
         let since_ns = self.worker.now_ns();
-        let read =
-            payload::read_pieces_with(&self.target.storage.reads, &self.target.storage.disk, buf, pieces, look).await;
+        let read = self.target.storage.disk.read_pieces_with(buf, pieces, look).await;
         sizes.disk_us.note(self.worker.now_ns().saturating_sub(since_ns) / 1000);
         read
     }
@@ -235,7 +237,7 @@ impl<E: Env> RequestCx<E> {
         let mut pieces: Vec<Piece> = Vec::with_capacity(fetches.len());
         for f in &fetches {
             let disk = self.target.block_address(f.run.physical);
-            payload::push(&mut pieces, Piece { at: f.at, len: f.run.len(), disk });
+            amphi_object::push(&mut pieces, Piece { at: f.at, len: f.run.len(), disk });
         }
         let (result, mut read) = self.read_disk(Buf::scratch(len), &pieces, async |_, _| ()).await;
         if let Err(e) = result {

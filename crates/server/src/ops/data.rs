@@ -1,7 +1,7 @@
-//! Read, write, seek, punch, allocate and sync of one object.
+//! Read, write and sync of one object.
 //!
 //! Owns: the order of lock, span, plan, disk and log for file data. Does not own: where blocks lie (`amphi_data`),
-//! who may cache what (`amphi_dlm`).
+//! who may cache what (`amphi_dlm`), holes and preallocated blocks (`allocate`).
 //!
 //! Invariants: the client's lock (or the target's own for a direct request) comes first, then log space (a flush does
 //! not wait for it: what it frees may be what others wait for), then the span, then the plan; the session is looked at
@@ -10,26 +10,25 @@
 //! it lies: only what belongs to a smaller segment, or lies at a foreign alignment, is copied.
 
 use super::accept::Accepting;
-use super::payload::{self, Piece};
 use crate::coherence::locks::DirectLock;
 use crate::counters::add;
 use crate::planted::{self, Mistake};
 use crate::session::in_flight::InFlight;
 use crate::session::rights::Touch;
-use crate::target::EXTENTS_A_RECORD;
 use crate::target::gate::Hold;
 use crate::target::shared_blocks::{Edge, Image};
 use crate::target::span_gate::SpanGuard;
 use crate::tunables::Tunable;
 use crate::worker::request::RequestCx;
-use amphi_data::{Checksum, DataStore, Extent, Fresh, Preallocate, TrimPlan, WritePlan};
+use amphi_data::{Checksum, DataStore, Fresh, WritePlan};
 use amphi_dlm::Mode;
-use amphi_env::{Buf, Disk, Env};
+use amphi_env::{Buf, Env};
+use amphi_object::Piece;
 use amphi_types::item::Txn;
 use amphi_types::limits::{BLOCK, FILE_MAX, PAYLOAD_MAX};
 use amphi_types::{ByteRange, DataChecksums, Errno, Ino, ObjectId, Result, SetAttr, Timespec};
-use amphi_wire::{DATA_RUNS_MAX, EXTENTS_MAX, ExtentView, ReadAdvice, Reply};
-use amphi_zone::{Lsn, Order};
+use amphi_wire::{ReadAdvice, Reply};
+use amphi_zone::Order;
 use futures_util::future::join_all;
 use smallvec::SmallVec;
 use std::cell::Cell;
@@ -379,7 +378,7 @@ impl<E: Env> RequestCx<E> {
         for s in &plan.segments {
             let at = base + ((s.file_block - from_block) * BLOCK) as usize;
             let len = (u64::from(s.blocks) * BLOCK) as usize;
-            payload::push(pieces, Piece { at, len, disk: self.target.block_address(s.physical) });
+            amphi_object::push(pieces, Piece { at, len, disk: self.target.block_address(s.physical) });
         }
     }
 
@@ -404,7 +403,7 @@ impl<E: Env> RequestCx<E> {
             // What builds on another write has a place of its own.
             let Some(physical) = plan.physical(block) else { continue };
             plan.set_checksum(block, Checksum::of(&whole));
-            let (result, _) = self.target.storage.disk.write(self.target.block_address(physical), whole).await;
+            let result = self.target.storage.disk.write_block(physical, whole).await;
             result.map_err(|e| self.target.disk_error("write", &e))?;
         }
         Ok((landing, images))
@@ -443,7 +442,8 @@ impl<E: Env> RequestCx<E> {
             }
         }
         let aligned = plan.aligned();
-        let (mut buf, copied) = payload::widen(payload, (plan.range.start - aligned.start) as usize, aligned.len());
+        let (mut buf, copied) =
+            amphi_object::widen(payload, (plan.range.start - aligned.start) as usize, aligned.len());
         if copied {
             add(&self.worker.counters.write_copied, plan.range.len());
         }
@@ -467,7 +467,7 @@ impl<E: Env> RequestCx<E> {
         add(&self.worker.counters.data_writes, pieces.len() as u64);
         self.worker.counters.histograms.write.note(plan.range.len(), pieces.iter().map(|p| p.len));
         let look = |bytes: &[u8]| self.target.checksums_of(bytes, checksums);
-        let written = payload::write_pieces_aside(&self.target.storage.disk, buf, &pieces, look).await;
+        let written = self.target.storage.disk.write_pieces_aside(buf, &pieces, look).await;
         if let Some(checksums) = written.map_err(|e| self.target.disk_error("write", &e))? {
             plan.set_checksums(checksums);
         }
@@ -491,144 +491,6 @@ impl<E: Env> RequestCx<E> {
             // Dropping privileges needs none.
             let _ = meta.setattr(&self.cred, ino, &set, self.now, txn);
         }
-    }
-
-    /// `Request::Punch`.
-    pub async fn punch(
-        &self,
-        object: ObjectId,
-        range: ByteRange,
-        generation: u64,
-        mtime: Timespec,
-        server_lock: bool,
-    ) -> Result<Reply> {
-        self.check_object(object, Touch::Change).await?;
-        let _lock = self.lock(object, Mode::Write, range, server_lock).await?;
-        self.reserve(if self.splits(object, range) { 256 } else { 0 }).await?;
-        let _changing = self.change_unopened(object).await;
-        let _span = self.span_flushed(object, range).await?;
-        self.check_again(object)?;
-        let _landing = self.land()?;
-        let _changed = self.overwriting(object.ino, range);
-        let generation = self.generation(object, generation, true);
-        let mut at = range.start;
-        while let Some(end) = self.target.extents_end(object, at, EXTENTS_A_RECORD).filter(|&e| e < range.end) {
-            let (lsn, _) = self.target.punch_part(object, ByteRange::new(at, end), generation, mtime).await?;
-            self.target.zone.kept(lsn).await?;
-            at = end;
-        }
-        let rest = ByteRange::new(at, range.end);
-        let plan = self.plan(|data| data.plan_punch(object, rest, generation)).await?;
-        let plan = self.rewrite_edges(plan).await?;
-        let order = if plan.points_at_new_data() { Order::AfterData } else { Order::Plain };
-        let lsn = {
-            let mut txn = Txn::default();
-            let freed = self.target.data.borrow_mut().commit_trim(plan, mtime, &mut txn);
-            if object.stripe == 0 {
-                self.note_write(object, self.is_for_a_user(), &mut txn);
-            }
-            let lsn = self.append(txn, order, &Reply::Done, None);
-            self.target.release_later(lsn, freed);
-            lsn
-        };
-        self.target.zone.kept(lsn).await?;
-        Ok(Reply::Done)
-    }
-
-    /// A span for a change of `range` behind which nothing of the object is delayed: a hole leaves the object's end
-    /// where it is, which has to be on the disk for that.
-    async fn span_flushed(&self, object: ObjectId, range: ByteRange) -> Result<SpanGuard> {
-        loop {
-            let has = self.target.data.borrow().delayed.has(object);
-            let span = self.span(object, if has { ByteRange::ALL } else { range }, Hold::Exclusive).await;
-            if has {
-                self.target.flush_held(object, ByteRange::ALL).await?;
-                return Ok(span);
-            }
-            if !self.target.data.borrow().delayed.has(object) {
-                return Ok(span);
-            }
-        }
-    }
-
-    /// Whether a hole leaves an extent on both of its sides.
-    fn splits(&self, object: ObjectId, hole: ByteRange) -> bool {
-        let data = self.target.data.borrow();
-        data.extents(object).any(|(b, e)| b * BLOCK < hole.start && hole.end < (b + u64::from(e.blocks)) * BLOCK)
-    }
-
-    async fn rewrite_edges(&self, plan: TrimPlan) -> Result<TrimPlan> {
-        self.target.rewrite_edges(plan).await
-    }
-
-    /// `Request::Allocate`.
-    pub async fn allocate(
-        &self,
-        object: ObjectId,
-        range: ByteRange,
-        generation: u64,
-        server_lock: bool,
-    ) -> Result<Reply> {
-        self.check_object(object, Touch::Change).await?;
-        if range.end > FILE_MAX || range.is_empty() {
-            return Err(Errno::FileTooBig);
-        }
-        let _lock = self.lock(object, Mode::Write, range, server_lock).await?;
-        let _changing = self.change_unopened(object).await;
-        let _span = self.span(object, range, Hold::Exclusive).await;
-        self.check_again(object)?;
-        let _landing = self.land()?;
-        let generation = self.generation(object, generation, true);
-        let step = self.target.record_blocks_max() * BLOCK;
-        let mut at = range.start;
-        let mut last = Lsn(0);
-        while at < range.end {
-            let end = range.end.min(at / step * step + step);
-            self.reserve(write_growth(end - at) / 16).await?;
-            let part = ByteRange::new(at, end);
-            let mut txn = Txn::default();
-            self.target.storage.below.mind(&self.target, part.len());
-            self.plan_growth(|data| data.allocate(object, part, generation, Preallocate::KeepEnd, &mut txn)).await?;
-            if object.stripe == 0 {
-                self.note_write(object, self.is_for_a_user(), &mut txn);
-            }
-            last = if end == range.end {
-                self.append(txn, Order::Plain, &Reply::Done, None)
-            } else {
-                self.target.append(txn, Order::Plain)
-            };
-            at = end;
-        }
-        self.target.zone.kept(last).await?;
-        Ok(Reply::Done)
-    }
-
-    /// `Request::DataMap`.
-    pub async fn data_map(&self, object: ObjectId, offset: u64, runs_max: u32) -> Result<Reply> {
-        self.check_object(object, Touch::Look).await?;
-        let runs_max = runs_max.clamp(1, DATA_RUNS_MAX) as usize;
-        let (runs, known_to) = self.target.data.borrow().data_runs(object, offset, runs_max);
-        Ok(Reply::DataMap { runs, known_to })
-    }
-
-    /// `Request::Extents`.
-    pub async fn extents(&self, object: ObjectId, offset: u64, extents_max: u32) -> Result<Reply> {
-        self.check_object(object, Touch::Look).await?;
-        let most = extents_max.min(EXTENTS_MAX) as usize;
-        let data = self.target.data.borrow();
-        let view = |(block, extent): (u64, Extent)| ExtentView {
-            offset: block * BLOCK,
-            len: u64::from(extent.blocks) * BLOCK,
-            address: self.target.block_address(extent.physical),
-            written: extent.written,
-        };
-        let mut found = data.extents(object).map(view).filter(|e| e.offset + e.len > offset);
-        let extents: Vec<ExtentView> = found.by_ref().take(most).collect();
-        let more = found.next().is_some();
-        let (total, bytes) = data.extents(object).fold((0, 0), |(n, sum), e| (n + 1, sum + view(e).len));
-        let accepted = data.delayed.unlogged_bytes_of(object);
-        let unsynced = self.target.counts.unstable.bytes_of(object, self.target.zone.stable_lsn());
-        Ok(Reply::Extents { total, bytes, extents, more, accepted, unsynced })
     }
 
     /// `Request::Sync`.

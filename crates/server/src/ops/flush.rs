@@ -14,13 +14,13 @@
 //! each who flushes.
 
 use super::names::plain_view;
-use super::payload::{self, Piece};
 use crate::counters::add;
 use crate::planted::{self, Mistake};
 use crate::target::Target;
 use amphi_data::{Checksum, Freed, Fresh, Overlay, UNIT, WritePlan};
 use amphi_env::{Buf, Env};
 use amphi_meta::{Gathered, Inode, MetaStore};
+use amphi_object::Piece;
 use amphi_types::item::Txn;
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, DataChecksums, Errno, Ino, Kind, ObjectId, Result};
@@ -188,7 +188,7 @@ impl<E: Env> Target<E> {
                     len: (u64::from(s.blocks) * BLOCK) as usize,
                     disk: self.block_address(s.physical),
                 };
-                payload::push(&mut pieces, piece);
+                amphi_object::push(&mut pieces, piece);
             }
             at += len;
         }
@@ -203,7 +203,7 @@ impl<E: Env> Target<E> {
         let keeps = self.coherence.tokens.on() && self.storage.disk.cache.borrow().is_open();
         add(&self.counts.worker.cache_flushed_bytes, if keeps { buf.len() as u64 } else { 0 });
         let disk = self.storage.disk.keeping(keeps);
-        let written = payload::write_each(&disk, buf, &pieces).await;
+        let written = disk.write_each(buf, &pieces).await;
         let took_ns = self.storage.write_back.now_ns() - begun_ns;
         sizes.disk_us.note(took_ns / 1000);
         self.storage.write_back.note_disk(took_ns);

@@ -11,7 +11,6 @@
 //! only where they are free, so their order does not matter. No circle of waits can last, since the only wait for
 //! others has an end.
 
-use super::payload::{self, Piece};
 use crate::counters::add;
 use crate::planted::{self, Mistake};
 use crate::target::NameKey;
@@ -23,6 +22,7 @@ use amphi_data::ReadPlan;
 use amphi_dlm::{Growth, Mode};
 use amphi_env::{Buf, Env};
 use amphi_meta::perm::Want;
+use amphi_object::Piece;
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, Errno, Ino, Kind, ObjectId, Result};
 use amphi_wire::{Access, BATCH_BYTES_MAX, BATCH_PARTS_MAX, FileAhead, InodeView, ReadPart, Reply, Tokens};
@@ -283,7 +283,7 @@ impl<E: Env> RequestCx<E> {
                 let Some(physical) = s.physical else { continue };
                 let at = at + ((s.file_block - from_block) * BLOCK) as usize;
                 let len = (s.blocks * BLOCK) as usize;
-                payload::push(&mut pieces, Piece { at, len, disk: self.target.block_address(physical) });
+                amphi_object::push(&mut pieces, Piece { at, len, disk: self.target.block_address(physical) });
             }
             at += blocks(w);
         }
@@ -291,8 +291,7 @@ impl<E: Env> RequestCx<E> {
         let sizes = &self.worker.counters.histograms.read;
         sizes.note(buf.len() as u64, pieces.iter().map(|p| p.len));
         let since_ns = self.worker.now_ns();
-        let (result, mut buf) =
-            payload::read_pieces(&self.target.storage.reads, &self.target.storage.disk, buf, &pieces).await;
+        let (result, mut buf) = self.target.storage.disk.read_pieces(buf, &pieces).await;
         sizes.disk_us.note(self.worker.now_ns().saturating_sub(since_ns) / 1000);
         if let Err(e) = result {
             self.target.disk_error("read", &e);

@@ -11,7 +11,7 @@
 //! A program that says how it reads is believed: what it reads once is not kept, what it reads in sequence brings its
 //! mebibyte from the first read on, and what it reads at random is kept without what lies around it.
 
-use crate::target::read_pattern::Beside;
+use amphi_object::Beside;
 use amphi_types::limits::BLOCK;
 use amphi_wire::ReadAdvice;
 

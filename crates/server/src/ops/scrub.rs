@@ -10,12 +10,12 @@
 //! Invariant: a chunk is held as by a reader until the record with its new checksums is appended, so no block of it is
 //! written meanwhile, and the record follows all writes of them.
 
-use super::payload::{self, Piece};
 use crate::counters::add;
 use crate::target::Target;
 use crate::target::gate::Hold;
 use amphi_data::{Checksum, ReadPlan};
 use amphi_env::{Buf, Env};
+use amphi_object::Piece;
 use amphi_types::item::Txn;
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, Errno, ObjectId, Result};
@@ -86,13 +86,13 @@ impl<E: Env> Target<E> {
         for s in &plan.segments {
             let Some(physical) = s.physical else { continue };
             let at = (s.file_block * BLOCK - aligned.start) as usize;
-            payload::push(
+            amphi_object::push(
                 &mut pieces,
                 Piece { at, len: (s.blocks * BLOCK) as usize, disk: self.block_address(physical) },
             );
         }
         let buf = Buf::scratch(aligned.len() as usize);
-        let (result, buf) = payload::read_pieces(&self.storage.reads, &self.storage.disk, buf, &pieces).await;
+        let (result, buf) = self.storage.disk.read_pieces(buf, &pieces).await;
         result.map_err(|e| self.disk_error("read", &e))?;
         Ok(buf)
     }

@@ -14,7 +14,7 @@ use crate::planted::{self, Mistake};
 use crate::target::Target;
 use crate::target::verifier::Expected;
 use amphi_data::{Checksum, ReadSegment};
-use amphi_env::{Buf, Disk, Env};
+use amphi_env::Env;
 use amphi_meta::MetaStore;
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, DataChecksums, Errno, Ino, ObjectId, Result};
@@ -109,8 +109,7 @@ impl<E: Env> Target<E> {
         block: &mut [u8],
     ) -> bool {
         if checksum != Checksum::DAMAGED {
-            let (result, again) =
-                self.storage.disk.read(self.block_address(physical), Buf::zeroed(BLOCK as usize)).await;
+            let (result, again) = self.storage.disk.read_block(physical).await;
             if result.is_ok() && Checksum::of(&again) == checksum {
                 add(&self.counts.worker.checksum_retries, 1);
                 tracing::warn!(

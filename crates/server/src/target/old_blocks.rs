@@ -9,7 +9,7 @@
 use crate::counters::add;
 use crate::target::Target;
 use amphi_data::Checksum;
-use amphi_env::{Buf, Disk, Env};
+use amphi_env::{Buf, Env};
 use amphi_types::limits::BLOCK;
 use amphi_types::{Errno, ObjectId, Result};
 
@@ -22,8 +22,7 @@ impl<E: Env> Target<E> {
         }
         add(&self.counts.worker.edge_reads, 1);
         let expected = self.expect_block(file_block, physical);
-        let (result, mut block) =
-            self.storage.disk.read(self.block_address(physical), Buf::zeroed(BLOCK as usize)).await;
+        let (result, mut block) = self.storage.disk.read_block(physical).await;
         result.map_err(|e| self.disk_error("read", &e))?;
         let is_sound = self.verify(object, &expected, &mut block).await.is_ok();
         Ok((block, is_sound))

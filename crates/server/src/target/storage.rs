@@ -2,12 +2,11 @@
 //!
 //! Owns: the ways to that disk. Does not own: which blocks are whose (`amphi_data`), the log (`amphi_zone`).
 
-use crate::target::data_disk::DataDisk;
-use crate::target::disk_queue::DiskQueue;
 use crate::target::free_space_below::RoomBelow;
 use crate::target::verifier::Verifier;
 use crate::target::write_back::WriteBack;
 use amphi_env::Env;
+use amphi_object::{DiskQueue, ObjectDisk};
 use amphi_zone::Zone;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -19,9 +18,7 @@ pub struct DataStorage<E: Env> {
     /// What the file system below the zone can still give.
     pub below: RoomBelow,
     /// The disk, and what is kept of it.
-    pub disk: DataDisk<E::Disk>,
-    /// The queue of reads of that disk, which it shares with other targets of its worker.
-    pub reads: Rc<DiskQueue>,
+    pub disk: ObjectDisk<E::Disk>,
     /// How its blocks are verified.
     pub verifier: Verifier,
     /// What is in memory instead of on the disk.
@@ -34,8 +31,7 @@ impl<E: Env> DataStorage<E> {
         DataStorage {
             rotating: Cell::new(false),
             below: RoomBelow::default(),
-            disk: DataDisk::new(zone.disk(), zone.data_offset()),
-            reads,
+            disk: ObjectDisk::new(zone.disk(), zone.data_offset(), reads),
             verifier: Verifier::default(),
             write_back,
         }

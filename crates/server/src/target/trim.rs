@@ -5,7 +5,7 @@
 
 use crate::target::{EXTENTS_A_RECORD, Target};
 use amphi_data::TrimPlan;
-use amphi_env::{Disk, Env};
+use amphi_env::Env;
 use amphi_types::item::Txn;
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, ObjectId, Result, Timespec};
@@ -70,7 +70,7 @@ impl<E: Env> Target<E> {
                 Ok(mut block) => {
                     block[edge.zero.clone()].fill(0);
                     plan.edges[i].checksum = self.checksum_of_edge(plan.object, edge.old, &block);
-                    let written = self.storage.disk.write(self.block_address(edge.fresh), block).await.0;
+                    let written = self.storage.disk.write_block(edge.fresh, block).await;
                     written.map_err(|e| self.disk_error("rewrite", &e))
                 }
                 Err(e) => Err(e),

@@ -12,8 +12,7 @@ use std::time::Duration;
 impl<E: Env> Target<E> {
     /// The part of `tune` that a target does not come with by itself.
     pub fn tune_storage(&self, tunables: &Tunables) {
-        self.storage.reads.tune(tunables.get(Tunable::DiskReadBytes));
-        self.storage.disk.cache.borrow_mut().tune(tunables.get(Tunable::ReadCacheBytes));
+        self.storage.disk.tune(tunables.get(Tunable::DiskReadBytes), tunables.get(Tunable::ReadCacheBytes));
         self.freeing.tune(tunables.get(Tunable::ReuseBytes));
         self.storage.verifier.tune(tunables.on(Tunable::Checksums), tunables.get(Tunable::ScrubBytesPerS));
     }

@@ -2,8 +2,8 @@
 
 use super::data::bytes;
 use super::*;
-use crate::planted::{Mistake, plant};
 use amphi_env::sim::CrashKind;
+use amphi_object::planted::{Mistake, plant};
 use amphi_types::{ByteRange, SetAttr};
 use amphi_wire::ReadAdvice;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -3,7 +3,7 @@
 //! The buffer is cut into parts, and each part is one disk operation; all run at once and nothing is copied. Invariant:
 //! pieces are ascending, do not overlap and are whole blocks.
 
-use crate::target::disk_queue::DiskQueue;
+use crate::DiskQueue;
 use amphi_env::{Buf, Disk};
 use futures_util::future::{join, join_all, poll_fn};
 use std::io;

@@ -1,8 +1,8 @@
 //! `ReadCache`: blocks of the data region that are kept in memory as the disk has them.
 //!
 //! Owns: which blocks are kept, what is given up for others, and what is under way between memory and disk. Does not
-//! own: the disk (`data_disk`, through which every change passes), whether a read is served from here
-//! (`ops::read_way`).
+//! own: the disk (`ObjectDisk`, through which every change passes), whether a read is served from here (the server's
+//! rule).
 //!
 //! It is keyed by physical block and knows nothing of files: a read finds its blocks by the extents, as it finds them
 //! on the disk, so truncates, punches, removals and new extents need not be told. A block changes in one way alone, by

@@ -1,6 +1,6 @@
 //! `ReadPattern`: how small reads of an object lie beside those before them, by whichever mounts.
 //!
-//! Owns: the last reads of the objects that were read last. Does not own: what follows from it (`ops::read_way`).
+//! Owns: the last reads of the objects that were read last. Does not own: what follows from it.
 //!
 //! A mount sees its own reads alone. Of a shared file with records in turn each mount has every n-th one, and all of
 //! them together are a sequence, which the server alone can see.
