@@ -165,12 +165,12 @@ pub struct LockCounts {
     pub contended: u64,
     /// Of these: by the time that few hand-overs took, not by the number of conflicts.
     pub contended_waiting: u64,
-    /// Of these: at their first fight, since others were contended before.
+    /// Of these: at their first ping-pong, since others were contended before.
     pub contended_foreseen: u64,
     /// Hand-overs of locks that the loser asked for again too soon.
-    pub fights: u64,
+    pub ping_pongs: u64,
     /// Time that they took, ns.
-    pub fights_ns: u64,
+    pub ping_pongs_ns: u64,
     /// Grants that did not come at once.
     pub waited: u64,
     /// Nodes of the trees of locks that were looked at.
@@ -328,8 +328,8 @@ impl LockSpace {
             contended: found.contended,
             contended_waiting: found.by_waiting,
             contended_foreseen: found.foreseen,
-            fights: found.fights,
-            fights_ns: found.fights_ns,
+            ping_pongs: found.ping_pongs,
+            ping_pongs_ns: found.ping_pongs_ns,
             nodes: self.forest.visits.get(),
             ..self.counts
         }

@@ -23,7 +23,7 @@ amphi_types::tunables! {
     CallbackDeadlineMs = "server.callback_deadline_ms", Milliseconds, 30_000, 100 => HOUR_MS, "how long a client may take to give back a lock without progress, before it is evicted";
     DeafMs = "server.deaf_ms", Milliseconds, 5000, 0 => HOUR_MS, "how long a client that is alive may be silent about what it was asked, before it is evicted; 0: as others";
     ContendedConflicts = "server.contended_conflicts", Count, 16, 1 => 1_000_000, "conflicts within 4 s that make an object contended";
-    ContendedFights = "server.contended_fights", Count, 2, 0 => 1_000_000, "hand-overs of locks within that time, to sessions and back too soon, that make an object contended if they took long; 0: none do", for_tests;
+    ContendedPingPongs = "server.contended_ping_pongs", Count, 2, 0 => 1_000_000, "hand-overs of locks within that time, to sessions and back too soon, that make an object contended if they took long; 0: none do", for_tests;
     ContendedWindowMs = "server.contended_window_ms", Milliseconds, 4000, 1 => HOUR_MS, "window over which conflicts are counted", for_tests;
     ContendedHoldMs = "server.contended_hold_ms", Milliseconds, 5000, 0 => HOUR_MS, "how long an object stays contended after its last conflict", for_tests;
     LockGranularityBytes = "server.lock_granularity_bytes", PowerOfTwo, 1, 1 => M, "locks, cached and of direct requests, cover whole units of this size";
@@ -133,7 +133,7 @@ mod tests {
         let (zone, locks, config) = (OpenOptions::default(), LockLimits::default(), ServerConfig::new(""));
         let contention = locks.contention;
         assert_eq!(t.get(Tunable::ContendedConflicts), contention.threshold as u64);
-        assert_eq!(t.get(Tunable::ContendedFights), contention.fights as u64);
+        assert_eq!(t.get(Tunable::ContendedPingPongs), contention.ping_pongs as u64);
         assert_eq!(t.get(Tunable::ContendedWindowMs) * 1_000_000, contention.window_ns);
         assert_eq!(t.get(Tunable::ContendedHoldMs) * 1_000_000, contention.hold_ns);
         assert_eq!(

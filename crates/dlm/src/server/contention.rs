@@ -1,29 +1,29 @@
-//! Which objects are contended: conflicts and fights in a sliding window, remembered after the last lock is gone.
+//! Which objects are contended: conflicts and ping-pongs in a sliding window, remembered after the last lock is gone.
 //!
 //! Owns: one small window for each object with a recent conflict. Does not own: what counts as a conflict (`queue`),
-//! which hand-overs are fought (`hand_overs`).
+//! which hand-overs are ping-pong (`hand_overs`).
 //!
 //! The window has two halves of half its length each; their sum covers between one half and one whole window. An object
 //! becomes contended
 //! * by number: `threshold` conflicts within half a window always do that, and only as many within one window do;
-//! * by waiting: `fights` hand-overs within the window that were fought, and took `waited_ns` together.
+//! * by waiting: `ping_pongs` hand-overs within the window that bounced, and took `waited_ns` together.
 //!
 //! Counting alone is slow where it matters: with 10 ms for each hand-over it takes 160 ms to notice what a few could
 //! tell. Time alone, or time of those who wait, says nothing: a big file that is handed over once takes a second, and
 //! of ten readers each waits for it. So only hand-overs to and fro count. A crowd that comes for parts of its own looks
-//! like a fight at first, each loses the grown lock once; so it takes a few. What still waits counts from the moment at
-//! which its loser asks again, and not before: the second who asks for a big file is not told to go direct.
+//! like ping-pong at first, each loses the grown lock once; so it takes a few. What still waits counts from the moment
+//! at which its loser asks again, and not before: the second who asks for a big file is not told to go direct.
 //!
 //! A program that writes one shared file after the other is found out anew with each, and in a file of some seconds
 //! that is a good part. So for `FORESEEN_NS` after an object became contended the next `foreseen` ones become it by
-//! their first fight, of `1 / EARLY_PART` of the time; then one has to be found out in full again. An object that is
-//! handed over once, however often that happens, is not judged by it.
+//! their first ping-pong, of `1 / EARLY_PART` of the time; then one has to be found out in full again. An object that
+//! is handed over once, however often that happens, is not judged by it.
 //!
-//! Contended lasts `hold_ns` beyond the last conflict, and beyond the last fight by which it is contended, whatever
+//! Contended lasts `hold_ns` beyond the last conflict, and beyond the last ping-pong by which it is contended, whatever
 //! locks are left, so the state does not flap when clients go direct and leave no cached lock behind.
 //!
-//! Numbers: 16 conflicts in 4 s, so a steady rate is noticed from about 4 conflicts/s; 2 fights of 5 ms together. Held
-//! 5 s. Bound: `max_objects` windows of about 400 bytes; beyond, the one with the oldest conflict is forgotten.
+//! Numbers: 16 conflicts in 4 s, so a steady rate is noticed from about 4 conflicts/s; 2 ping-pongs of 5 ms together.
+//! Held 5 s. Bound: `max_objects` windows of about 400 bytes; beyond, the one with the oldest conflict is forgotten.
 
 use super::hand_overs::HandOvers;
 use amphi_types::{ObjectId, SessionId};
@@ -41,11 +41,11 @@ pub struct ContentionLimits {
     pub window_ns: u64,
     /// Conflicts in one window that make an object contended.
     pub threshold: usize,
-    /// Fought hand-overs in one window that make an object contended if they took long; 0: they never do.
-    pub fights: usize,
+    /// Bounced hand-overs in one window that make an object contended if they took long; 0: they never do.
+    pub ping_pongs: usize,
     /// How long they took together, at least.
     pub waited_ns: u64,
-    /// Objects that become contended by their first fight after one that was found out in full; 0: none.
+    /// Objects that become contended by their first ping-pong after one that was found out in full; 0: none.
     pub foreseen: usize,
     /// How long an object stays contended after its last conflict.
     pub hold_ns: u64,
@@ -60,7 +60,7 @@ impl Default for ContentionLimits {
         ContentionLimits {
             window_ns: 4_000_000_000,
             threshold: 16,
-            fights: 2,
+            ping_pongs: 2,
             waited_ns: 5_000_000,
             foreseen: 8,
             hold_ns: 5_000_000_000,
@@ -79,8 +79,8 @@ pub(super) struct Found {
     pub by_waiting: u64,
     /// Of these: because others were before.
     pub foreseen: u64,
-    pub fights: u64,
-    pub fights_ns: u64,
+    pub ping_pongs: u64,
+    pub ping_pongs_ns: u64,
 }
 
 /// A number of each half of a window.
@@ -109,8 +109,8 @@ impl Halves {
 struct Window {
     half: u64,
     conflicts: Halves,
-    fights: Halves,
-    fights_ns: Halves,
+    ping_pongs: Halves,
+    ping_pongs_ns: Halves,
     hand_overs: HandOvers,
     last_ns: u64,
     contended_until_ns: u64,
@@ -123,20 +123,22 @@ impl Window {
         let half = (now_ns / (limits.window_ns / 2).max(1)).max(self.half);
         if half > self.half {
             let one = half == self.half + 1;
-            for counts in [&mut self.conflicts, &mut self.fights, &mut self.fights_ns] {
+            for counts in [&mut self.conflicts, &mut self.ping_pongs, &mut self.ping_pongs_ns] {
                 counts.shift(one);
             }
             self.half = half;
         }
     }
 
-    fn is_fought_for(&self, limits: &ContentionLimits) -> bool {
-        limits.fights > 0 && self.fights.sum() >= limits.fights as u64 && self.fights_ns.sum() >= limits.waited_ns
+    fn bounces(&self, limits: &ContentionLimits) -> bool {
+        limits.ping_pongs > 0
+            && self.ping_pongs.sum() >= limits.ping_pongs as u64
+            && self.ping_pongs_ns.sum() >= limits.waited_ns
     }
 
     /// The same where contention is expected.
-    fn is_fought_for_early(&self, limits: &ContentionLimits) -> bool {
-        limits.fights > 0 && self.fights.sum() > 0 && self.fights_ns.sum() >= limits.waited_ns / EARLY_PART
+    fn bounces_early(&self, limits: &ContentionLimits) -> bool {
+        limits.ping_pongs > 0 && self.ping_pongs.sum() > 0 && self.ping_pongs_ns.sum() >= limits.waited_ns / EARLY_PART
     }
 
     /// Contended for the hold time from now on if `so`. Whether it was not before.
@@ -221,36 +223,36 @@ impl Contention {
         let Some(window) = self.windows.get_mut(&object) else { return };
         let waited_ns = window.hand_overs.free(now_ns, loser);
         if waited_ns > 0 {
-            self.fight(now_ns, object, 0, waited_ns);
+            self.ping_pong(now_ns, object, 0, waited_ns);
         }
     }
 
     /// A session asks for bytes of an object, to cache them or for one direct request.
     pub fn asked(&mut self, now_ns: u64, object: ObjectId, session: SessionId) {
-        if !self.limits.enabled || self.limits.fights == 0 {
+        if !self.limits.enabled || self.limits.ping_pongs == 0 {
             return;
         }
         let Some(window) = self.windows.get_mut(&object) else { return };
         let Some(waited_ns) = window.hand_overs.asked(now_ns, session) else { return };
-        self.fight(now_ns, object, 1, waited_ns);
+        self.ping_pong(now_ns, object, 1, waited_ns);
     }
 
-    /// So many more hand-overs are fought, and so much more of their time has passed.
-    fn fight(&mut self, now_ns: u64, object: ObjectId, fights: u64, waited_ns: u64) {
+    /// So many more hand-overs bounce, and so much more of their time has passed.
+    fn ping_pong(&mut self, now_ns: u64, object: ObjectId, ping_pongs: u64, waited_ns: u64) {
         let Some(window) = self.windows.get_mut(&object) else { return };
         window.advance(now_ns, &self.limits);
-        window.fights.add(fights);
-        window.fights_ns.add(waited_ns);
-        let fought_for = self.limits.enabled && window.is_fought_for(&self.limits);
+        window.ping_pongs.add(ping_pongs);
+        window.ping_pongs_ns.add(waited_ns);
+        let bounces = self.limits.enabled && window.bounces(&self.limits);
         let expected =
             self.limits.enabled && self.foreseen.min(self.limits.foreseen) > 0 && now_ns < self.foreseen_until_ns;
-        let early = expected && now_ns >= window.contended_until_ns && window.is_fought_for_early(&self.limits);
-        let begins = window.judge(now_ns, &self.limits, fought_for || early);
-        self.found.fights += fights;
-        self.found.fights_ns += waited_ns;
+        let early = expected && now_ns >= window.contended_until_ns && window.bounces_early(&self.limits);
+        let begins = window.judge(now_ns, &self.limits, bounces || early);
+        self.found.ping_pongs += ping_pongs;
+        self.found.ping_pongs_ns += waited_ns;
         self.found.contended += u64::from(begins);
         self.found.by_waiting += u64::from(begins);
-        if begins && fought_for {
+        if begins && bounces {
             self.foresee(now_ns);
         } else if begins {
             self.found.foreseen += 1;
@@ -289,7 +291,7 @@ mod tests {
     const LIMITS: ContentionLimits = ContentionLimits {
         window_ns: 40,
         threshold: 6,
-        fights: 3,
+        ping_pongs: 3,
         waited_ns: 12,
         foreseen: 0,
         hold_ns: 50,
@@ -312,14 +314,14 @@ mod tests {
             matches!(self.hand_overs.last(), Some((_, None, _)))
         }
 
-        /// Hand-overs fought: when, and from when to when they are counted.
-        fn fights(&self) -> Vec<(u64, u64, Option<u64>)> {
-            let fought = |&(called, free, asked): &HandOver| {
+        /// Hand-overs that bounced: when, and from when to when they are counted.
+        fn ping_pongs(&self) -> Vec<(u64, u64, Option<u64>)> {
+            let bounced = |&(called, free, asked): &HandOver| {
                 let (asked, early) = asked?;
                 let soon = early || free.is_some_and(|free| asked - free < (free - called) / 4);
                 soon.then_some((asked, called, free))
             };
-            self.hand_overs.iter().filter_map(fought).collect()
+            self.hand_overs.iter().filter_map(bounced).collect()
         }
     }
 
@@ -336,12 +338,12 @@ mod tests {
         }
 
         /// Whether few conflicts that took long make the object contended, of those within `span`.
-        fn fought_for(&self, now: u64, span: u64) -> bool {
-            let (mut fights, mut time) = (0, 0);
+        fn bounces(&self, now: u64, span: u64) -> bool {
+            let (mut ping_pongs, mut time) = (0, 0);
             for party in &self.parties {
-                for (asked, called, free) in party.fights() {
+                for (asked, called, free) in party.ping_pongs() {
                     if now - asked < span {
-                        fights += 1;
+                        ping_pongs += 1;
                         // What was over or under way when it was asked for.
                         time += free.map_or(asked, |free| free.min(asked)) - called;
                     }
@@ -350,22 +352,22 @@ mod tests {
                     }
                 }
             }
-            fights >= LIMITS.fights && time >= LIMITS.waited_ns
+            ping_pongs >= LIMITS.ping_pongs && time >= LIMITS.waited_ns
         }
     }
 
-    /// Goal: an object becomes contended by enough conflicts or long enough fights in half a window, never without
+    /// Goal: an object becomes contended by enough conflicts or long enough ping-pongs in half a window, never without
     /// enough of either in a whole one, stays so for the hold time after its last conflict, and not longer. Method:
     /// random conflicts, callbacks, releases and requests of three sessions against the list of all of them.
     #[test]
     fn detector_stays_between_its_bounds() {
-        let (mut became, mut ended, mut fought) = (0, 0, 0);
+        let (mut became, mut ended, mut bounced) = (0, 0, 0);
         for seed in 0..800 {
             let mut random = Random::new(seed);
             let mut contention = Contention::new(LIMITS);
             let mut all = History::default();
             let (mut now, mut was, mut least, mut most) = (1000, false, 0, 0);
-            // Some have so few conflicts that only fights can be what makes them contended.
+            // Some have so few conflicts that only ping-pongs can be what makes them contended.
             let (spread, often) = (1 + seed % 30, if seed % 2 == 0 { 3 } else { 16 });
             for _ in 0..300 {
                 now += random.below(spread) + if random.below(60) == 0 { 60 } else { 0 };
@@ -399,7 +401,7 @@ mod tests {
                 }
                 let contended = contention.contended(now, object(1));
                 let many = |span| all.conflicts(now, span) >= LIMITS.threshold;
-                let long = |span| all.fought_for(now, span);
+                let long = |span| all.bounces(now, span);
                 let half = LIMITS.window_ns / 2;
                 assert!(contended || !many(half) && !long(half), "missed");
                 assert!(before || !contended || many(LIMITS.window_ns) || long(LIMITS.window_ns), "false alarm");
@@ -410,16 +412,16 @@ mod tests {
                     most = now + LIMITS.hold_ns;
                 }
                 became += usize::from(contended && !before);
-                fought += usize::from(contended && !before && !many(LIMITS.window_ns));
+                bounced += usize::from(contended && !before && !many(LIMITS.window_ns));
                 was = contended;
             }
         }
-        assert!(became > 200 && ended > 200 && fought > 50, "all edges were met: {became}, {ended}, {fought}");
+        assert!(became > 200 && ended > 200 && bounced > 50, "all edges were met: {became}, {ended}, {bounced}");
     }
 
-    /// Fights for an object, once: who has lost it asks again while the hand-over lasts. Whether the object is
+    /// One ping-pong for an object: who has lost it asks again while the hand-over lasts. Whether the object is
     /// contended then.
-    fn fight(contention: &mut Contention, now: &mut u64, n: u32, took_ns: u64) -> bool {
+    fn ping_pong(contention: &mut Contention, now: &mut u64, n: u32, took_ns: u64) -> bool {
         contention.conflicts(*now, object(n), 1);
         contention.called_back(*now, object(n), SessionId(1));
         *now += took_ns;
@@ -429,29 +431,29 @@ mod tests {
     }
 
     /// Goal: after an object that was found out in full, as many others as the limit says become contended by one
-    /// fight, then one has to be found out again; none without a fight, by a short one, after a minute, or with the
+    /// ping-pong, then one has to be found out again; none without one, by a short one, after a minute, or with the
     /// limit 0. Method: objects one after the other.
     #[test]
     fn contention_is_expected_where_it_was() {
         const MS: u64 = 1_000_000;
         let mut now = MS;
         let mut contention = Contention::new(ContentionLimits { foreseen: 3, ..ContentionLimits::default() });
-        assert!(!fight(&mut contention, &mut now, 0, 3 * MS), "nothing is known");
-        assert!(fight(&mut contention, &mut now, 0, 3 * MS), "in full");
+        assert!(!ping_pong(&mut contention, &mut now, 0, 3 * MS), "nothing is known");
+        assert!(ping_pong(&mut contention, &mut now, 0, 3 * MS), "in full");
         for n in 1..=3 {
             contention.conflicts(now, object(n), 1);
-            assert!(!contention.contended(now, object(n)), "a conflict is no fight");
-            assert!(!fight(&mut contention, &mut now, n, MS / 2), "short");
-            assert!(fight(&mut contention, &mut now, n, MS / 2), "long enough together");
+            assert!(!contention.contended(now, object(n)), "a conflict is no ping-pong");
+            assert!(!ping_pong(&mut contention, &mut now, n, MS / 2), "short");
+            assert!(ping_pong(&mut contention, &mut now, n, MS / 2), "long enough together");
         }
-        assert!(!fight(&mut contention, &mut now, 4, 2 * MS), "the three are over");
-        assert!(fight(&mut contention, &mut now, 4, 3 * MS), "in full");
-        assert!(fight(&mut contention, &mut now, 5, MS));
+        assert!(!ping_pong(&mut contention, &mut now, 4, 2 * MS), "the three are over");
+        assert!(ping_pong(&mut contention, &mut now, 4, 3 * MS), "in full");
+        assert!(ping_pong(&mut contention, &mut now, 5, MS));
         now += FORESEEN_NS;
-        assert!(!fight(&mut contention, &mut now, 6, MS), "long ago");
+        assert!(!ping_pong(&mut contention, &mut now, 6, MS), "long ago");
         contention.conflicts(now, object(7), 16);
         contention.tune(ContentionLimits { foreseen: 0, ..ContentionLimits::default() });
-        assert!(!fight(&mut contention, &mut now, 8, 2 * MS), "off");
+        assert!(!ping_pong(&mut contention, &mut now, 8, 2 * MS), "off");
         assert_eq!((contention.found().contended, contention.found().foreseen), (7, 4));
     }
 

@@ -4,27 +4,27 @@
 //! whether the session came back for more too soon. Does not own: what follows from that (`contention`).
 //!
 //! A hand-over lasts from the callback to the release: so long whoever met the lock waits at least, and so much is
-//! saved if nobody caches. It is *fought* if the session that lost the lock asks for bytes of the object again while
+//! saved if nobody caches. It *bounces* if the session that lost the lock asks for bytes of the object again while
 //! the hand-over lasts, or before others had the lock for a quarter of that time. Then the object is handed to and fro
 //! and mostly under way. A file that one process has written and others read is handed over too, and that may take
 //! seconds; but its writer does not ask again. Who takes turns asks again, but only when the other is done.
 //!
-//! Invariants: a hand-over is fought at most once; its time counts once, however many wait for it. Numbers: 32 bytes
+//! Invariants: a hand-over bounces at most once; its time counts once, however many wait for it. Numbers: 32 bytes
 //! for each party.
 
 use amphi_types::SessionId;
 
-/// Sessions remembered. Fights of more are soon seen by the number of their conflicts.
+/// Sessions remembered. Ping-pong of more is soon seen by the number of their conflicts.
 const PARTIES: usize = 8;
-/// Others have a lock for less than this part of the time of its hand-over if it is fought for.
+/// Others have a lock for less than this part of the time of its hand-over if it bounces.
 const USE_PART: u64 = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     /// Asked back, and not asked for again yet.
     Called { since_ns: u64 },
-    /// Fought, and not free yet; the time until then is counted.
-    Fought { counted_ns: u64 },
+    /// Bounced, and not free yet; the time until then is counted.
+    Bounced { counted_ns: u64 },
     /// Came free after `lasted_ns`.
     Free { at_ns: u64, lasted_ns: u64 },
     /// Nothing more to find.
@@ -50,7 +50,7 @@ impl HandOvers {
     pub fn called_back(&mut self, now_ns: u64, loser: SessionId) {
         let called = Stage::Called { since_ns: now_ns };
         match self.of(loser) {
-            Some(HandOver { stage: Stage::Called { .. } | Stage::Fought { .. }, .. }) => {}
+            Some(HandOver { stage: Stage::Called { .. } | Stage::Bounced { .. }, .. }) => {}
             Some(known) => known.stage = called,
             None => {
                 self.parties[self.next] = Some(HandOver { loser, stage: called });
@@ -59,7 +59,7 @@ impl HandOvers {
         }
     }
 
-    /// A lock that the session was asked for is free. Returns what has to be added to the time of its fight.
+    /// A lock that the session was asked for is free. Returns what has to be added to the time of ping-pong.
     pub fn free(&mut self, now_ns: u64, loser: SessionId) -> u64 {
         let Some(known) = self.of(loser) else { return 0 };
         match known.stage {
@@ -67,7 +67,7 @@ impl HandOvers {
                 known.stage = Stage::Free { at_ns: now_ns, lasted_ns: now_ns.saturating_sub(since_ns) };
                 0
             }
-            Stage::Fought { counted_ns } => {
+            Stage::Bounced { counted_ns } => {
                 known.stage = Stage::Over;
                 now_ns.saturating_sub(counted_ns)
             }
@@ -75,20 +75,22 @@ impl HandOvers {
         }
     }
 
-    /// The session asks for bytes of the object. If it fights for what it lost: how long that hand-over has taken so
+    /// The session asks for bytes of the object. If it wants back what it lost: how long that hand-over has taken so
     /// far, ns; what follows is told by [`HandOvers::free`].
     pub fn asked(&mut self, now_ns: u64, session: SessionId) -> Option<u64> {
         let known = self.of(session)?;
-        let (fought_ns, stage) = match known.stage {
-            Stage::Called { since_ns } => (Some(now_ns.saturating_sub(since_ns)), Stage::Fought { counted_ns: now_ns }),
+        let (bounced_ns, stage) = match known.stage {
+            Stage::Called { since_ns } => {
+                (Some(now_ns.saturating_sub(since_ns)), Stage::Bounced { counted_ns: now_ns })
+            }
             Stage::Free { at_ns, lasted_ns } => {
                 let soon = now_ns.saturating_sub(at_ns) < lasted_ns / USE_PART;
                 (soon.then_some(lasted_ns), Stage::Over)
             }
-            Stage::Fought { .. } | Stage::Over => (None, known.stage),
+            Stage::Bounced { .. } | Stage::Over => (None, known.stage),
         };
         known.stage = stage;
-        fought_ns
+        bounced_ns
     }
 
     fn of(&mut self, loser: SessionId) -> Option<&mut HandOver> {
@@ -103,10 +105,10 @@ mod tests {
     const A: SessionId = SessionId(1);
     const B: SessionId = SessionId(2);
 
-    /// Goal: a hand-over is fought if its loser asks while it lasts or soon after, once, and all of its time is told.
+    /// Goal: a hand-over bounces if its loser asks while it lasts or soon after, once, and all of its time is told.
     /// Method: examples.
     #[test]
-    fn who_comes_back_soon_fights() {
+    fn who_comes_back_soon_bounces() {
         let mut all = HandOvers::default();
         assert_eq!(all.asked(5, A), None, "it lost nothing");
         all.called_back(10, A);

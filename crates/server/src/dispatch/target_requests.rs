@@ -318,8 +318,8 @@ fn counters<E: Env>(worker: &Worker<E>, target: &Target<E>, reset: bool) -> Vec<
         ("lock_objects_contended", locks.contended - locks_before.contended),
         ("lock_objects_contended_waiting", locks.contended_waiting - locks_before.contended_waiting),
         ("lock_objects_contended_foreseen", locks.contended_foreseen - locks_before.contended_foreseen),
-        ("lock_fights", locks.fights - locks_before.fights),
-        ("time_lock_fights_ns", locks.fights_ns - locks_before.fights_ns),
+        ("lock_ping_pongs", locks.ping_pongs - locks_before.ping_pongs),
+        ("time_lock_ping_pongs_ns", locks.ping_pongs_ns - locks_before.ping_pongs_ns),
         ("lock_grants_waited", locks.waited - locks_before.waited),
         ("lock_nodes_visited", locks.nodes.wrapping_sub(locks_before.nodes)),
         (

@@ -32,7 +32,7 @@ impl<E: Env> Target<E> {
     pub fn tune(&self, env: &E, tunables: &Tunables) {
         let contention = ContentionLimits {
             threshold: tunables.get(Tunable::ContendedConflicts) as usize,
-            fights: tunables.get(Tunable::ContendedFights) as usize,
+            ping_pongs: tunables.get(Tunable::ContendedPingPongs) as usize,
             window_ns: tunables.get(Tunable::ContendedWindowMs) * 1_000_000,
             hold_ns: tunables.get(Tunable::ContendedHoldMs) * 1_000_000,
             enabled: tunables.on(Tunable::Contention),

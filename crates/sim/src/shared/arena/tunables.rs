@@ -15,7 +15,7 @@ pub const AT_FIRST: [&str; 3] =
 const CHOICES: [(&str, &[&str]); 30] = [
     ("server.contention", &["on", "on", "off"]),
     ("server.contended_conflicts", &["1", "2", "3", "16"]),
-    ("server.contended_fights", &["0", "1", "4"]),
+    ("server.contended_ping_pongs", &["0", "1", "4"]),
     ("server.write_back", &["on", "on", "off"]),
     ("server.write_through_bytes", &["8K", "64K"]),
     ("server.contended_window_ms", &["1", "100", "4000"]),

@@ -65,7 +65,7 @@ fn nothing(_: &mut Story, _: SessionId) {}
 
 /// Two writers whose pieces lie side by side, the second's a little beyond the first's: it loses to the first each
 /// time, and goes on with its next piece at once. Returns what was counted when the object became contended.
-fn fight(story: &mut Story) -> LockCounts {
+fn ping_pong(story: &mut Story) -> LockCounts {
     for n in 0..40 {
         let at = n * PIECE;
         story.ask(2, Mode::Write, ByteRange::at(at + 2104, PIECE - 2104), nothing);
@@ -83,37 +83,37 @@ fn fight(story: &mut Story) -> LockCounts {
     story.space.counts()
 }
 
-/// Goal: with slow answers a fight shows after the few hand-overs that the tunables say, with fast ones by their
-/// number, with that switched off by their number too; it is counted as what it is. Method: the same fight at two
+/// Goal: with slow answers ping-pong shows after the few hand-overs that the tunables say, with fast ones by their
+/// number, with that switched off by their number too; it is counted as what it is. Method: the same ping-pong at two
 /// speeds.
 #[test]
-fn slow_fights_show_soon() {
-    let slow = fight(&mut Story::new(15 * MS));
-    assert_eq!((slow.contended, slow.contended_waiting, slow.fights, slow.conflicts), (1, 1, 2, 2));
-    assert_eq!(slow.fights_ns, 2 * 16 * MS);
+fn slow_ping_pong_shows_soon() {
+    let slow = ping_pong(&mut Story::new(15 * MS));
+    assert_eq!((slow.contended, slow.contended_waiting, slow.ping_pongs, slow.conflicts), (1, 1, 2, 2));
+    assert_eq!(slow.ping_pongs_ns, 2 * 16 * MS);
     let mut story = Story::new(MS);
     let contention = ContentionLimits { waited_ns: 50 * MS, ..ContentionLimits::default() };
     story.space.tune(LockLimits { contention, ..LockLimits::default() });
-    let fast = fight(&mut story);
+    let fast = ping_pong(&mut story);
     assert_eq!((fast.contended, fast.contended_waiting, fast.conflicts), (1, 0, 16));
     let mut story = Story::new(15 * MS);
-    let contention = ContentionLimits { fights: 0, ..ContentionLimits::default() };
+    let contention = ContentionLimits { ping_pongs: 0, ..ContentionLimits::default() };
     story.space.tune(LockLimits { contention, ..LockLimits::default() });
-    let off = fight(&mut story);
-    assert_eq!((off.contended, off.contended_waiting, off.conflicts, off.fights), (1, 0, 16, 0));
+    let off = ping_pong(&mut story);
+    assert_eq!((off.contended, off.contended_waiting, off.conflicts, off.ping_pongs), (1, 0, 16, 0));
 }
 
-/// Goal: what takes long and is no fight makes nothing contended: a file with a second's worth of dirty data that ten
-/// others read; a small crowd that comes for parts of its own; two who take turns. Method: each by hand.
+/// Goal: what takes long and is no ping-pong makes nothing contended: a file with a second's worth of dirty data that
+/// ten others read; a small crowd that comes for parts of its own; two who take turns. Method: each by hand.
 #[test]
-fn slow_hand_overs_are_no_fights() {
+fn slow_hand_overs_are_no_ping_pong() {
     let mut readers = Story::new(1000 * MS);
     readers.ask(1, Mode::Write, ByteRange::at(0, 64 * PIECE), nothing);
     for reader in 2..12 {
         readers.ask(reader, Mode::Read, ByteRange::at(0, PIECE), nothing);
         assert!(!readers.contended(), "reader {reader}");
     }
-    assert_eq!(readers.space.counts().fights, 0);
+    assert_eq!(readers.space.counts().ping_pongs, 0);
 
     let mut crowd = Story::new(200 * MS);
     let part = |n: u64| ByteRange::at((12 - n) * 64 * PIECE, PIECE);
@@ -132,5 +132,5 @@ fn slow_hand_overs_are_no_fights() {
         turns.now_ns += 40 * MS;
         assert!(!turns.contended(), "turn {round}");
     }
-    assert_eq!(turns.space.counts().fights, 0);
+    assert_eq!(turns.space.counts().ping_pongs, 0);
 }

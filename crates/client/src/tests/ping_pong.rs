@@ -1,4 +1,4 @@
-//! Real mounts of a real server far away: a fight for a file shows after few hand-overs, a file that is handed over
+//! Real mounts of a real server far away: ping-pong of locks shows after few hand-overs, a file that is handed over
 //! does not.
 
 use super::cluster::{Cluster, create, in_cluster_of, open, read, root, write};
@@ -26,7 +26,7 @@ fn count(client: &Client, way: Way, reason: Reason) -> u64 {
 
 /// Both write records side by side, one a millisecond, until one goes direct. Returns how many went through their
 /// caches, and whether one did.
-async fn fight(c: &Cluster, [a, b]: &[Client; 2]) -> (u64, bool) {
+async fn ping_pong(c: &Cluster, [a, b]: &[Client; 2]) -> (u64, bool) {
     let fa = create(a, Ino::ROOT, "f").await;
     let fb = open(b, Ino::ROOT, "f").await;
     let all = |reason| [a, b].iter().map(|client| count(client, Way::Write, reason)).sum::<u64>();
@@ -45,11 +45,11 @@ async fn fight(c: &Cluster, [a, b]: &[Client; 2]) -> (u64, bool) {
 }
 
 /// Goal: where a hand-over takes long, few of them send writers direct; without that it takes until sixteen conflicts
-/// are counted. Method: the same fight with and without.
+/// are counted. Method: the same ping-pong with and without.
 #[test]
-fn a_slow_fight_ends_soon() {
+fn slow_ping_pong_ends_soon() {
     let mut all = Vec::new();
-    for fights in ["2", "0"] {
+    for ping_pongs in ["2", "0"] {
         in_cluster_of(5, far(), 1, async |c| {
             let both = c.two().await;
             let set = async |client: &Client, set: &str| {
@@ -58,23 +58,23 @@ fn a_slow_fight_ends_soon() {
                     .await
                     .expect("set")
             };
-            set(&both[0], &format!("server.contended_fights={fights}")).await;
+            set(&both[0], &format!("server.contended_ping_pongs={ping_pongs}")).await;
             for client in &both {
                 set(client, "hybrid.memory=off").await;
             }
-            all.push(fight(c, &both).await);
+            all.push(ping_pong(c, &both).await);
         });
     }
     println!("{all:?} records through the caches");
-    let [(few, seen), (many, _)] = all[..] else { panic!("two fights") };
+    let [(few, seen), (many, _)] = all[..] else { panic!("two rounds") };
     assert!(seen && few * 2 < many, "{all:?}");
 }
 
-/// Goal: a file that one mount has written and others read is no fight, however long its write-back takes and however
-/// many ask at once. Method: four megabytes over several objects, three readers at the same time, then its writer again
-/// and one more reader.
+/// Goal: a file that one mount has written and others read is no ping-pong, however long its write-back takes and
+/// however many ask at once. Method: four megabytes over several objects, three readers at the same time, then its
+/// writer again and one more reader.
 #[test]
-fn a_slow_hand_over_is_no_fight() {
+fn a_slow_hand_over_is_no_ping_pong() {
     in_cluster_of(6, far(), 3, async |c| {
         let a = c.mount().await;
         let readers = [c.mount().await, c.mount().await, c.mount().await];
