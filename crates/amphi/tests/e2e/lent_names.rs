@@ -69,6 +69,32 @@ fn warm_walks_ask_for_no_directory() {
     pair.stop();
 }
 
+/// Goal: a signal that ends the mount is never taken by the threads that walk, which cannot tell it to anybody. Method:
+/// what they block, as `/proc` shows it.
+#[test]
+fn walking_threads_leave_signals_to_others() {
+    let can = kernel_can();
+    let place = Place::new();
+    let server = place.server(&["--targets", "1"]);
+    let mut mount = place.mount_at("m", &[]);
+    let pid = mount.pid();
+    let tasks = || fs::read_dir(format!("/proc/{pid}/task")).expect("a process").flatten();
+    let status = |task: fs::DirEntry| fs::read_to_string(task.path().join("status")).unwrap_or_default();
+    let walking = || tasks().map(status).filter(|s| s.contains("fuse names take") || s.contains("fuse names lend"));
+    let blocks = |status: &String, signal: i32| {
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).expect("a mask");
+        u64::from_str_radix(mask.trim(), 16).expect("bits") >> (signal - 1) & 1 == 1
+    };
+    if can {
+        eventually("both are there", || walking().count() == 2);
+        for status in walking() {
+            assert!([1, 2, 15].iter().all(|&signal| blocks(&status, signal)), "{status}");
+        }
+    }
+    mount.stop();
+    server.stop();
+}
+
 /// A few directories below two, each with one in it that tells which one it is.
 struct Model {
     /// What is there, by name.

@@ -6,7 +6,7 @@
 //! Threads: the *walker* lends, one component of a path with each call; the *taker* takes back; the third one tells
 //! who waits that a name is taken back, and looks whether the file system is still mounted. Walker and taker share a
 //! table of descriptors that nobody else has (`system::leave_descriptors`), so they do nothing but their own calls: no
-//! line in a log, no call into the client.
+//! line in a log, no call into the client, no handler of a signal (`system::leave_signals`).
 //!
 //! Invariants:
 //! * The walker may wait for the lock of a directory, as any walk that finds no entry. It holds nothing then that
@@ -438,6 +438,7 @@ impl Lender {
         wake: &OwnedFd,
         probe: fn(&Lender, &OwnedFd) -> Result<(), String>,
     ) -> Result<(OwnedFd, OwnedFd), String> {
+        system::leave_signals().map_err(|e| format!("signals left to others: {e}"))?;
         let wake = system::leave_descriptors(wake).map_err(|e| format!("descriptors of its own: {e}"))?;
         let root = system::root_of_clone(at).map_err(|e| format!("a clone of the mount: {e}"))?;
         probe(self, &root)?;

@@ -35,6 +35,23 @@ fn check(rc: i64) -> Result<i64, Raw> {
     if rc >= 0 { Ok(rc) } else { Err(Raw::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Raw::IO)) }
 }
 
+/// Leaves the process's signals to other threads, for this one and those that it starts: a handler that ran here would
+/// write to a descriptor that this thread does not have, and the signal would be lost. What the thread does to itself
+/// still ends the process.
+pub(super) fn leave_signals() -> Result<(), Raw> {
+    let own = [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGABRT];
+    let mut left = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
+    // SAFETY: the first call makes the set, the others change and read it.
+    let failed = unsafe {
+        libc::sigfillset(left.as_mut_ptr());
+        own.iter().for_each(|signal| {
+            libc::sigdelset(left.as_mut_ptr(), *signal);
+        });
+        libc::pthread_sigmask(libc::SIG_SETMASK, left.as_ptr(), std::ptr::null_mut())
+    };
+    if failed == 0 { Ok(()) } else { Err(Raw::from_raw_os_error(failed)) }
+}
+
 /// Gives the calling thread, and threads that it starts, a table of descriptors of its own, in which only the standard
 /// ones and `kept` are open; returns its copy of `kept`. Descriptors that others own mean nothing to it any more.
 ///
