@@ -1,7 +1,8 @@
 /* A job whose ranks reach one file over two mounts: usage: mounts WHAT FILE OTHER [VICTIM], where FILE and OTHER are
  * the file on the first and on the second mount. The first half of the ranks uses the first one, as hints make it a
  * node.
- * specks: many small parts of each page. records: strided records, as the hard part of IO500 has them, written together and read back by the next rank.
+ * specks: many small parts of each page. records: strided records, as the hard part of IO500 has them, written together
+ * and read back by the next rank.
  * moves: pages go to the node whose ranks go on to write or read them; prints how many should have moved. reader: plain
  * reads over the other mount see what was synced, and what was written since, at once with a group lock and otherwise
  * when it has left the cache. killed: a rank is killed in the middle of a call, while all write, and pages move. */
