@@ -74,8 +74,7 @@ struct cursor cursor_at(const struct view *view, int64_t data_byte)
     struct cursor c = {view, 0, 0, 0};
     int64_t rest = data_byte % view->map.size;
     c.tile = data_byte / view->map.size;
-    while (c.segment + 1 < view->map.count && view->before[c.segment + 1] <= rest)
-        c.segment++;
+    c.segment = view_segment(view, rest);
     c.inside = rest - view->before[c.segment];
     return c;
 }

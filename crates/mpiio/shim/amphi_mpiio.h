@@ -47,6 +47,7 @@ typedef struct {
 
 uint64_t amphi_mpiio_page_bytes(const char *path, int readable); /* 0: the file cannot be cached */
 uint64_t amphi_mpiio_stripe_bytes(const char *path);             /* 0: not striped, as far as one can tell */
+int amphi_mpiio_identity(const char *path, uint64_t identity[2]); /* device and inode */
 int amphi_mpiio_is_coherent(const char *path);                   /* nodes see each other's writes at once */
 uint64_t amphi_mpiio_limit(uint64_t limit_bytes, uint32_t ranks);
 int amphi_mpiio_open(const char *path, const amphi_settings *settings, amphi_token *token, amphi_file **file);
@@ -76,7 +77,8 @@ int amphi_mpiio_flush(const amphi_file *file, uint32_t share, uint32_t shares);
 int amphi_mpiio_settle_alone(const amphi_file *file, int stable);
 int amphi_mpiio_set_size_alone(const amphi_file *file, uint64_t size);
 int amphi_mpiio_allocate_alone(const amphi_file *file, uint64_t size);
-void amphi_mpiio_leave(const amphi_file *file);
+int amphi_mpiio_save(const amphi_file *file);           /* EBUSY: in the middle of a call */
+int amphi_mpiio_end(const amphi_file *file, int flush); /* EBUSY: in the middle of a call */
 int amphi_mpiio_drop_clean(const amphi_file *file);
 int amphi_mpiio_discard(const amphi_file *file);
 int amphi_mpiio_sync(const amphi_file *file);

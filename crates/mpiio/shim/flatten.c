@@ -306,6 +306,9 @@ static int append_named(struct typemap *map, MPI_Datatype type)
 int typemap_of(MPI_Datatype type, struct typemap *map)
 {
     memset(map, 0, sizeof *map);
+    /* The library would call the error handler of MPI_COMM_WORLD, which mostly ends the program. */
+    if (type == MPI_DATATYPE_NULL)
+        return MPI_ERR_TYPE;
     MPI_Count size, lower, extent;
     if (PMPI_Type_size_x(type, &size) || PMPI_Type_get_extent_x(type, &lower, &extent) || size == MPI_UNDEFINED)
         return MPI_ERR_TYPE;

@@ -26,6 +26,7 @@ struct knowledge {
     struct decision decision;
     amphi_token token;
     int32_t error;
+    uint64_t file[2]; /* which file it is */
 };
 
 enum {
@@ -36,7 +37,8 @@ enum {
     REASON_NODES,
     REASON_FILE,
     REASON_MEMORY,
-    REASON_NO_THREADS
+    REASON_NO_THREADS,
+    REASON_OTHER_FILE
 };
 
 static const char *const reasons[] = {"",
@@ -47,7 +49,11 @@ static const char *const reasons[] = {"",
                                       "not a regular file that every rank can open",
                                       "no shared memory between the ranks",
                                       "the ranks are on several nodes that cannot reach each other by sockets, and "
-                                      "the MPI library was started without MPI_THREAD_MULTIPLE for messages"};
+                                      "the MPI library was started without MPI_THREAD_MULTIPLE for messages",
+                                      "the path is not the same file on every rank"};
+
+/* What an open returns where the path is another file than that of the rank which made the memory. */
+#define OTHER_FILE EXDEV
 
 /* Where statistics go; nowhere: NULL. */
 static const char *reports_to(void)
@@ -69,11 +75,24 @@ static void report(const char *path, const char *text)
         fclose(to);
 }
 
-/* The path without a prefix such as "ufs:" that tells the library which driver to use. */
+/* The drivers that a library may be told to use by a prefix of the name. */
+static const char *const drivers[] = {"ufs:",   "nfs:",  "xfs:", "lustre:",  "gpfs:",   "panfs:", "pvfs2:",
+                                      "testfs:", "ime:", "daos:", "quobyte:", "zoidfs:"};
+
+/* The path without a prefix such as "ufs:". Any other colon is a part of a name, and in some libraries that one is.
+ * So of both names the one that exists is meant, now that the library has opened it; where both do nobody can tell, and
+ * the path that names nothing keeps the file with the library. */
 static const char *plain_path(const char *name)
 {
-    const char *colon = strchr(name, ':'), *slash = strchr(name, '/');
-    return colon && (!slash || colon < slash) && colon - name > 1 ? colon + 1 : name;
+    struct stat unused;
+    for (size_t i = 0; i < sizeof drivers / sizeof *drivers; i++) {
+        size_t length = strlen(drivers[i]);
+        if (strncmp(name, drivers[i], length))
+            continue;
+        bool whole = !stat(name, &unused), rest = !stat(name + length, &unused);
+        return whole && rest ? "" : whole ? name : name + length;
+    }
+    return name;
 }
 
 /* A message to another node costs about as much as a copy of so many bytes. */
@@ -177,6 +196,18 @@ struct nodes {
     int error;
 };
 
+/* Fails if the path is another file here than on the rank that says of it which file it is: by a working directory or a
+ * mount of its own, or on the disk of another machine. Each of them would take a part of the bytes of all. Devices have
+ * numbers of their own on each machine. */
+static int same_file(const struct shadow *f, const uint64_t there[2], bool one_machine)
+{
+    uint64_t here[2];
+    int error = amphi_mpiio_identity(f->path, here);
+    if (error)
+        return error;
+    return here[1] == there[1] && (!one_machine || here[0] == there[0]) ? 0 : OTHER_FILE;
+}
+
 /* Opens the cache with one transport, on all ranks or on none; returns the reason why not. */
 static int open_with(struct shadow *f, const struct nodes *nodes, enum transport transport)
 {
@@ -184,18 +215,24 @@ static int open_with(struct shadow *f, const struct nodes *nodes, enum transport
     /* The leaders make the memory and show it to all; each rank opens that of its own leader. */
     struct shown {
         amphi_token token;
+        uint64_t file[2];
         int32_t error;
     } mine = {.error = nodes->error}, *shown = must_alloc(f, (size_t)f->ranks * sizeof *shown);
     int reason = REASON_MEMORY;
+    if (!mine.error)
+        mine.error = amphi_mpiio_identity(f->path, mine.file);
     if (!mine.error && f->local_rank == 0)
         mine.error = amphi_mpiio_open(f->path, &f->settings, &mine.token, &f->cache);
     PMPI_Allgather(&mine, sizeof mine, MPI_BYTE, shown, sizeof mine, MPI_BYTE, f->comm);
     uint64_t group = shown[0].token.nonce;
     int error = mine.error ? mine.error : shown[first[f->rank]].error;
+    error = error ? error : same_file(f, shown[0].file, nodes->one_host);
+    error = error ? error : same_file(f, shown[first[f->rank]].file, true);
     if (!error && f->local_rank != 0)
         error = amphi_mpiio_open(f->path, &f->settings, &shown[first[f->rank]].token, &f->cache);
     free(shown);
     error = worst(f->comm, error);
+    reason = error == OTHER_FILE ? REASON_OTHER_FILE : reason;
     if (!error && f->nodes > 1) {
         reason = REASON_NODES;
         f->mail = transport == TRANSPORT_MPI ? mail_open(f->comm) : NULL;
@@ -237,6 +274,8 @@ static int open_here(struct shadow *f, MPI_Comm comm, const struct knowledge *kn
     amphi_token token = known->token;
     int error = known->error;
     if (!error && f->rank != 0)
+        error = same_file(f, known->file, true);
+    if (!error && f->rank != 0)
         error = amphi_mpiio_open(f->path, &f->settings, &token, &f->cache);
     error = worst(comm, error);
     f->transport = TRANSPORT_MEMORY;
@@ -247,7 +286,7 @@ static int open_here(struct shadow *f, MPI_Comm comm, const struct knowledge *kn
     if (f->cache)
         amphi_mpiio_close(f->cache);
     f->cache = NULL;
-    return REASON_MEMORY;
+    return error == OTHER_FILE ? REASON_OTHER_FILE : REASON_MEMORY;
 }
 
 /* Whether all ranks are of one node if they are on one host. */
@@ -265,7 +304,9 @@ static void prepare(struct shadow *f, MPI_Info info, struct knowledge *known)
         return;
     f->settings = d->settings;
     f->settings.ranks = (uint32_t)f->ranks;
-    known->error = amphi_mpiio_open(f->path, &f->settings, &known->token, &f->cache);
+    known->error = amphi_mpiio_identity(f->path, known->file);
+    if (!known->error)
+        known->error = amphi_mpiio_open(f->path, &f->settings, &known->token, &f->cache);
 }
 
 /* Puts together what the ranks know, bit by bit: all but rank 0 have zeros where it decides. (MPICH 4.0.2 takes the
@@ -510,21 +551,20 @@ static bool is_ours(const struct shadow *f)
     return f->process == getpid() && !f->lender;
 }
 
-/* Writes all dirty pages that there are, without the other ranks. */
-static void flush_alone(struct shadow *f)
+static void warn_of_loss(const struct shadow *f, int error)
 {
-    int error = f->amode & MPI_MODE_DELETE_ON_CLOSE ? 0 : amphi_mpiio_flush(f->cache, 0, 1);
     if (error)
-        fprintf(stderr, "amphi-mpiio: %s: cached writes may be lost: %s\n", f->path, strerror(error));
+        fprintf(stderr, "amphi-mpiio: %s: cached writes may be lost: %s\n", f->path,
+                error == EBUSY ? "the process ends in the middle of a call on the file" : strerror(error));
 }
 
+/* Writes all dirty pages that there are, without the other ranks, and leaves: ranks that still write must not take the
+ * end of this one for a failure. */
 void shadow_flush_alone(struct shadow *f)
 {
     if (!is_ours(f))
         return;
-    flush_alone(f);
-    /* Ranks that still write must not take the end of this one for a failure. */
-    amphi_mpiio_leave(f->cache);
+    warn_of_loss(f, amphi_mpiio_end(f->cache, !(f->amode & MPI_MODE_DELETE_ON_CLOSE)));
     /* The program may be anywhere in the library, which is about to be unloaded. */
     if (f->mail)
         mail_close(f->mail);
@@ -591,6 +631,20 @@ int MPI_Finalize(void)
     return NATIVE(MPI_Finalize)();
 }
 BOTH_NAMES(MPI_Finalize);
+
+/* Libraries have handed each write to the system by the time the program ends the job. */
+static void save(struct shadow *f)
+{
+    if (is_ours(f) && !(f->amode & MPI_MODE_DELETE_ON_CLOSE))
+        warn_of_loss(f, amphi_mpiio_save(f->cache));
+}
+
+int MPI_Abort(MPI_Comm comm, int code)
+{
+    shadow_each(save);
+    return NATIVE(MPI_Abort)(comm, code);
+}
+BOTH_NAMES(MPI_Abort);
 
 /* A program may end without MPI_Finalize; whatever ends it in order still has its writes written. */
 __attribute__((destructor)) static void at_exit(void)

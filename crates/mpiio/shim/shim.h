@@ -177,6 +177,7 @@ int pointer_add(struct shadow *shadow, uint64_t add, uint64_t *before);
 int pointer_set(struct shadow *shadow, uint64_t value);
 int pointer_get(struct shadow *shadow, uint64_t *value);
 void view_free(struct view *view);
+size_t view_segment(const struct view *view, int64_t rest);
 int64_t view_byte(const struct view *view, int64_t data_byte);
 int64_t view_data_before(const struct view *view, int64_t file_byte);
 

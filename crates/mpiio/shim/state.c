@@ -39,7 +39,7 @@ static int view_make(struct view *view, int64_t displacement, MPI_Datatype etype
     MPI_Count etype_size;
     if (displacement < 0)
         return MPI_ERR_ARG;
-    if (PMPI_Type_size_x(etype, &etype_size))
+    if (etype == MPI_DATATYPE_NULL || PMPI_Type_size_x(etype, &etype_size))
         return MPI_ERR_TYPE;
     int error = typemap_of(filetype, &view->map);
     if (error)
@@ -76,14 +76,10 @@ int view_set_default(struct view *view)
     return view_make(view, 0, MPI_BYTE, MPI_BYTE, "native", true);
 }
 
-/* The place in the file of a byte of the view's data. */
-int64_t view_byte(const struct view *view, int64_t data_byte)
+/* The segment in which a byte of one file type's data lies. */
+size_t view_segment(const struct view *view, int64_t rest)
 {
-    const struct typemap *map = &view->map;
-    if (map->count == 0)
-        return view->displacement;
-    int64_t tile = data_byte / map->size, rest = data_byte % map->size;
-    size_t low = 0, high = map->count;
+    size_t low = 0, high = view->map.count;
     while (high - low > 1) {
         size_t middle = (low + high) / 2;
         if (view->before[middle] <= rest)
@@ -91,6 +87,17 @@ int64_t view_byte(const struct view *view, int64_t data_byte)
         else
             high = middle;
     }
+    return low;
+}
+
+/* The place in the file of a byte of the view's data. */
+int64_t view_byte(const struct view *view, int64_t data_byte)
+{
+    const struct typemap *map = &view->map;
+    if (map->count == 0)
+        return view->displacement;
+    int64_t tile = data_byte / map->size, rest = data_byte % map->size;
+    size_t low = view_segment(view, rest);
     return view->displacement + tile * map->extent + map->segments[low].offset + (rest - view->before[low]);
 }
 
@@ -174,28 +181,37 @@ static int settle(struct shadow *f, bool stable)
     return agree(f, agree_size(f, error));
 }
 
-static void pass_through(struct shadow *f)
-{
-    /* From here on the native library has the file alone. */
-    if (f->atomic)
-        NATIVE(MPI_File_set_atomicity)(f->handle, 1);
-    shadow_remove(f);
-    shadow_forget(f);
-}
-
-/* The cache goes that this handle uses, so the library has the handle from now on, as it is now. */
+/* The native library has the file alone from now on, as it is now: with its view and both pointers. All ranks call. */
 void give_back(struct shadow *f)
 {
     const struct view *view = &f->view;
+    uint64_t shared = 0;
+    int told = pointer_get(f, &shared);
+    for (struct shadow *borrower; !f->lender && (borrower = shadow_borrower(f));)
+        give_back(borrower);
     native_enter();
     int error = NATIVE(MPI_File_set_view)(f->handle, view->displacement, view->etype, view->filetype, view->datarep,
                                           MPI_INFO_NULL);
     error = error ? error : NATIVE(MPI_File_seek)(f->handle, f->position, MPI_SEEK_SET);
-    error = error ? error : NATIVE(MPI_File_seek_shared)(f->handle, f->own_pointer, MPI_SEEK_SET);
+    /* A shared pointer that was never moved may cost the library a file of its own. */
+    if (!error && !told && shared)
+        error = NATIVE(MPI_File_seek_shared)(f->handle, (MPI_Offset)shared, MPI_SEEK_SET);
+    if (!error && f->atomic)
+        error = NATIVE(MPI_File_set_atomicity)(f->handle, 1);
     native_leave();
-    if (error)
-        fprintf(stderr, "amphi-mpiio: %s: a second handle has lost its view\n", f->path);
-    pass_through(f);
+    if (error || told)
+        fprintf(stderr, "amphi-mpiio: %s: a handle has lost its view or its pointers\n", f->path);
+    shadow_remove(f);
+    shadow_forget(f);
+}
+
+/* The largest error class of all ranks; a barrier, too. */
+static int agree_class(struct shadow *f, int class)
+{
+    /* Classes lie above all errno values, which tell that there was no agreement. */
+    enum { CLASSES = 1 << 16 };
+    int all = agree(f, class ? CLASSES + class : 0);
+    return all > CLASSES ? all - CLASSES : all ? MPI_ERR_IO : MPI_SUCCESS;
 }
 
 int MPI_File_set_view(MPI_File handle, MPI_Offset displacement, MPI_Datatype etype, MPI_Datatype filetype,
@@ -206,16 +222,17 @@ int MPI_File_set_view(MPI_File handle, MPI_Offset displacement, MPI_Datatype ety
         return NATIVE(MPI_File_set_view)(handle, displacement, etype, filetype, datarep, info);
     bool native = !strcasecmp(datarep, "native") || !strcasecmp(datarep, "internal");
     if (agree(f, !native)) {
-        /* Other representations are the native library's; so is the file then. Both pointers start at 0. */
+        /* Other representations are the native library's; so is the file then, with its old view if the library does
+         * not know the representation. */
         int error = settle(f, false);
         if (error)
             return fail_errno(handle, error);
-        pass_through(f);
+        give_back(f);
         return NATIVE(MPI_File_set_view)(handle, displacement, etype, filetype, datarep, info);
     }
     struct view view;
     int class = view_make(&view, displacement, etype, filetype, datarep, f->settings.writable != 0);
-    int others = agree(f, class);
+    int others = agree_class(f, class);
     if (others) {
         if (!class)
             view_free(&view);
@@ -260,15 +277,18 @@ BOTH_NAMES(MPI_File_get_byte_offset);
 static int64_t seek_target(struct shadow *f, MPI_Offset offset, int whence, int64_t now)
 {
     uint64_t size = 0;
-    if (whence == MPI_SEEK_CUR)
-        return now + offset;
-    if (whence == MPI_SEEK_END) {
+    int64_t from = 0, target;
+    if (whence == MPI_SEEK_CUR) {
+        from = now;
+    } else if (whence == MPI_SEEK_END) {
         if (amphi_mpiio_size(f->cache, &size))
             return -1;
         int64_t data = view_data_before(&f->view, (int64_t)size), unit = f->view.etype_size;
-        return (unit ? (data + unit - 1) / unit : 0) + offset;
+        from = unit ? (data + unit - 1) / unit : 0;
+    } else if (whence != MPI_SEEK_SET) {
+        return -1;
     }
-    return whence == MPI_SEEK_SET ? offset : -1;
+    return __builtin_add_overflow(from, offset, &target) ? -1 : target;
 }
 
 int MPI_File_seek(MPI_File handle, MPI_Offset offset, int whence)

@@ -10,33 +10,30 @@ use crate::error::{Error, Outcome};
 use crate::file::idle::Looker;
 use crate::file::{CachedFile, Extent, Settings};
 use crate::meeting::{Arrival, Meeting};
-use crate::pace::Futex;
+use crate::pace::{Futex, sleep_on};
 use crate::segment::{Geometry, Segment, Token};
-use crate::spare_memory;
 use crate::stats::NAMES;
 use crate::team::Team;
 use crate::team::passing::{Dispatcher, Passing, SILENCE, Serving};
 use crate::team::server::Server;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::net::Ipv4Addr;
-use std::sync::atomic::Ordering::SeqCst;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::Duration;
-
-/// The least page: smaller ones would drown in their metadata, and a page is what a read asks the file system for.
-const PAGE_BYTES: u64 = 1 << 20;
-
-/// The largest preferred unit of a file system that is taken for one.
-const LARGEST_UNIT: u64 = 64 << 20;
-
-/// File systems whose clients may keep what others have changed since (`f_type`): NFS, SMB, CIFS, SMB2, 9P, AFS.
-const LAZY: [u32; 6] = [0x6969, 0x517b, 0xff53_4d42, 0xfe53_4d42, 0x0102_1997, 0x5346_414f];
 
 /// So long a range costs more to copy twice than to ask the kernel for, which takes about a microsecond.
 const ASIDE_BYTES: u64 = 16 << 10;
 
+/// So long the end of a process waits for a call of its own on the file: the end may have come in the middle of it,
+/// from a signal handler, and the call then never ends.
+const LAST_CALL: Duration = Duration::from_secs(2);
+const LAST_LOOK: Duration = Duration::from_millis(1);
+
 /// Between two looks when nothing is to leave in the background.
 const NEVER: Duration = Duration::from_secs(1 << 30);
+
+pub mod about;
 
 /// An open file, as C sees it.
 pub struct AmphiFile {
@@ -50,6 +47,19 @@ pub struct AmphiFile {
 impl AmphiFile {
     fn locked(&self) -> MutexGuard<'_, Team> {
         self.team.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As `locked`, unless a call takes too long to end.
+    fn locked_at_last(&self) -> Option<MutexGuard<'_, Team>> {
+        let looks = LAST_CALL.as_micros() / LAST_LOOK.as_micros();
+        (0..looks).find_map(|_| match self.team.try_lock() {
+            Ok(team) => Some(team),
+            Err(TryLockError::Poisoned(team)) => Some(team.into_inner()),
+            Err(TryLockError::WouldBlock) => {
+                sleep_on(&AtomicU32::new(0), 0, LAST_LOOK);
+                None
+            }
+        })
     }
 }
 
@@ -109,58 +119,6 @@ pub struct Unasked {
 
 fn code(outcome: Outcome) -> c_int {
     outcome.err().map_or(0, Error::errno)
-}
-
-/// The page for a file when no hint names one; 0 when the file cannot be asked.
-///
-/// # Safety
-/// `path` ends with a zero byte.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn amphi_mpiio_page_bytes(path: *const c_char, readable: c_int) -> u64 {
-    // SAFETY: the caller's promise.
-    let path = unsafe { CStr::from_ptr(path) };
-    let unit = PosixFile::open(path, readable != 0, readable == 0, Direct::Off).and_then(|file| file.preferred_bytes());
-    match unit {
-        Ok(unit) if unit <= LARGEST_UNIT => PAGE_BYTES.next_multiple_of(unit),
-        Ok(_) => PAGE_BYTES,
-        Err(_) => 0,
-    }
-}
-
-/// How many bytes lie on one target before the next one follows; 0 when that is not known.
-///
-/// # Safety
-/// `path` ends with a zero byte.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn amphi_mpiio_stripe_bytes(path: *const c_char) -> u64 {
-    // SAFETY: the caller's promise.
-    let path = unsafe { CStr::from_ptr(path) };
-    let open = |readable| PosixFile::open(path, readable, !readable, Direct::Off);
-    open(true).or_else(|_| open(false)).ok().and_then(|file| file.stripe_bytes()).unwrap_or(0)
-}
-
-/// Whether nodes that read and write the same ranges in turn, each after the other has written out what it had, see
-/// each other's bytes: not on file systems whose clients only look again at an open.
-///
-/// # Safety
-/// `path` ends with a zero byte.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn amphi_mpiio_is_coherent(path: *const c_char) -> c_int {
-    let mut about = std::mem::MaybeUninit::<libc::statfs>::zeroed();
-    // SAFETY: the caller's promise; the structure is as large as expected, and all-zero bytes are valid.
-    let about = unsafe {
-        if libc::statfs(path, about.as_mut_ptr()) != 0 {
-            return 0;
-        }
-        about.assume_init()
-    };
-    c_int::from(!LAZY.contains(&(about.f_type as u32)))
-}
-
-/// The memory that each of the ranks of a node may use: `limit_bytes`, or less where the node has less to spare.
-#[unsafe(no_mangle)]
-pub extern "C" fn amphi_mpiio_limit(limit_bytes: u64, ranks: u32) -> u64 {
-    spare_memory::limit(limit_bytes, ranks)
 }
 
 /// Opens a file. Rank 0 makes the shared memory and fills in the token, the others are given that token.
@@ -448,6 +406,32 @@ pub unsafe extern "C" fn amphi_mpiio_close(file: *mut AmphiFile) {
     file.team.into_inner().unwrap_or_else(PoisonError::into_inner).leave();
 }
 
+/// The process ends, though it has not closed the file: writes all dirty bytes of the node, if `flush` says so, and
+/// leaves in order, so that the other ranks go on. EBUSY: the process is in the middle of a call, so it ends as one
+/// that was killed.
+///
+/// # Safety
+/// `file` is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amphi_mpiio_end(file: *const AmphiFile, flush: c_int) -> c_int {
+    // SAFETY: the caller's promise.
+    let Some(mut team) = (unsafe { (*file).locked_at_last() }) else { return libc::EBUSY };
+    let written = if flush != 0 { team.local().flush_share(0, 1) } else { Ok(()) };
+    team.local().leave();
+    code(written)
+}
+
+/// The job is about to be ended: writes all dirty bytes on all nodes. EBUSY: the process is in the middle of a call.
+///
+/// # Safety
+/// `file` is open.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amphi_mpiio_save(file: *const AmphiFile) -> c_int {
+    // SAFETY: the caller's promise.
+    let team = unsafe { (*file).locked_at_last() };
+    team.map_or(libc::EBUSY, |mut team| code(team.settle_alone(false)))
+}
+
 /// Comes to a meeting of all ranks, which are of one node, with a value that is not negative. The caller waits for the
 /// others with `amphi_mpiio_await` before it comes to the next one.
 ///
@@ -602,8 +586,6 @@ plain! {
     amphi_mpiio_group_rejoin() -> () = |f| f.local().rejoin_group();
     /// Calls of this node give each page back as soon as they have done with it, or not; all ranks call.
     amphi_mpiio_relax(on: c_int) -> () = |f| f.local().relax(on != 0);
-    /// Says that this rank ends in order, though it has not closed the file.
-    amphi_mpiio_leave() -> () = |f| f.local().leave();
     /// Takes leave of the other nodes; the file serves no call of this rank any more.
     amphi_mpiio_part() -> () = |f| f.part();
     /// Waits until the ranks of other nodes have taken leave of this one.

@@ -201,15 +201,20 @@ impl CachedFile {
         let _ = cell.compare_exchange(0, error.errno(), SeqCst, SeqCst);
     }
 
-    /// Makes what was written to the file system stable, if there was anything since the last time.
+    /// Makes what was written to the file system stable, if there was anything since the last time. After a failure the
+    /// system may have dropped what it could not write and call the next sync a success, so the failure stays.
     pub fn sync_backend(&mut self) -> Outcome {
+        let before = self.segment().header().sync_error.load(SeqCst);
+        if before != 0 {
+            return Err(Error::Os { doing: "sync again", errno: before });
+        }
         if self.segment().header().unsynced.swap(0, SeqCst) == 0 {
             return Ok(());
         }
         self.stats.fs_syncs += 1;
         let result = self.backend.sync();
-        if result.is_err() {
-            self.note_change();
+        if let Err(error) = result {
+            self.segment().header().sync_error.store(error.errno(), SeqCst);
         }
         result
     }
@@ -464,7 +469,8 @@ impl CachedFile {
 
     /// Locks a page that is cached and dirty if that needs no waiting, and returns its frame.
     fn try_dirty(&self, page: u64) -> Outcome<Option<u32>> {
-        let hint = self.frame_of(page)?;
+        // A page of which nobody has asked for metadata is not cached, and must not get any for that.
+        let hint = self.segment().find_meta(page).and_then(|meta| meta.frame.load(Acquire).checked_sub(1));
         if !hint.is_some_and(|frame| self.segment().looks_dirty(frame)) || !self.locks.try_lock(page)? {
             return Ok(None);
         }

@@ -6,6 +6,9 @@
 //! own what else has to go on meanwhile: `wait` returns after `PAUSE`, so that the shim can let the library make
 //! progress with other communication of the program.
 //!
+//! A rank that ended never comes, so the first one that waits for it breaks off this round and all later ones: who has
+//! given up a round must not count in it when it comes to the next one.
+//!
 //! Invariants: a rank takes part in one round at a time, and in all of them in the same order. `arrived` counts those
 //! of the present round. The value of a round is kept until all ranks are in the next one, which they enter when they
 //! have read it; the last one to arrive clears the value that the round after that will use.
@@ -49,6 +52,9 @@ impl Meeting {
     pub fn arrive(&self, value: i32) -> Arrival {
         let cell = self.cell();
         let round = cell.round.load(SeqCst);
+        if cell.broken.load(SeqCst) != 0 {
+            return Arrival { round, pauses: 0 };
+        }
         cell.largest[round as usize % 2].fetch_max(value, SeqCst);
         let here = cell.arrived.fetch_add(1, SeqCst) + 1;
         let ranks = self.segment.geometry().ranks;
@@ -68,17 +74,25 @@ impl Meeting {
         let cell = self.cell();
         let round = arrival.round;
         let over = || (cell.round.load(SeqCst) != round).then(|| cell.largest[round as usize % 2].load(SeqCst));
-        if over().is_none() {
+        let broken = || cell.broken.load(SeqCst).checked_sub(1);
+        if over().is_none() && broken().is_none() {
             sleep_on(&cell.round, round, PAUSE);
         }
         if let Some(largest) = over() {
             return Ok(Some(largest));
         }
+        if let Some(rank) = broken() {
+            return Err(Error::RankEnded(rank));
+        }
         if arrival.pauses % PAUSES_TO_LOOK == PAUSES_TO_LOOK - 1
             && let Some(rank) = self.segment.find_gone()
         {
             // A rank that leaves in order after the round does so after the round.
-            return over().map_or(Err(Error::RankEnded(rank)), |largest| Ok(Some(largest)));
+            if let Some(largest) = over() {
+                return Ok(Some(largest));
+            }
+            cell.broken.store(rank + 1, SeqCst);
+            return Err(Error::RankEnded(rank));
         }
         arrival.pauses = arrival.pauses.wrapping_add(1);
         Ok(None)
@@ -171,6 +185,21 @@ mod tests {
             }
             drop(gone);
             assert_eq!(meet_on(&waits, arrival), Err(Error::RankEnded(1)));
+        }
+    }
+
+    /// Goal: when a rank is gone, no later meeting of the others seems to be one of all ranks. Method: three ranks of
+    /// which one is dropped; the others come to four meetings more, each as often as all of them would have.
+    #[test]
+    fn no_meeting_succeeds_without_a_rank() {
+        let mut all = meetings(3);
+        drop(all.pop());
+        for _ in 0..4 {
+            std::thread::scope(|scope| {
+                for meeting in &all {
+                    scope.spawn(|| assert_eq!(meet(meeting, 1), Err(Error::RankEnded(2))));
+                }
+            });
         }
     }
 }

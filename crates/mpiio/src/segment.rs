@@ -35,7 +35,7 @@ mod snapshot;
 
 pub use snapshot::Snapshot;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"amphmpi7");
+const MAGIC: u64 = u64::from_le_bytes(*b"amphmpi8");
 /// Bytes of the header.
 pub const HEADER_BYTES: u64 = 4096;
 const CELL_BYTES: u64 = 64;
@@ -152,6 +152,8 @@ pub struct Header {
     pub late_error: AtomicI32,
     /// 1: the file system was given something since the last sync.
     pub unsynced: AtomicU32,
+    /// errno value of the first sync that failed.
+    pub sync_error: AtomicI32,
     /// Rank + 1 of a rank that ended without closing.
     pub ended: AtomicU32,
     /// Whether the node is a member of the job's group lock (`file/group.rs`), and the number of the group.
@@ -191,6 +193,8 @@ pub struct MeetingCell {
     pub largest: [AtomicI32; 2],
     /// A number that one rank told all.
     pub said: AtomicU64,
+    /// Rank + 1 of one that will never come: all further meetings fail.
+    pub broken: AtomicU32,
 }
 
 /// What the ranks of a node know of the nodes of their job; zeros with one.
@@ -287,6 +291,9 @@ impl Segment {
     /// Makes the memory, as rank 0. The memory lives while any rank has it mapped.
     pub fn create(geometry: Geometry, size: u64) -> Outcome<Segment> {
         geometry.check()?;
+        if geometry.total() > largest_file() {
+            return Err(Error::Os { doing: "size of the shared memory", errno: libc::EFBIG });
+        }
         let mut nonce = [0u8; 8];
         // SAFETY: the name ends with a zero byte; the descriptor is ours; the buffer has the length that is given.
         let fd = unsafe {
@@ -658,6 +665,14 @@ fn byte_lock(kind: libc::c_int, rank: u32) -> libc::flock {
     lock.l_start = libc::off_t::from(rank);
     lock.l_len = 1;
     lock
+}
+
+/// The limit of this process for the length of a file, memory files included; who goes beyond it gets a signal.
+fn largest_file() -> u64 {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the structure lives through the call.
+    let told = unsafe { libc::getrlimit(libc::RLIMIT_FSIZE, &mut limit) } == 0;
+    if told { limit.rlim_cur } else { u64::MAX }
 }
 
 /// An open file description of our own: locks of a description that `fork` shares would outlive us.

@@ -367,6 +367,11 @@ fn faults_are_clear_and_lose_nothing() {
             ("callback", "cache_ranks_per_node=2;cache_page_size=4K;cache_flush_size=4K"),
             ("exit", ""),
             ("exit", MESSAGES),
+            ("abort", ""),
+            ("abort", "cache_ranks_per_node=2;cache_page_size=4K;cache_flush_size=4K"),
+            ("abort", MESSAGES),
+            ("handler", ""),
+            ("handler", "cache_ranks_per_node=2;cache_page_size=4K;cache_flush_size=4K"),
             ("full", ""),
             ("full", "cache_ranks_per_node=2;cache_page_size=4K;cache_flush_size=4K"),
             ("killed", ""),
@@ -385,6 +390,11 @@ fn faults_are_clear_and_lose_nothing() {
                     assert!(!output.status.success(), "{mpi}: {printed}");
                     assert!(std::fs::read(&path).unwrap().starts_with(&expected), "{mpi}: {printed}");
                 }
+                "abort" => {
+                    assert!(!output.status.success(), "{mpi}: {printed}");
+                    assert!(std::fs::read(&path).unwrap() == expected, "{mpi} with '{hints}': {printed}");
+                }
+                "handler" => assert!(std::fs::read(&path).unwrap().starts_with(&expected), "{mpi}: {printed}"),
                 "late" | "callback" => {
                     assert!(output.status.success() && printed.contains("ok"), "{mpi} with '{hints}': {printed}");
                     assert_eq!(printed.contains("still open"), fault == "late", "{mpi}: {printed}");
@@ -442,8 +452,9 @@ fn a_full_disk_loses_nothing() {
 }
 
 /// Goal: hints that differ between ranks, a file that two communicators have open, a rank without memory or
-/// descriptors, leaders that cannot be reached, a child process and calls of more than 2 GiB: each is served or left to
-/// the library, with a message, and nobody waits for ever.
+/// descriptors, leaders that cannot be reached, a path that is another file on some rank, names with a colon, a view
+/// that the library refuses, a child process and calls of more than 2 GiB: each is served or left to the library, with
+/// a message, and nobody waits for ever.
 /// Method: `opens`, which checks what it reads; the statistics say how the file was served.
 #[test]
 fn unusual_opens_are_served() {
@@ -459,6 +470,12 @@ fn unusual_opens_are_served() {
             ("forked", 3, "", "", "ranks=3 "),
             ("nomemory", 3, "", "", "no shared memory between the ranks"),
             ("nofiles", 3, "", "", ""),
+            ("nolength", 3, "", "", "no shared memory between the ranks"),
+            ("names", 2, "", "", ""),
+            ("folders", 4, "", "", "not the same file on every rank"),
+            ("folders", 4, nodes, "", "not the same file on every rank"),
+            ("representation", 4, "", "", ""),
+            ("representation", 4, nodes, "", ""),
             ("large", 2, "", "", "stream_bytes="),
             ("idle", 4, "cache_flush_size=1M", "", "idle_pages=8"),
             ("idle", 4, "cache_flush_size=1M;cache_ranks_per_node=2", "", "idle_pages=8"),

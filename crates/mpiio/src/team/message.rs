@@ -180,9 +180,21 @@ pub fn length(bytes: &[u8]) -> Outcome<usize> {
 
 /// Receives a message; what is none, or too large, is an error.
 pub fn receive(from: &mut impl Read) -> Outcome<Message> {
+    receive_within(from, MAX_EXTENTS, MAX_DATA)
+}
+
+/// Receives the first message of a connection, of a stranger who may announce anything: no more than a greeting takes.
+pub fn receive_hello(from: &mut impl Read) -> Outcome<Message> {
+    receive_within(from, 1, 0)
+}
+
+fn receive_within(from: &mut impl Read, most_extents: usize, most_bytes: usize) -> Outcome<Message> {
     let mut head = [0u8; HEAD_BYTES];
     from.read_exact(&mut head).map_err(lost)?;
     let Head { kind, numbers, extents: count, bytes } = read_head(&head)?;
+    if count > most_extents || bytes > most_bytes {
+        return Err(Error::Os { doing: "understand another node", errno: libc::EPROTO });
+    }
     let mut extents = vec![0u8; count * 16];
     from.read_exact(&mut extents).map_err(lost)?;
     let extents = extents
@@ -214,6 +226,11 @@ mod tests {
         let back = receive(&mut bytes.as_slice()).unwrap();
         assert_eq!((back.kind, back.number, back.second), (Kind::Write, 7, 9));
         assert_eq!((back.extents.as_slice(), back.data.as_slice()), (extents.as_slice(), b"abc".as_slice()));
+        for (extents, data) in [(&extents[..1], b"".as_slice()), (&extents, b""), (&[], b"a")] {
+            let mut bytes = Vec::new();
+            send(&mut bytes, Kind::Hello, (7, 9), extents, data).unwrap();
+            assert_eq!(receive_hello(&mut bytes.as_slice()).is_ok(), extents.len() == 1, "no more than a greeting");
+        }
         for at in 0..bytes.len() {
             assert!(receive(&mut &bytes[..at]).is_err());
             for bit in 0..8 {

@@ -6,7 +6,7 @@
 
 use super::handover::{SPANS_MAX, encode};
 use super::link::Link;
-use super::message::{Kind, Message, WHOLE_CALL, receive, send};
+use super::message::{Kind, Message, WHOLE_CALL, receive_hello, send};
 use crate::error::{Error, Outcome};
 use crate::file::{CachedFile, Extent, HANDOVER_BYTES};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -77,7 +77,7 @@ fn accept(listener: &TcpListener, ranks: (u32, u32), nonce: u64, make: &Arc<Make
         }
         // A stranger that says nothing must not keep the ranks away.
         let _ = stream.set_read_timeout(Some(std::time::Duration::from_secs(10)));
-        let Ok(hello) = receive(&mut stream) else { continue };
+        let Ok(hello) = receive_hello(&mut stream) else { continue };
         let _ = stream.set_read_timeout(None);
         let index = hello.number.checked_sub(u64::from(ranks.0)).and_then(|i| seen.get_mut(i as usize));
         let Some(new) = index.filter(|new| !**new && hello.kind == Kind::Hello && hello.second == nonce) else {

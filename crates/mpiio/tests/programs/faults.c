@@ -5,6 +5,8 @@
  * full: the file may not grow as far as it was written (RLIMIT_FSIZE); every rank hears of it at close.
  * nospace: the file system is full; every rank hears of it at sync, and what was written is in the file as soon as there
  * is space again. argv[3]: a file whose removal makes space.
+ * abort: one rank ends the job by MPI_Abort; what all wrote before is in the file. handler: the ranks call exit in a
+ * signal handler, in the middle of calls; nobody hangs, and what was synced stays.
  * killed: one rank ends without a word while the others write; the job has to end, and what was synced stays. */
 #include "check.h"
 #include <signal.h>
@@ -28,6 +30,12 @@ static int close_at_end(MPI_Comm comm, int key, void *value, void *extra)
         printf("ok\n");
     fflush(stdout);
     return MPI_SUCCESS;
+}
+
+static void exit_now(int signal)
+{
+    (void)signal;
+    exit(0);
 }
 
 int main(int argc, char **argv)
@@ -88,6 +96,20 @@ int main(int argc, char **argv)
         printf("rank %d has lost the file\n", rank);
         fflush(stdout);
         sleep(30);
+    }
+    if (!strcmp(fault, "abort")) {
+        MPI_Barrier(MPI_COMM_WORLD);
+        if (rank == ranks - 1)
+            MPI_Abort(MPI_COMM_WORLD, 3);
+        sleep(60);
+    }
+    if (!strcmp(fault, "handler")) {
+        OK(MPI_File_sync(file));
+        MPI_Barrier(MPI_COMM_WORLD);
+        signal(SIGALRM, exit_now);
+        ualarm(300000, 0);
+        for (int i = 0;; i++)
+            MPI_File_write_at(file, (MPI_Offset)(40 + i % 1000) * 1000, line, 1000, MPI_BYTE, &status);
     }
     if (!strcmp(fault, "exit")) {
         MPI_Barrier(MPI_COMM_WORLD);

@@ -3,8 +3,11 @@
  * same time, each a part of the ranks. nofiles: rank 1 may open no further file, so nobody's open may hang or be cached.
  * nomemory: rank 1 has no room for the shared memory, so the file stays with the library. large: one call moves more
  * than 2 GiB. forked: a child process of a rank ends while the rank goes on writing. idle: what was written leaves while
- * the ranks do something else, and the thread that sees to it costs next to nothing. transport: argv[3] is what the
- * hints say is in use when the hint of the open is argv[4]; argv[5]: with a reason. */
+ * the ranks do something else, and the thread that sees to it costs next to nothing. nolength: rank 0 may make no file
+ * as long as the shared memory. names: colons in names, which some libraries take for the end of a driver's name; no
+ * other file than that of the library may change. folders: the path is another file on every second rank.
+ * representation: a view that the library refuses changes nothing, with a second handle on the file and without.
+ * transport: argv[3] is what the hints say is in use when the hint of the open is argv[4]; argv[5]: with a reason. */
 #include "check.h"
 #include <signal.h>
 #include <sys/mman.h>
@@ -72,7 +75,7 @@ static void groups(const char *path)
     MPI_Comm_free(&half);
 }
 
-static void limited(const char *path, int resource, rlim_t most)
+static void limited(const char *path, int who, int resource, rlim_t most)
 {
     struct rlimit old, now;
     /* The library has loaded its parts then. */
@@ -81,7 +84,7 @@ static void limited(const char *path, int resource, rlim_t most)
     MPI_Barrier(MPI_COMM_WORLD);
     getrlimit(resource, &old);
     now = (struct rlimit){most, old.rlim_max};
-    if (rank == 1)
+    if (rank == who)
         setrlimit(resource, &now);
     int error = MPI_File_open(MPI_COMM_WORLD, path, MPI_MODE_CREATE | MPI_MODE_RDWR, MPI_INFO_NULL, &file);
     setrlimit(resource, &old);
@@ -227,6 +230,117 @@ static void transport(char **argv)
     free(memory);
 }
 
+/* Goes to the directory of the file, or to one in it. */
+static void go_to(const char *path, const char *part)
+{
+    char directory[4000];
+    snprintf(directory, sizeof directory, "%s", path);
+    char *slash = strrchr(directory, '/');
+    CHECK(slash && !chdir((*slash = 0, directory)));
+    if (*part) {
+        mkdir(part, 0777);
+        MPI_Barrier(MPI_COMM_WORLD);
+        CHECK(!chdir(part));
+    }
+    MPI_Barrier(MPI_COMM_WORLD);
+}
+
+static void put_text(const char *name, const char *text)
+{
+    FILE *plain = fopen(name, "w");
+    CHECK(plain && fputs(text, plain) >= 0 && !fclose(plain));
+}
+
+/* Whether a file has this text at a place. */
+static int has_text(const char *name, long at, const char *text)
+{
+    char back[100] = "";
+    FILE *plain = fopen(name, "r");
+    size_t length = strlen(text);
+    int same = plain && !fseek(plain, at, SEEK_SET) && fread(back, 1, length, plain) == length;
+    if (plain)
+        fclose(plain);
+    return same && !memcmp(back, text, length);
+}
+
+static void names(const char *path)
+{
+    static const char *const all[] = {"run:out", "ufs:out", "nfs:other", "a:b"};
+    go_to(path, "");
+    for (int i = 0; i < 4; i++) {
+        const char *name = all[i], *rest = strchr(name, ':') + 1;
+        if (rank == 0 && i < 2)
+            put_text(rest, "precious");
+        MPI_Barrier(MPI_COMM_WORLD);
+        int error = MPI_File_open(MPI_COMM_WORLD, name, MPI_MODE_CREATE | MPI_MODE_RDWR, MPI_INFO_NULL, &file);
+        struct stat stat_of;
+        int whole = !stat(name, &stat_of);
+        /* A library may not know the driver. */
+        if (error == MPI_SUCCESS) {
+            OK(MPI_File_write_at(file, 10 * rank, "0123456789", 10, MPI_BYTE, &status));
+            OK(MPI_File_close(&file));
+            CHECK(has_text(whole ? name : rest, 10 * rank, "0123456789"));
+        }
+        MPI_Barrier(MPI_COMM_WORLD);
+        if (i < 2 && (whole || error))
+            CHECK(has_text(rest, 0, "precious"));
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
+}
+
+static void folders(const char *path)
+{
+    go_to(path, rank % 2 ? "odd" : "even");
+    put_text("out", "");
+    MPI_Barrier(MPI_COMM_WORLD);
+    OK(MPI_File_open(MPI_COMM_WORLD, "out", MPI_MODE_RDWR, MPI_INFO_NULL, &file));
+    OK(MPI_File_write_at(file, 10 * rank, "0123456789", 10, MPI_BYTE, &status));
+    OK(MPI_File_close(&file));
+    CHECK(has_text("out", 10 * rank, "0123456789"));
+}
+
+static void representation(const char *path)
+{
+    for (int second = 0; second < 2; second++) {
+        MPI_File own;
+        MPI_Offset at;
+        MPI_Datatype etype, filetype;
+        char name[MPI_MAX_DATAREP_STRING];
+        long mine = 5000 + rank * 1000;
+        open_all(path, MPI_COMM_WORLD, MPI_INFO_NULL);
+        OK(MPI_File_set_view(file, mine, MPI_INT, MPI_INT, "native", MPI_INFO_NULL));
+        OK(MPI_File_write(file, "aaaabbbb", 2, MPI_INT, &status));
+        if (rank == 0)
+            OK(MPI_File_write_shared(file, "cccc", 1, MPI_INT, &status));
+        MPI_Barrier(MPI_COMM_WORLD);
+        if (second) {
+            OK(MPI_File_open(MPI_COMM_SELF, path, MPI_MODE_RDWR, MPI_INFO_NULL, &own));
+            OK(MPI_File_write_at(own, mine + 100, "own", 3, MPI_BYTE, &status));
+        }
+        MPI_Barrier(MPI_COMM_WORLD);
+        CHECK(MPI_File_set_view(file, 0, MPI_INT, MPI_INT, "no representation", MPI_INFO_NULL) != MPI_SUCCESS);
+        OK(MPI_File_get_view(file, &at, &etype, &filetype, name));
+        CHECK(at == mine && etype == MPI_INT && filetype == MPI_INT);
+        OK(MPI_File_get_position(file, &at));
+        CHECK(at == 2);
+        OK(MPI_File_get_position_shared(file, &at));
+        CHECK(at == 1);
+        OK(MPI_File_write(file, "dddd", 1, MPI_INT, &status));
+        if (second) {
+            OK(MPI_File_write_at(own, mine + 103, "ed", 2, MPI_BYTE, &status));
+            OK(MPI_File_close(&own));
+        }
+        OK(MPI_File_close(&file));
+        MPI_Barrier(MPI_COMM_WORLD);
+        CHECK(has_text(path, mine, rank == 0 ? "ccccbbbbdddd" : "aaaabbbbdddd"));
+        CHECK(!second || has_text(path, mine + 100, "owned"));
+        MPI_Barrier(MPI_COMM_WORLD);
+        if (rank == 0)
+            unlink(path);
+        MPI_Barrier(MPI_COMM_WORLD);
+    }
+}
+
 int main(int argc, char **argv)
 {
     start(&argc, &argv);
@@ -236,9 +350,17 @@ int main(int argc, char **argv)
     else if (!strcmp(what, "groups"))
         groups(path);
     else if (!strcmp(what, "nofiles"))
-        limited(path, RLIMIT_NOFILE, 3);
+        limited(path, 1, RLIMIT_NOFILE, 3);
+    else if (!strcmp(what, "nolength"))
+        limited(path, 0, RLIMIT_FSIZE, 64 << 20);
+    else if (!strcmp(what, "names"))
+        names(path);
+    else if (!strcmp(what, "folders"))
+        folders(path);
+    else if (!strcmp(what, "representation"))
+        representation(path);
     else if (!strcmp(what, "nomemory"))
-        limited(path, RLIMIT_AS, address_space() + (256 << 20));
+        limited(path, 1, RLIMIT_AS, address_space() + (256 << 20));
     else if (!strcmp(what, "large"))
         large(path);
     else if (!strcmp(what, "forked"))
