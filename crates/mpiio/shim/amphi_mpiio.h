@@ -22,7 +22,7 @@ typedef struct {
 typedef struct {
     uint32_t ranks, rank, clients, readable, writable, direct, group, relaxed, references;
     uint64_t page_bytes, limit_bytes, bypass_bytes, stream_bytes, run_bytes, idle_ms, prefetch_bytes, copies,
-        merges;
+        merges, balance;
 } amphi_settings;
 
 /* Messages between the ranks of a communicator. They come in order from one rank with one tag. */

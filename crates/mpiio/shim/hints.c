@@ -109,6 +109,8 @@ static void set_hint(struct hints *hints, const char *key, const char *value)
         set_choice(key, value, &hints->group);
     } else if (!strcmp(key, "cache_copies")) {
         set_choice(key, value, &hints->copies);
+    } else if (!strcmp(key, "cache_balance")) {
+        set_choice(key, value, &hints->balance);
     } else if (!strcmp(key, "cache_merge_parts")) {
         set_choice(key, value, &hints->merges);
     } else if (!strcmp(key, "cache_migration")) {
@@ -146,7 +148,8 @@ static const char *const keys[] = {"romio_caching", "romio_cache_page_size", "ca
                                    "cache_limit",   "cache_bypass_size",     "cache_stream_size", "cache_flush_size",
                                    "cache_direct_io", "cache_ranks_per_node", "cache_domains",     "cache_domain_group",
                                    "cache_idle_time", "cache_group_lock",   "cache_lock_scope",  "cache_migration",
-                                   "cache_prefetch_size", "cache_transport", "cache_copies", "cache_merge_parts"};
+                                   "cache_prefetch_size", "cache_transport", "cache_copies", "cache_merge_parts",
+                                   "cache_balance"};
 
 void hints_read(MPI_Info info, struct hints *hints)
 {
@@ -198,6 +201,7 @@ int hints_write(MPI_Info info, const struct shadow *shadow)
     const char *migration = s->references == 2 && s->page_bytes > 128 << 10 ? "enable" : "automatic";
     error = error ? error : PMPI_Info_set(info, "cache_migration", s->references == 0 ? "disable" : migration);
     error = error ? error : PMPI_Info_set(info, "cache_copies", choices[s->copies]);
+    error = error ? error : PMPI_Info_set(info, "cache_balance", choices[s->balance]);
     error = error ? error : PMPI_Info_set(info, "cache_merge_parts", choices[s->merges]);
     error = error ? error : PMPI_Info_set(info, "cache_lock_scope", s->relaxed ? "page" : "call");
     error = error ? error : PMPI_Info_set(info, "cache_domains", domains[shadow->domain]);

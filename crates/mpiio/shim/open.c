@@ -140,6 +140,8 @@ static void decide(struct decision *d, MPI_Info info, const char *path, int amod
     s->relaxed = (uint32_t)hints.relaxed;
     decide_migration(s, hints.migration, path);
     s->copies = hints.copies == 1;
+    /* Balancing moves pages, which asks of the file system what migration does. */
+    s->balance = hints.balance == 1 && (hints.migration == 1 || amphi_mpiio_is_coherent(path));
     /* Whoever asks for the only open of the file says that nobody else writes it. */
     s->merges = hints.merges == 1 || (hints.merges == 2 && amode & MPI_MODE_UNIQUE_OPEN);
     /* A group lock keeps nobody of the job from the other half of a block, so no block may have pages of two nodes. */

@@ -79,7 +79,7 @@ enum transport { TRANSPORT_AUTOMATIC, TRANSPORT_SOCKETS, TRANSPORT_MPI, TRANSPOR
 struct hints {
     int domain, domain_group, transport;
     int cache, direct; /* 0 disable, 1 enable, 2 automatic */
-    int group, relaxed, migration, copies, merges;
+    int group, relaxed, migration, copies, merges, balance;
     int64_t page_bytes, limit_bytes, bypass_bytes, stream_bytes, flush_bytes, ranks_per_node, idle_ms,
         prefetch_bytes;
 };

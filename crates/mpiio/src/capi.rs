@@ -30,6 +30,9 @@ const ASIDE_BYTES: u64 = 16 << 10;
 const LAST_CALL: Duration = Duration::from_secs(2);
 const LAST_LOOK: Duration = Duration::from_millis(1);
 
+/// By so many references of late a node has to be busier than another one to give it pages: fewer are no burden.
+const BALANCE_LEAST: u32 = 64;
+
 /// Between two looks when nothing is to leave in the background.
 const NEVER: Duration = Duration::from_secs(1 << 30);
 
@@ -115,6 +118,16 @@ pub struct Unasked {
     copies: u64,
     /// 1: pages in many parts are read to be written as one.
     merges: u64,
+    /// 1: busy nodes give pages to those that have less to do.
+    balance: u64,
+}
+
+impl Unasked {
+    /// Tells the ranks of the node what nodes do for each other.
+    fn tell(&self, team: &Team) {
+        team.keep_copies(self.copies != 0);
+        team.balance(if self.balance != 0 { BALANCE_LEAST } else { 0 });
+    }
 }
 
 fn code(outcome: Outcome) -> c_int {
@@ -288,7 +301,7 @@ pub unsafe extern "C" fn amphi_mpiio_connect(
     }
     let mut team = opened.locked();
     let outcome = team.connect(node as usize, &found, opened.settings.references);
-    team.keep_copies(opened.settings.unasked.copies != 0);
+    opened.settings.unasked.tell(&team);
     if let Err((leader, _)) = &outcome {
         // SAFETY: the caller's promise.
         unsafe { *failed = *leader as u32 };
@@ -387,7 +400,7 @@ pub unsafe extern "C" fn amphi_mpiio_connect_messages(
     let references = opened.settings.references;
     let mut team = opened.locked();
     let outcome = team.connect_by_messages(node as usize, &found, references, &passing);
-    team.keep_copies(opened.settings.unasked.copies != 0);
+    opened.settings.unasked.tell(&team);
     if let Err((leader, _)) = &outcome {
         // SAFETY: the caller's promise.
         unsafe { *failed = *leader as u32 };

@@ -25,6 +25,7 @@ use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Acquire, Release, SeqCst};
 
+mod balance;
 pub mod copies;
 mod flush;
 pub mod group;

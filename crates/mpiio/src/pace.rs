@@ -21,6 +21,8 @@ pub trait Pace: Send + Sync {
     fn wake(&self, word: &AtomicU32, count: u32);
     /// A place at which another rank might get in between.
     fn point(&self);
+    /// Seconds of a clock that all ranks of a node have in common and that never goes back.
+    fn seconds(&self) -> u32;
     /// The present call holds all of its locks and has done its work: its place in the order of all calls.
     fn committed(&self) {}
 }
@@ -58,4 +60,11 @@ impl Pace for Futex {
     }
 
     fn point(&self) {}
+
+    fn seconds(&self) -> u32 {
+        let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: the structure lives through the call.
+        unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC_COARSE, &mut now) };
+        now.tv_sec as u32
+    }
 }

@@ -210,6 +210,10 @@ pub struct JobNodes {
     pub still: AtomicU32,
     /// 1: nodes keep copies of pages of other nodes that they read again.
     pub copies: AtomicU32,
+    /// By how much a node has to be busier than another one to give it pages (`file/balance.rs`); 0: none is given.
+    pub balance: AtomicU32,
+    /// What this node did for others of late: the second of the last of it in the upper half, and how much below.
+    pub served: AtomicU64,
 }
 
 /// What belongs to one rank.

@@ -1,7 +1,7 @@
 //! What the cache of one rank did, in numbers; added up over the ranks by whoever prints them.
 
 /// The names of the counters, in the order of [`Stats::values`].
-pub const NAMES: [&str; 26] = [
+pub const NAMES: [&str; 27] = [
     "calls_read",
     "calls_write",
     "bytes_read",
@@ -28,6 +28,7 @@ pub const NAMES: [&str; 26] = [
     "prefetched",
     "copies",
     "recalls",
+    "relieved",
 ];
 
 /// Counters of one rank and one open file.
@@ -85,6 +86,8 @@ pub struct Stats {
     pub copies: u64,
     /// Copies that this rank made other nodes give up, to write the page.
     pub recalls: u64,
+    /// Pages that this node gave away because it did much more for others than the node that asked.
+    pub relieved: u64,
 }
 
 impl Stats {
@@ -117,6 +120,7 @@ impl Stats {
             self.prefetched,
             self.copies,
             self.recalls,
+            self.relieved,
         ]
     }
 }

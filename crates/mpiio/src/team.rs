@@ -193,6 +193,11 @@ impl Team {
         self.peers = links;
     }
 
+    /// Busy nodes of this job give pages to those that have less to do, or not; as for `join_nodes`.
+    pub fn balance(&self, least: u32) {
+        self.local.balance(least);
+    }
+
     /// What the node itself caches.
     pub fn local(&mut self) -> &mut CachedFile {
         &mut self.local
@@ -206,7 +211,8 @@ impl Team {
             return Err(Error::Refused("no connection to this node"));
         };
         self.local.count_asked();
-        let answer = link.send(kind, (number, 0), extents, data).and_then(|()| link.receive());
+        let load = if matches!(kind, Kind::Read | Kind::Write) { self.local.load().into() } else { 0 };
+        let answer = link.send(kind, (number, load), extents, data).and_then(|()| link.receive());
         match answer {
             Ok(message) if message.number == 0 => Ok(message),
             Ok(message) => Err(Error::Os { doing: "ask another node", errno: message.number as i32 }),

@@ -162,6 +162,9 @@ impl Shown {
             let (asked, moved) = (n("asked"), n("migrations"));
             let _ = writeln!(out, "  other nodes  {asked} messages; {moved} pages moved to the node that used them");
         }
+        if n("relieved") > 0 {
+            let _ = writeln!(out, "  balance      {} of these to a node that did less for others", n("relieved"));
+        }
         if n("copies") > 0 {
             let (copies, dropped) = (n("copies"), n("recalls"));
             let _ = writeln!(out, "  copies       {copies} of pages of other nodes, {dropped} dropped for a write");
@@ -204,7 +207,8 @@ mod tests {
     fn lines_of_jobs_in_words() {
         let text = "amphi-mpiio: /m/a: b: ranks=4 nodes=1 page=1048576 calls_write=46080 bytes_written=22118400 hits=75 \
                     fills=25 remote=30 fs_writes=6 fs_write_bytes=22118400 fs_writes_aligned=3 fs_direct=6 \
-                    once_pages=12 idle_pages=3 asked=17 migrations=5 yields=2 prefetched=9 copies=7 recalls=6";
+                    once_pages=12 idle_pages=3 asked=17 migrations=5 yields=2 prefetched=9 copies=7 recalls=6 \
+                    relieved=4";
         let shown = line(text).expect("a close");
         let words = shown.words();
         for part in [
@@ -219,6 +223,7 @@ mod tests {
             "7 of pages of other nodes, 6 dropped",
             "given up 2 times",
             "read ahead   9 pages",
+            "balance      4 of these",
         ] {
             assert!(words.contains(part), "{part}: {words}");
         }

@@ -71,6 +71,7 @@ impl CachedFile {
     /// Counts a read as a reference: with copies no page moves to who reads it.
     pub(super) fn refer_to_read(&mut self, page: u64) -> Outcome {
         if self.keeps_copies() && self.moves.client.is_some() {
+            self.serve();
             return Ok(());
         }
         self.refer(page)

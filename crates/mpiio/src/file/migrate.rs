@@ -25,6 +25,9 @@ use crate::placement::{NODES_MAX, Place};
 use crate::segment::NO_PAGE;
 use std::sync::atomic::Ordering::{Relaxed, Release, SeqCst};
 
+/// More references in a row than are ever counted: pages move for other reasons alone (`balance`).
+pub(super) const NEVER: u32 = 1 << 16;
+
 /// A page on its way to another node, or a copy of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Handover {
@@ -69,15 +72,27 @@ impl Stop {
 pub(super) struct Moves {
     /// The node for which this rank works, if that is not its own: that of the rank behind a proxy.
     pub(super) client: Option<usize>,
-    /// Pages of the present call that the client has referred to often enough.
-    wanted: Vec<u64>,
+    /// What the client's node does for others (`balance`).
+    pub(super) client_load: u32,
+    /// Pages of the present call that shall move to the client's node; and whether only because that has less to do.
+    wanted: Vec<(u64, bool)>,
     /// Pages of the present call of which the client's node shall have a copy.
     pub(super) copied: Vec<u64>,
-    /// Pages that were offered, with their frames and new places: locked exclusively until the taker has answered, and
-    /// copies (no place) shared.
-    leaving: Vec<(u64, u32, Option<Place>)>,
+    /// Pages that were offered: locked exclusively until the taker has answered, and copies shared.
+    leaving: Vec<Leaving>,
     /// The call that offered them is over, so that what is declined is let go.
     over: bool,
+}
+
+/// A page that was offered, and its frame.
+#[derive(Debug)]
+struct Leaving {
+    page: u64,
+    frame: u32,
+    /// Where it is when it has been taken; none: a copy.
+    place: Option<Place>,
+    /// It is offered only because the taker has less to do.
+    relief: bool,
 }
 
 impl CachedFile {
@@ -164,7 +179,7 @@ impl CachedFile {
     /// Whether the present reference will make the page move; a guess before the page is locked.
     pub(super) fn may_leave(&self, page: u64) -> Outcome<bool> {
         match (self.references(), self.client()) {
-            (1.., Some(client)) => Ok(self.in_a_row(page, client)? >= self.references()),
+            (1.., Some(client)) => Ok(self.in_a_row(page, client)? >= self.references() || self.relieves(page)?),
             _ => Ok(false),
         }
     }
@@ -175,6 +190,7 @@ impl CachedFile {
         if self.references() == 0 {
             return Ok(());
         }
+        self.serve();
         let Some(client) = self.client() else {
             let streak = &self.segment().meta(page)?.streak;
             if streak.load(Relaxed) != 0 {
@@ -182,10 +198,11 @@ impl CachedFile {
             }
             return Ok(());
         };
-        let count = self.in_a_row(page, client)?;
+        let (count, relief) = (self.in_a_row(page, client)?, self.relieves(page)?);
         self.segment().meta(page)?.streak.store((client << 16) | count, Relaxed);
-        if count >= self.references() {
-            self.moves.wanted.push(page);
+        let used = count >= self.references();
+        if used || relief {
+            self.moves.wanted.push((page, !used));
         }
         Ok(())
     }
@@ -214,8 +231,8 @@ impl CachedFile {
             return Ok(offered);
         }
         let group = header.group_state.load(SeqCst) != 0;
-        let moved = wanted.into_iter().map(|page| (page, Mode::Exclusive));
-        for (page, mode) in moved.chain(copied.into_iter().map(|page| (page, Mode::Shared))) {
+        let moved = wanted.into_iter().map(|(page, relief)| (page, Mode::Exclusive, relief));
+        for (page, mode, relief) in moved.chain(copied.into_iter().map(|page| (page, Mode::Shared, false))) {
             let Some(at) = self.held.iter().rposition(|held| *held == (page, mode)) else { continue };
             let (Some(frame), Some(node)) = (self.frame_of(page)?, client) else { continue };
             let copy = mode == Mode::Shared;
@@ -238,7 +255,7 @@ impl CachedFile {
             }
             let place = if copy { None } else { Some(self.place_of(page).moved_to(node)) };
             self.held.remove(at);
-            self.moves.leaving.push((page, frame, place));
+            self.moves.leaving.push(Leaving { page, frame, place, relief });
             offered.push(Handover { page, place, valid, dirty, bytes });
         }
         Ok(offered)
@@ -247,7 +264,7 @@ impl CachedFile {
     /// The taker has these of the pages that were offered to it; the others stay.
     pub fn handed_over(&mut self, taken: &[u64]) -> Outcome {
         let mut result = Ok(());
-        for (page, frame, place) in std::mem::take(&mut self.moves.leaving) {
+        for Leaving { page, frame, place, relief } in std::mem::take(&mut self.moves.leaving) {
             let segment = self.segment();
             let meta = segment.meta(page)?;
             let mode = if place.is_some() { Mode::Exclusive } else { Mode::Shared };
@@ -260,6 +277,7 @@ impl CachedFile {
                     meta.frame.store(0, Release);
                     segment.vacate(frame);
                     meta.place.fetch_max(place.0, SeqCst);
+                    self.stats.relieved += u64::from(relief);
                 }
                 None if !self.moves.over => {
                     // In front: a write that stopped goes on at the page that it took last.

@@ -9,7 +9,7 @@
 //! | 0..4 | magic and version |
 //! | 4..8 | kind |
 //! | 8..16 | number: rank, length, pointer, errno value of a reply |
-//! | 16..24 | second number: nonce; in the reply of a step the bytes that were done |
+//! | 16..24 | second number: nonce; in a step how much the rank's node does for others; in its reply the bytes done |
 //! | 24..32 | number of ranges; in the reply of a step first `Stop`, if it ended early, then `handover` |
 //! | 32..40 | bytes of data |
 
@@ -17,7 +17,7 @@ use crate::error::{Error, Outcome};
 use crate::file::Extent;
 use std::io::{Read, Write};
 
-const MAGIC: u32 = u32::from_le_bytes(*b"amq4");
+const MAGIC: u32 = u32::from_le_bytes(*b"amq5");
 const HEAD_BYTES: usize = 40;
 
 /// Most ranges of one message.

@@ -225,6 +225,7 @@ fn step(proxy: &mut CachedFile, message: &Message) -> Outcome<Answer> {
     let bytes = message.extents.iter().try_fold(0u64, |sum, e| sum.checked_add(e.length));
     let bytes = bytes.filter(|b| *b <= super::message::MAX_DATA as u64);
     let bytes = bytes.ok_or(Error::Refused("a step is too long"))?;
+    proxy.asked_by(message.second);
     let (mut data, done);
     if message.kind == Kind::Write {
         data = Vec::new();

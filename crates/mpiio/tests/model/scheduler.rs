@@ -223,6 +223,11 @@ impl Pace for ActorPace {
         }
     }
 
+    /// Time goes on with the writes.
+    fn seconds(&self) -> u32 {
+        self.scheduler().locked().writes as u32 / 8
+    }
+
     fn committed(&self) {
         let scheduler = self.scheduler();
         let state = &mut *scheduler.locked();

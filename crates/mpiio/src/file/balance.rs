@@ -1,0 +1,96 @@
+//! Balancing: a node that does much for other nodes gives pages to those that ask for them and do less; an option that
+//! is off unless it is asked for.
+//!
+//! Owns the load of a node and the rule. Does not own how pages move (`migrate`), which is the same for all reasons.
+//!
+//! Pages have a node by their number, so of any long range all nodes have equally many. What that misses is a node
+//! whose pages everybody uses in turn: none of them is referred to by one other node several times in a row, so none
+//! moves. Here each reference of a rank of another node counts as load of the node that serves it, and who asks says
+//! how much load its own node has. A page that two references in a row of other nodes have come to moves to the second
+//! one's node, if that has far less to do. As the pages go the load goes with them, and the rule ends when no node has
+//! much more than those that ask it.
+//!
+//! Invariants: only the decision is made here, from numbers that may be old or wrong; a wrong one costs a move. Loads
+//! are halved each second, and a node gives pages only to one with less than half of its own load, so that a page does
+//! not come back before the loads have changed places.
+
+use super::CachedFile;
+use super::migrate::NEVER;
+use crate::error::Outcome;
+use crate::placement::NODES_MAX;
+use std::sync::atomic::Ordering::{Relaxed, Release};
+
+/// The load that is left of a word (`JobNodes::served`) now.
+fn load_at(word: u64, now: u32) -> u32 {
+    // Ranks that have read the clock a moment ago are behind.
+    let age = now.saturating_sub((word >> 32) as u32);
+    (word as u32).checked_shr(age).unwrap_or(0)
+}
+
+impl CachedFile {
+    /// The nodes are balanced from now on: one that is busier than another by this much gives pages to it; 0: none
+    /// does. After `join_nodes`, and every rank of the node says the same. Where pages do not move otherwise, they move
+    /// for this reason alone.
+    pub fn balance(&self, least: u32) {
+        let job = &self.segment().header().job;
+        let nodes = job.nodes.load(Relaxed) as usize;
+        let small = self.segment().geometry().page_bytes as usize <= super::HANDOVER_BYTES;
+        if least > 0 && (2..=NODES_MAX).contains(&nodes) && small {
+            let _ = job.references.compare_exchange(0, NEVER, Release, Relaxed);
+            job.balance.store(least, Release);
+        }
+    }
+
+    fn least_difference(&self) -> u32 {
+        self.segment().header().job.balance.load(Relaxed)
+    }
+
+    /// What the node did for others of late, in references to pages; 0 unless nodes are balanced.
+    pub fn load(&self) -> u32 {
+        if self.least_difference() == 0 {
+            return 0;
+        }
+        load_at(self.segment().header().job.served.load(Relaxed), self.locks.pace.seconds())
+    }
+
+    /// The node of the rank behind this proxy has this load now.
+    pub fn asked_by(&mut self, load: u64) {
+        self.moves.client_load = u32::try_from(load).unwrap_or(u32::MAX);
+    }
+
+    /// Counts a reference of the rank behind this proxy.
+    pub(super) fn serve(&self) {
+        if self.least_difference() == 0 || self.moves.client.is_none() {
+            return;
+        }
+        let (served, now) = (&self.segment().header().job.served, self.locks.pace.seconds());
+        let _ = served.fetch_update(Relaxed, Relaxed, |word| {
+            let then = now.max((word >> 32) as u32);
+            Some((u64::from(then) << 32) | u64::from(load_at(word, then).saturating_add(1)))
+        });
+    }
+
+    /// Whether a reference to a page shall make it move to the client's node, which has less to do: the reference
+    /// before came from another node, too, so that the page is of no use to our own ranks now.
+    pub(super) fn relieves(&self, page: u64) -> Outcome<bool> {
+        let least = self.least_difference();
+        if least == 0 || self.moves.client.is_none() {
+            return Ok(false);
+        }
+        let bound = self.moves.client_load.saturating_mul(2).saturating_add(least);
+        Ok(self.load() > bound && self.segment().meta(page)?.streak.load(Relaxed) != 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: load is halved each second, whatever the clocks of ranks say. Method: numbers.
+    #[test]
+    fn load_fades() {
+        let word = (100 << 32) | 1000;
+        let after = [99, 100, 101, 103, 131, 132, u32::MAX].map(|now| load_at(word, now));
+        assert_eq!(after, [1000, 1000, 500, 125, 0, 0, 0]);
+    }
+}
