@@ -81,11 +81,9 @@ static void list_leaders(const struct shadow *f, const int *first, const amphi_l
     }
 }
 
-/* Lets this rank serve other nodes if it leads one, and says how it is reached. */
-static int serve(struct shadow *f, const int *first, bool one_host, amphi_leader *mine)
+/* Lets this rank, which leads a node, serve the others, and says how it is reached. */
+int serve_nodes(struct shadow *f, const int *first, bool one_host, amphi_leader *mine)
 {
-    if (f->local_rank != 0)
-        return 0;
     if (f->mail) {
         int32_t *leaders = must_alloc(f, (size_t)f->nodes * sizeof *leaders);
         for (int r = 0, node = 0; r < f->ranks; r++)
@@ -106,27 +104,20 @@ static int serve(struct shadow *f, const int *first, bool one_host, amphi_leader
     return amphi_mpiio_serve(f->cache, one_host, &mine->port, &mine->nonce);
 }
 
-/* Lets the leaders serve and all ranks connect with the leaders of other nodes. */
-int connect_nodes(struct shadow *f, const int *first, bool one_host)
+/* Connects this rank with the leaders of other nodes; `all` has what each leader said of itself. */
+int connect_nodes(struct shadow *f, const int *first, const amphi_leader *all)
 {
-    amphi_leader mine = {0};
-    amphi_leader *all = must_alloc(f, (size_t)f->ranks * sizeof *all);
     amphi_leader *leaders = must_alloc(f, (size_t)f->nodes * sizeof *leaders);
-    int error = worst(f->comm, serve(f, first, one_host, &mine));
-    if (!error) {
-        PMPI_Allgather(&mine, sizeof mine, MPI_BYTE, all, sizeof mine, MPI_BYTE, f->comm);
-        list_leaders(f, first, all, leaders);
-        uint32_t failed = 0, node = (uint32_t)f->node, nodes = (uint32_t)f->nodes;
-        error = f->mail ? amphi_mpiio_connect_messages(f->cache, mail_table(f->mail), node, nodes, leaders, &failed)
+    list_leaders(f, first, all, leaders);
+    uint32_t failed = 0, node = (uint32_t)f->node, nodes = (uint32_t)f->nodes;
+    int error = f->mail ? amphi_mpiio_connect_messages(f->cache, mail_table(f->mail), node, nodes, leaders, &failed)
                         : amphi_mpiio_connect(f->cache, node, nodes, leaders, &failed);
-        if (error && f->mail)
-            fprintf(stderr, "amphi-mpiio: %s: rank %d cannot reach rank %u by MPI messages: %s\n", f->path, f->rank,
-                    leaders[failed].port, strerror(error));
-        else if (error)
-            fprintf(stderr, "amphi-mpiio: %s: rank %d cannot reach %.64s port %u: %s\n", f->path, f->rank,
-                    leaders[failed].host, leaders[failed].port, strerror(error));
-    }
-    free(all);
+    if (error && f->mail)
+        fprintf(stderr, "amphi-mpiio: %s: rank %d cannot reach rank %u by MPI messages: %s\n", f->path, f->rank,
+                leaders[failed].port, strerror(error));
+    else if (error)
+        fprintf(stderr, "amphi-mpiio: %s: rank %d cannot reach %.64s port %u: %s\n", f->path, f->rank,
+                leaders[failed].host, leaders[failed].port, strerror(error));
     free(leaders);
-    return worst(f->comm, error);
+    return error;
 }

@@ -2,8 +2,8 @@
  *
  * A file is opened natively first: that makes it, checks the mode, and gives the handle. Then the ranks agree whether it
  * is cached; if anything speaks against it on any rank, the file stays the native library's alone. On one node that
- * takes two reductions of the library: each costs milliseconds where ranks that wait spin and have no cores of their
- * own. */
+ * takes two reductions of the library, over nodes of one machine four collective calls and a communicator: each costs
+ * milliseconds where ranks that wait spin and have no cores of their own. */
 #include "shim.h"
 #include <errno.h>
 #include <stdio.h>
@@ -21,6 +21,7 @@ struct decision {
 /* What the ranks know before they talk about a file that they have opened. */
 struct knowledge {
     uint64_t failed;         /* the library's open failed on some rank */
+    uint64_t no_threads;     /* some rank may not call the library in several threads at once */
     uint64_t host, not_host; /* complements, put together too, if all ranks are on one host */
     /* Of rank 0 alone, zeros on the others. It has made the shared memory already, in case all ranks are of its node. */
     struct decision decision;
@@ -210,53 +211,77 @@ static int same_file(const struct shadow *f, const uint64_t there[2], bool one_m
     return here[1] == there[1] && (!one_machine || here[0] == there[0]) ? 0 : OTHER_FILE;
 }
 
+/* What a rank tells all others about its part of an open over nodes: which file it is; of a leader also the memory and
+ * where it listens. */
+struct shown {
+    amphi_token token;
+    amphi_leader leader;
+    uint64_t file[2];
+    int32_t error, unserved; /* the leader cannot make the memory; it cannot be reached */
+};
+
+/* What went wrong on a rank, so that the greatest number of all ranks says why no rank caches the file. */
+enum { FAILED_CONNECTING = 1 << 16, FAILED_OPENING = 2 << 16 };
+
+/* Opens the memory of this rank's node, which its leader has shown, and connects with the other nodes. */
+static int enter_nodes(struct shadow *f, const struct nodes *nodes, struct shown *shown)
+{
+    struct shown *leader = &shown[nodes->first[f->rank]];
+    int error = shown[f->rank].error ? shown[f->rank].error : leader->error;
+    error = error ? error : same_file(f, shown[0].file, nodes->one_host);
+    error = error ? error : same_file(f, leader->file, true);
+    if (!error && f->local_rank != 0)
+        error = amphi_mpiio_open(f->path, &f->settings, &leader->token, &f->cache);
+    if (error)
+        return FAILED_OPENING + error;
+    amphi_leader *all = must_alloc(f, (size_t)f->ranks * sizeof *all);
+    for (int r = 0; r < f->ranks; r++) {
+        /* Who does not lead says nothing. */
+        bool leads = nodes->first[r] == r;
+        error = error ? error : leads && shown[r].error ? FAILED_OPENING + shown[r].error : 0;
+        error = error ? error : leads && shown[r].unserved ? FAILED_CONNECTING + shown[r].unserved : 0;
+        all[r] = shown[r].leader;
+    }
+    if (!error)
+        error = connect_nodes(f, nodes->first, all);
+    free(all);
+    return error > 0 && error < FAILED_CONNECTING ? FAILED_CONNECTING + error : error;
+}
+
 /* Opens the cache with one transport, on all ranks or on none; returns the reason why not. */
 static int open_with(struct shadow *f, const struct nodes *nodes, enum transport transport)
 {
-    const int *first = nodes->first;
-    /* The leaders make the memory and show it to all; each rank opens that of its own leader. */
-    struct shown {
-        amphi_token token;
-        uint64_t file[2];
-        int32_t error;
-    } mine = {.error = nodes->error}, *shown = must_alloc(f, (size_t)f->ranks * sizeof *shown);
-    int reason = REASON_MEMORY;
+    /* The leaders make the memory, listen, and show both to all; each rank opens the memory of its own leader. */
+    struct shown mine = {.error = nodes->error}, *shown = must_alloc(f, (size_t)f->ranks * sizeof *shown);
+    f->mail = transport == TRANSPORT_MPI ? mail_open(f->comm) : NULL;
     if (!mine.error)
         mine.error = amphi_mpiio_identity(f->path, mine.file);
     if (!mine.error && f->local_rank == 0)
         mine.error = amphi_mpiio_open(f->path, &f->settings, &mine.token, &f->cache);
+    if (!mine.error && f->local_rank == 0)
+        mine.unserved = serve_nodes(f, nodes->first, nodes->one_host, &mine.leader);
     PMPI_Allgather(&mine, sizeof mine, MPI_BYTE, shown, sizeof mine, MPI_BYTE, f->comm);
     uint64_t group = shown[0].token.nonce;
-    int error = mine.error ? mine.error : shown[first[f->rank]].error;
-    error = error ? error : same_file(f, shown[0].file, nodes->one_host);
-    error = error ? error : same_file(f, shown[first[f->rank]].file, true);
-    if (!error && f->local_rank != 0)
-        error = amphi_mpiio_open(f->path, &f->settings, &shown[first[f->rank]].token, &f->cache);
+    int failed = worst(f->comm, enter_nodes(f, nodes, shown));
     free(shown);
-    error = worst(f->comm, error);
-    reason = error == OTHER_FILE ? REASON_OTHER_FILE : reason;
-    if (!error && f->nodes > 1) {
-        reason = REASON_NODES;
-        f->mail = transport == TRANSPORT_MPI ? mail_open(f->comm) : NULL;
-        error = connect_nodes(f, first, nodes->one_host);
-    }
-    if (!error && f->settings.group)
+    if (!failed && f->settings.group)
         join_group(f, group);
     f->transport = transport;
-    if (!error)
+    if (!failed)
         return REASON_NONE;
     if (f->cache)
         amphi_mpiio_close(f->cache);
     mail_free(f->mail);
     f->cache = NULL;
     f->mail = NULL;
-    return reason;
+    if (failed < FAILED_OPENING)
+        return REASON_NODES;
+    return failed == FAILED_OPENING + OTHER_FILE ? REASON_OTHER_FILE : REASON_MEMORY;
 }
 
 /* Opens the cache with the transport that the hint asks for, or one that does; returns the reason why not. */
-static int open_with_any(struct shadow *f, const struct nodes *nodes, enum transport wanted)
+static int open_with_any(struct shadow *f, const struct nodes *nodes, enum transport wanted, bool threads)
 {
-    bool threads = wanted != TRANSPORT_SOCKETS && worst(f->comm, !has_threads()) == 0;
     if (wanted == TRANSPORT_MPI && threads)
         return open_with(f, nodes, TRANSPORT_MPI);
     if (wanted == TRANSPORT_MPI)
@@ -352,7 +377,7 @@ static int open_cache(struct shadow *f, MPI_Comm comm, const struct knowledge *k
     if (f->nodes == 1)
         reason = open_here(f, comm, known);
     else
-        reason = open_with_any(f, &nodes, (enum transport)d->transport);
+        reason = open_with_any(f, &nodes, (enum transport)d->transport, !known->no_threads);
     free(nodes.first);
     return reason;
 }
@@ -443,6 +468,7 @@ int MPI_File_open(MPI_Comm comm, const char *name, int amode, MPI_Info info, MPI
     struct knowledge known;
     memset(&known, 0, sizeof known);
     known.failed = error != MPI_SUCCESS;
+    known.no_threads = !has_threads();
     known.host = host_id();
     known.not_host = ~known.host;
     struct shadow *f = error ? NULL : shadow_make(comm, name, amode, *handle);

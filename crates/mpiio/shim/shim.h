@@ -111,6 +111,7 @@ struct shadow {
     amphi_settings settings;
     struct view view;
     int64_t position; /* individual pointer, in etypes */
+    bool pointer_used; /* this rank has moved the shared pointer since the last view */
     /* The one split collective operation under way. */
     bool split;
     int64_t split_bytes;
@@ -159,7 +160,8 @@ bool has_threads(void);
 void *must_alloc(struct shadow *f, size_t bytes);
 uint64_t host_id(void);
 int find_nodes(struct shadow *f, MPI_Comm comm, int ranks_per_node, bool one_host, int *first);
-int connect_nodes(struct shadow *f, const int *first, bool one_host);
+int serve_nodes(struct shadow *f, const int *first, bool one_host, amphi_leader *mine);
+int connect_nodes(struct shadow *f, const int *first, const amphi_leader *all);
 
 /* meet.c */
 int agree(struct shadow *f, int value);

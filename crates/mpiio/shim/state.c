@@ -118,6 +118,7 @@ int64_t view_data_before(const struct view *view, int64_t file_byte)
 
 int pointer_add(struct shadow *f, uint64_t add, uint64_t *before)
 {
+    f->pointer_used = true;
     if (!f->lender)
         return amphi_mpiio_pointer_add(f->cache, add, before);
     pthread_mutex_lock(&f->mutex);
@@ -129,6 +130,7 @@ int pointer_add(struct shadow *f, uint64_t add, uint64_t *before)
 
 int pointer_set(struct shadow *f, uint64_t value)
 {
+    f->pointer_used = true;
     if (!f->lender)
         return amphi_mpiio_pointer_set(f->cache, value);
     f->own_pointer = (int64_t)value;
@@ -205,14 +207,13 @@ void give_back(struct shadow *f)
     shadow_forget(f);
 }
 
-/* The largest error class of all ranks; a barrier, too. */
-static int agree_class(struct shadow *f, int class)
-{
-    /* Classes lie above all errno values, which tell that there was no agreement. */
-    enum { CLASSES = 1 << 16 };
-    int all = agree(f, class ? CLASSES + class : 0);
-    return all > CLASSES ? all - CLASSES : all ? MPI_ERR_IO : MPI_SUCCESS;
-}
+/* What the ranks agree on about a new view, the gravest first. It lies above all errno values, which tell that there was
+ * no agreement. */
+enum {
+    VIEW_FOREIGN = 3 << 24, /* another representation than ours */
+    VIEW_WRONG = 2 << 24,   /* with an error class: the types do not do */
+    POINTER_USED = 1 << 24  /* the shared pointer may be elsewhere than at the start */
+};
 
 int MPI_File_set_view(MPI_File handle, MPI_Offset displacement, MPI_Datatype etype, MPI_Datatype filetype,
                       const char *datarep, MPI_Info info)
@@ -221,7 +222,15 @@ int MPI_File_set_view(MPI_File handle, MPI_Offset displacement, MPI_Datatype ety
     if (!f)
         return NATIVE(MPI_File_set_view)(handle, displacement, etype, filetype, datarep, info);
     bool native = !strcasecmp(datarep, "native") || !strcasecmp(datarep, "internal");
-    if (agree(f, !native)) {
+    struct view view = {0};
+    int class = native ? view_make(&view, displacement, etype, filetype, datarep, f->settings.writable != 0) : 0;
+    int known = !native ? VIEW_FOREIGN : class ? VIEW_WRONG + class : f->pointer_used ? POINTER_USED : 0;
+    int all = agree(f, known);
+    if (all >= VIEW_WRONG || (all && all < POINTER_USED))
+        view_free(&view);
+    if (all && all < POINTER_USED)
+        return fail_errno(handle, all);
+    if (all >= VIEW_FOREIGN) {
         /* Other representations are the native library's; so is the file then, with its old view if the library does
          * not know the representation. */
         int error = settle(f, false);
@@ -230,20 +239,17 @@ int MPI_File_set_view(MPI_File handle, MPI_Offset displacement, MPI_Datatype ety
         give_back(f);
         return NATIVE(MPI_File_set_view)(handle, displacement, etype, filetype, datarep, info);
     }
-    struct view view;
-    int class = view_make(&view, displacement, etype, filetype, datarep, f->settings.writable != 0);
-    int others = agree_class(f, class);
-    if (others) {
-        if (!class)
-            view_free(&view);
-        return fail(handle, class ? class : others);
-    }
+    if (all >= VIEW_WRONG)
+        return fail(handle, class ? class : all - VIEW_WRONG);
     pthread_mutex_lock(&f->mutex);
     view_free(&f->view);
     f->view = view;
     f->position = 0;
     pthread_mutex_unlock(&f->mutex);
+    if (all != POINTER_USED)
+        return MPI_SUCCESS;
     int error = f->rank == 0 ? pointer_set(f, 0) : 0;
+    f->pointer_used = false;
     return fail_errno(handle, agree(f, error));
 }
 BOTH_NAMES(MPI_File_set_view);
