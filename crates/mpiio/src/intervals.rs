@@ -66,6 +66,34 @@ impl<'a> Intervals<'a> {
         true
     }
 
+    /// Adds ascending ranges in one pass; false, and nothing changed, when the list has no room for all of them. One by
+    /// one, ranges that fill gaps of a long list would move its rest each time.
+    pub fn insert_all(&mut self, ranges: &[Span]) -> bool {
+        let (mut old, mut new) = (self.as_slice(), ranges);
+        let mut merged: Vec<Span> = Vec::with_capacity(old.len() + new.len());
+        loop {
+            let from = match (old.first(), new.first()) {
+                (Some(a), Some(b)) if b.start < a.start => &mut new,
+                (None, Some(_)) => &mut new,
+                (Some(_), _) => &mut old,
+                (None, None) => break,
+            };
+            let [next, rest @ ..] = *from else { break };
+            *from = rest;
+            match merged.last_mut() {
+                Some(last) if next.start <= last.end => last.end = last.end.max(next.end),
+                _ if next.start < next.end => merged.push(*next),
+                _ => {}
+            }
+        }
+        if merged.len() > self.spans.len() {
+            return false;
+        }
+        self.spans[..merged.len()].copy_from_slice(&merged);
+        *self.count = merged.len() as u32;
+        true
+    }
+
     /// Whether `insert` would take the range.
     pub fn has_room_for(&self, start: u32, end: u32) -> bool {
         let used = self.as_slice();
@@ -161,5 +189,45 @@ mod tests {
             }
         }
         assert!(refused > 1000 && taken > 10_000, "{refused} refused, {taken} taken");
+    }
+
+    /// Goal: many ranges in one pass make the same list as one by one, and a list without room for all of them stays as
+    /// it was. Method: random ascending ranges, some empty or touching, beside a list that has room for everything.
+    #[test]
+    fn one_pass_does_as_one_by_one() {
+        let mut seed = 11u64;
+        let mut next = |below: u64| {
+            seed = seed.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (seed >> 33) % below
+        };
+        let (mut refused, mut taken) = (0, 0);
+        for round in 0..3000 {
+            let room = 1 + round % 12;
+            let (mut count, mut spans) = (0u32, vec![Span::default(); room]);
+            let (mut other_count, mut others) = (0u32, vec![Span::default(); 200]);
+            for _ in 0..6 {
+                let mut at = 0;
+                let mut ranges = Vec::new();
+                while at < 64 && ranges.len() < 6 {
+                    let start = at + next(12) as u32;
+                    at = start + next(7) as u32;
+                    ranges.push(Span { start, end: at });
+                }
+                let mut list = Intervals::new(&mut count, &mut spans);
+                let mut other = Intervals::new(&mut other_count, &mut others);
+                let before = list.as_slice().to_vec();
+                assert!(ranges.iter().all(|s| other.insert(s.start, s.end)));
+                if list.insert_all(&ranges) {
+                    assert_eq!(list.as_slice(), other.as_slice());
+                    taken += 1;
+                } else {
+                    assert!(other.as_slice().len() > room);
+                    assert_eq!(list.as_slice(), before);
+                    refused += 1;
+                    break;
+                }
+            }
+        }
+        assert!(refused > 500 && taken > 2000, "{refused} refused, {taken} taken");
     }
 }

@@ -39,6 +39,8 @@ const MAGIC: u64 = u64::from_le_bytes(*b"amphmpi8");
 /// Bytes of the header.
 pub const HEADER_BYTES: u64 = 4096;
 const CELL_BYTES: u64 = 64;
+/// Pages from this size on have longer lists of ranges.
+const LONG_LISTS: u32 = 64 << 10;
 const META_BYTES: u64 = 56;
 /// What a frame says whose page moved to another node.
 pub const NO_PAGE: u64 = u64::MAX;
@@ -68,7 +70,10 @@ impl Geometry {
     /// The usual tables for pages of this size and this many bytes of cache in each rank.
     pub fn new(ranks: u32, page_bytes: u32, limit_bytes: u64) -> Geometry {
         let frames = (limit_bytes / u64::from(page_bytes.max(1))).clamp(1, 1 << 20) as u32;
-        let spans = (page_bytes / 128).clamp(16, 8192);
+        // Columns of pieces of 8 bytes fit, in whatever order their ranks come: at most every second piece is there
+        // alone. Lists of small pages would take as much memory as the pages, since the first ranges of each are used.
+        let bytes_for_each = if page_bytes < LONG_LISTS { 128 } else { 16 };
+        let spans = (page_bytes / bytes_for_each).clamp(16, 1 << 16);
         Geometry { ranks, page_bytes, frames_per_rank: frames, spans, dir_slots: 1 << 16, chunk_entries: 512 }
     }
 

@@ -3,10 +3,14 @@
 
 use super::{CachedFile, Extent, Piece, check, pieces};
 use crate::error::{Error, Outcome};
+use crate::intervals::Span;
 use crate::locks::Mode;
 use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
+
+/// So many pieces of a page are marked in one pass.
+const MANY_PIECES: usize = 4;
 
 /// A run of whole pages that goes past the cache.
 #[derive(Default)]
@@ -44,25 +48,31 @@ impl CachedFile {
     pub(super) fn write_pages(&mut self, extents: &[Extent], memory: &[u8], total: u64, end: &mut u64) -> Outcome<u64> {
         let page_bytes = self.page_bytes();
         let past_cache = self.is_stream(extents, total) || total > self.settings.bypass_bytes;
-        let (mut run, mut done) = (Run::default(), 0);
-        for piece in pieces(extents, page_bytes, u64::MAX) {
-            if self.held.last().is_none_or(|(page, _)| *page != piece.page) {
+        let (mut run, mut done, mut group) = (Run::default(), 0, Vec::new());
+        let mut all = pieces(extents, page_bytes, u64::MAX).peekable();
+        while let Some(piece) = all.next() {
+            group.push(piece);
+            if all.peek().is_some_and(|next| next.page == piece.page) {
+                continue;
+            }
+            let page = piece.page;
+            if self.held.last().is_none_or(|(last, _)| *last != page) {
                 if run.memory.is_empty() && self.is_relaxed() {
                     self.grow(*end);
                     self.release();
                 }
-                if !self.hold_here(piece.page, Mode::Exclusive)? {
+                if !self.hold_here(page, Mode::Exclusive)? {
                     break;
                 }
-                self.refer(piece.page)?;
+                self.refer(page)?;
             }
             // The lock stays, so that nobody gets a new copy before the write goes on.
-            if self.has_copies_elsewhere(piece.page)? {
+            if self.has_copies_elsewhere(page)? {
                 break;
             }
-            done += piece.length() as u64;
-            let offset = piece.page * page_bytes + u64::from(piece.start);
-            let whole = piece.length() as u64 == page_bytes && self.frame_of(piece.page)?.is_none();
+            done += group.iter().map(|piece| piece.length() as u64).sum::<u64>();
+            let offset = page * page_bytes + u64::from(piece.start);
+            let whole = piece.length() as u64 == page_bytes && self.frame_of(page)?.is_none();
             let once = whole && self.is_written_once();
             if whole && (past_cache || once) {
                 self.stats.once_pages += u64::from(once && !past_cache);
@@ -76,11 +86,12 @@ impl CachedFile {
             } else {
                 self.write_run(&run, memory)?;
                 run = Run::default();
-                self.write_piece(piece, &memory[piece.memory_range()])?;
+                self.write_group(&group, memory)?;
             }
             if run.memory.is_empty() {
                 *end = (*end).max(offset + piece.length() as u64);
             }
+            group.clear();
         }
         self.write_run(&run, memory)?;
         *end = (*end).max(run.offset + run.memory.len() as u64);
@@ -103,24 +114,58 @@ impl CachedFile {
         self.fs_write(&[IoSlice::new(&memory[run.memory.clone()])], run.offset)
     }
 
-    /// Puts bytes into a page that is locked exclusively.
-    fn write_piece(&mut self, piece: Piece, bytes: &[u8]) -> Outcome {
-        let frame = match self.frame_of(piece.page)? {
+    /// Puts the pieces of one page, which is locked exclusively, into its frame.
+    fn write_group(&mut self, group: &[Piece], memory: &[u8]) -> Outcome {
+        let page = group[0].page;
+        let frame = match self.frame_of(page)? {
             Some(frame) => {
                 self.once = 0;
-                self.stats.hits += 1;
-                self.stats.remote += u64::from(self.is_remote(frame));
+                self.stats.hits += group.len() as u64;
+                self.stats.remote += if self.is_remote(frame) { group.len() as u64 } else { 0 };
                 self.touch(frame);
                 frame
             }
-            None => match self.allocate_frame(piece.page)? {
+            None => match self.allocate_frame(page)? {
                 Some(frame) => frame,
                 None => {
-                    let offset = piece.page * self.page_bytes() + u64::from(piece.start);
-                    return self.fs_write(&[IoSlice::new(bytes)], offset);
+                    return group.iter().try_for_each(|piece| {
+                        let offset = page * self.page_bytes() + u64::from(piece.start);
+                        self.fs_write(&[IoSlice::new(&memory[piece.memory_range()])], offset)
+                    });
                 }
             },
         };
+        if !self.mark_all(frame, group) {
+            return group.iter().try_for_each(|piece| self.write_piece(frame, *piece, memory));
+        }
+        self.segment().changes(frame).fetch_add(1, Relaxed);
+        self.locks.pace.point();
+        group.iter().for_each(|piece| self.put(frame, *piece, memory));
+        Ok(())
+    }
+
+    /// Makes many pieces valid and dirty at once, if the lists have room for all of them.
+    fn mark_all(&self, frame: u32, group: &[Piece]) -> bool {
+        if group.len() < MANY_PIECES {
+            return false;
+        }
+        let spans: Vec<Span> = group.iter().map(|piece| Span { start: piece.start, end: piece.end }).collect();
+        let before = self.segment().valid(frame).as_slice().to_vec();
+        if !self.segment().valid(frame).insert_all(&spans) {
+            return false;
+        }
+        let marked = self.segment().dirty(frame).insert_all(&spans);
+        if !marked {
+            // A range that counts as valid has to hold its bytes.
+            self.segment().valid(frame).clear();
+            let restored = self.segment().valid(frame).insert_all(&before);
+            assert!(restored, "there was room for it");
+        }
+        marked
+    }
+
+    /// Puts one piece into the frame of its page.
+    fn write_piece(&mut self, frame: u32, piece: Piece, memory: &[u8]) -> Outcome {
         let segment = self.segment();
         let room = segment.valid(frame).has_room_for(piece.start, piece.end)
             && segment.dirty(frame).has_room_for(piece.start, piece.end);
@@ -136,7 +181,12 @@ impl CachedFile {
         assert!(marked, "there is room for a range");
         segment.changes(frame).fetch_add(1, Relaxed);
         self.locks.pace.point();
-        self.segment().bytes_mut(frame)[piece.start as usize..piece.end as usize].copy_from_slice(bytes);
+        self.put(frame, piece, memory);
         Ok(())
+    }
+
+    fn put(&self, frame: u32, piece: Piece, memory: &[u8]) {
+        let to = &mut self.segment().bytes_mut(frame)[piece.start as usize..piece.end as usize];
+        to.copy_from_slice(&memory[piece.memory_range()]);
     }
 }

@@ -397,6 +397,37 @@ fn small_parts_are_merged_where_nobody_else_writes() {
     }
 }
 
+/// Goal: ranks that write the columns of a matrix one after the other, pieces of eight bytes, fill the pages before
+/// anything leaves. Method: four ranks, each in one call; the requests and the file.
+#[test]
+fn columns_of_small_pieces_fill_pages() {
+    const BYTES: u64 = 2 << 20;
+    let backend = MemoryFile::default();
+    let geometry = Geometry::new(4, 1 << 20, BYTES);
+    let settings = Settings {
+        readable: true,
+        writable: true,
+        bypass_bytes: 1 << 30,
+        stream_bytes: 0,
+        aside_bytes: 0,
+        merge_parts: false,
+        run_bytes: BYTES,
+        prefetch_bytes: 0,
+    };
+    let open = |segment| CachedFile::new(segment, Box::new(backend.clone()), settings, Arc::new(Futex));
+    let mut files: Vec<CachedFile> = segments(geometry, 0).into_iter().map(open).collect();
+    for rank in [2, 0, 3, 1] {
+        let column: Vec<Extent> =
+            (0..BYTES / 32).map(|row| Extent { offset: row * 32 + rank * 8, length: 8 }).collect();
+        files[rank as usize].write(&column, &vec![rank as u8 + 1; BYTES as usize / 4]).unwrap();
+    }
+    assert!(backend.bytes().is_empty());
+    files[0].flush_share(0, 1).unwrap();
+    assert_eq!(files.iter().map(|f| f.stats().fs_writes).sum::<u64>(), 1);
+    assert!(backend.bytes().iter().enumerate().all(|(at, byte)| *byte == (at / 8 % 4) as u8 + 1));
+    assert_eq!(backend.bytes().len() as u64, BYTES);
+}
+
 fn two_readers(content: &[u8], stream_bytes: u64, aside_bytes: u64) -> Vec<CachedFile> {
     let geometry = Geometry { page_bytes: 64, frames_per_rank: 32, ..geometry(2) };
     let settings = Settings {
