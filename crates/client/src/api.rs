@@ -105,6 +105,39 @@ impl Ctx {
     }
 }
 
+/// What a name shows that a front end may keep.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NameShows {
+    /// A directory, which has no other name.
+    Directory(Ino),
+    /// Anything else, which may have several names.
+    Other(Ino, Kind),
+    /// There is no such name.
+    Nothing,
+}
+
+impl NameShows {
+    /// What a name shows, with these attributes or none.
+    pub fn of(attr: Option<&Attr>) -> NameShows {
+        match attr {
+            Some(attr) if attr.kind == Kind::Dir => NameShows::Directory(attr.ino),
+            Some(attr) => NameShows::Other(attr.ino, attr.kind),
+            None => NameShows::Nothing,
+        }
+    }
+}
+
+/// A name that a front end may keep.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LentName {
+    /// The directory in which it is.
+    pub dir: Ino,
+    /// The name itself.
+    pub name: Box<[u8]>,
+    /// What it shows.
+    pub shows: NameShows,
+}
+
 /// What a front end has lent on to a cache of its own (the kernel's), as the client takes it back.
 pub trait KernelPages: Send + Sync + 'static {
     /// Drops the cached pages of `range` of an inode, after dirty ones were written back by ordinary writes; `done` is
@@ -122,9 +155,9 @@ pub trait KernelPages: Send + Sync + 'static {
         true
     }
 
-    /// Ends the life of the names under which these directories are known, as `Client::lend_name` has lent them; `done`
-    /// is called when none of them counts any more, on any thread. Does not wait.
-    fn take_names(&self, _: Vec<Ino>, done: Box<dyn FnOnce() + Send>) {
+    /// Ends the life of names that `Client::lend_name` has lent; `done` is called when none of them counts any more, on
+    /// any thread. Does not wait.
+    fn take_names(&self, _: Vec<LentName>, done: Box<dyn FnOnce() + Send>) {
         done();
     }
 

@@ -100,35 +100,51 @@ impl Client {
         tokens::lend_attributes(&self.mount, attr)
     }
 
-    /// Whether a front end that is able to walks over names of directories to keep them (`known_directory`,
-    /// `lend_name`).
+    /// Whether a front end that is able to walks over names to keep them (`known_name`, `lend_name`).
     pub fn lends_names(&self) -> bool {
         self.mount.tunables.get(Tunable::LendNames) != 0 && !self.is_alone()
     }
 
-    /// What a front end that walks over names by itself is told of one: a directory with its attributes. Only what is
-    /// known under tokens, so that nothing is waited for.
-    pub fn known_directory(&self, dir: Ino, name: &[u8]) -> Option<Attr> {
+    /// What a front end that walks over names by itself is told of one: an inode with its attributes, or `NoEnt`. Only
+    /// what is known under tokens, so that nothing is waited for; `None` where that is not enough.
+    pub fn known_name(&self, dir: Ino, name: &[u8]) -> Option<Result<Attr>> {
         let name = Name::new(name.to_vec()).ok()?;
-        let known = lent_names::known_directory(&self.mount, dir, &name)?;
+        let known = lent_names::known(&self.mount, dir, &name)?;
         self.mount.stats.count(Count::NamesAnswered);
         Some(known)
     }
 
-    /// In company: for how long a front end may keep the name of a directory, which it is about to give as an answer to
-    /// itself. It is told when the name changes (`KernelPages::take_names`), and the change waits for it.
-    pub fn lend_name(&self, dir: Ino, name: &[u8], ino: Ino) -> Duration {
-        Name::new(name.to_vec()).map_or(Duration::ZERO, |name| lent_names::lend(&self.mount, dir, &name, ino))
+    /// In company: for how long a front end may keep a name, which it is about to give as an answer to itself. It is
+    /// told when the name changes (`KernelPages::take_names`), and the change waits for it.
+    pub fn lend_name(&self, lent: &LentName) -> Duration {
+        lent_names::lend(&self.mount, lent)
     }
 
-    /// Whether a front end has this name of a directory.
-    pub fn is_name_lent(&self, dir: Ino, name: &[u8], ino: Ino) -> bool {
-        Name::new(name.to_vec()).is_ok_and(|name| lent_names::is_lent(&self.mount, dir, &name, ino))
+    /// Whether a front end has this name.
+    pub fn is_name_lent(&self, dir: Ino, name: &[u8], shows: NameShows) -> bool {
+        self.mount.coherence.tokens.names.is_any_noted()
+            && Name::new(name.to_vec()).is_ok_and(|name| lent_names::is_lent(&self.mount, dir, &name, shows))
     }
 
-    /// Directories whose names a front end keeps.
-    pub fn lent_names(&self) -> Vec<Ino> {
-        lent_names::nodes(&self.mount)
+    /// The number of the loan with which a front end may keep that a name shows nothing. One that asks for the name
+    /// keeps nothing of it at that moment.
+    pub fn absent_loan(&self, dir: Ino, name: &[u8]) -> Option<u64> {
+        if !self.mount.coherence.tokens.names.is_any_noted() {
+            return None;
+        }
+        lent_names::absent(&self.mount, dir, &Name::new(name.to_vec()).ok()?)
+    }
+
+    /// The front end has shown that it keeps nothing of that loan any more; it need not be asked to give it back.
+    pub fn absent_loan_is_over(&self, dir: Ino, name: &[u8], loan: u64) {
+        if let Ok(name) = Name::new(name.to_vec()) {
+            lent_names::is_over(&self.mount, dir, &name, loan);
+        }
+    }
+
+    /// Names that a front end keeps.
+    pub fn lent_names(&self) -> Vec<LentName> {
+        lent_names::all(&self.mount)
     }
 
     /// Attributes of an inode that are known under tokens; sends nothing.

@@ -175,9 +175,9 @@ impl<E: Env> LinkEvents<E> for Events<E> {
             links.hear_master().await?;
         }
         links.catch_up(&recovery).await;
-        // The others still know what they granted.
+        // The others still know what they granted. Until this session has presented itself nobody changes a name.
         let targets = links.targets_of(&self.seat, recovery.welcome().pool);
-        tokens::lose(&self.mount, &targets);
+        tokens::lose(&self.mount, &targets).await;
         targets.iter().for_each(|target| locks::restoring(&self.mount, *target));
         for target in targets {
             // Before what tells the target that the session has said everything.

@@ -8,8 +8,8 @@
 //! client leaves to the kernel; opens with `O_DIRECT` do not, unless they append, so that the kernel sends the pieces
 //! of one call in parallel. Pages stay between opens as long as the client says that they are true. A mount that is
 //! alone lends names and attributes to the kernel for a while (`lent`). With other mounts the kernel keeps no name, and
-//! attributes only while their token lasts, but for names
-//! of directories (`names`); its pages are taken back with the lock under which they were read
+//! attributes only while their token lasts, but for what
+//! a thread of the mount has lent it (`names`); its pages are taken back with the lock under which they were read
 //! (`pages`).
 
 mod deferred;
@@ -162,44 +162,6 @@ impl ClientFs {
         if cred == ctx.cred { result } else { self.wait(caller, ask(&Ctx { cred, ..ctx })) }
     }
 
-    /// As `asked`, for names in `dirs`.
-    fn asked_in<T: Send + 'static>(
-        &self,
-        caller: &Caller<'_>,
-        dirs: &[Ino],
-        ask: impl Fn(&Ctx) -> Pending<T>,
-    ) -> Result<T> {
-        let again = self.client.repeats_walk(caller.tid);
-        let result = self.asked(caller, ask);
-        self.in_directories(dirs, again, result)
-    }
-
-    /// There is nothing in a directory that was removed, for whoever has come back to it after a walk: he holds it, and
-    /// has not found it by a name.
-    fn in_directories<T>(&self, dirs: &[Ino], again: bool, result: Result<T>) -> Result<T> {
-        match result {
-            Err(Errno::Stale) if again && dirs.iter().any(|dir| self.client.has_shown_directory(*dir)) => {
-                Err(Errno::NoEnt)
-            }
-            result => result,
-        }
-    }
-
-    /// As `asked_in`, for a change, with which the walk has come to its end.
-    fn changed<T: Send + 'static>(
-        &self,
-        caller: &Caller<'_>,
-        dirs: &[Ino],
-        ask: impl Fn(&Ctx) -> Pending<T>,
-    ) -> Result<T> {
-        self.moved.ended(caller.tid);
-        self.asked_in(caller, dirs, ask)
-    }
-
-    fn changed_entry(&self, caller: &Caller<'_>, dir: Ino, ask: impl Fn(&Ctx) -> Pending<Attr>) -> Result<Entry> {
-        self.changed(caller, &[dir], ask).map(|attr| self.entry(attr))
-    }
-
     fn wait_once<T: Send + 'static>(&self, caller: &Caller<'_>, mut pending: Pending<T>) -> Result<T> {
         match pending.try_take() {
             Some(result) => result,
@@ -327,12 +289,12 @@ impl FileSystem for ClientFs {
     }
 
     fn negative_ttl(&self) -> Duration {
-        self.ttl()
+        self.names.negative_ttl().unwrap_or_else(|| self.ttl())
     }
 
     fn lookup(&self, caller: &Caller<'_>, parent: Ino, name: &[u8]) -> Result<Entry> {
         if self.names.is_own(caller.tid) {
-            return self.own_lookup(parent, name);
+            return self.own_lookup(caller, parent, name);
         }
         self.lookup_walked(caller, parent, name)
     }
@@ -379,25 +341,28 @@ impl FileSystem for ClientFs {
     }
 
     fn symlink(&self, caller: &Caller<'_>, parent: Ino, name: &[u8], target: &[u8]) -> Result<Entry> {
-        self.changed_entry(caller, parent, |ctx| self.client.symlink(ctx, parent, name, target))
+        self.changed_entry(caller, (parent, name), |ctx| self.client.symlink(ctx, parent, name, target))
     }
 
     fn mknod(&self, caller: &Caller<'_>, parent: Ino, name: &[u8], mode: u32, rdev: u32) -> Result<Entry> {
-        self.changed_entry(caller, parent, |ctx| self.client.mknod(ctx, parent, name, mode, rdev))
+        self.changed_entry(caller, (parent, name), |ctx| self.client.mknod(ctx, parent, name, mode, rdev))
     }
 
     fn mkdir(&self, caller: &Caller<'_>, parent: Ino, name: &[u8], mode: u32) -> Result<Entry> {
-        let made = self.changed_entry(caller, parent, |ctx| self.client.mkdir(ctx, parent, name, perm(mode)))?;
+        let made =
+            self.changed_entry(caller, (parent, name), |ctx| self.client.mkdir(ctx, parent, name, perm(mode)))?;
         self.moved.made(made.attr.ino, parent, name);
         // Nobody knew it before.
         Ok(Entry { attr_ttl: self.lend(&made.attr, lent::since()), ..made })
     }
 
     fn unlink(&self, caller: &Caller<'_>, parent: Ino, name: &[u8]) -> Result<()> {
+        self.changes_name(caller, parent, name);
         self.changed(caller, &[parent], |ctx| self.client.unlink(ctx, parent, name))
     }
 
     fn rmdir(&self, caller: &Caller<'_>, parent: Ino, name: &[u8]) -> Result<()> {
+        self.changes_name(caller, parent, name);
         self.changed(caller, &[parent], |ctx| self.client.rmdir(ctx, parent, name))
     }
 
@@ -417,6 +382,7 @@ impl FileSystem for ClientFs {
             _ => return Err(Errno::Inval),
         };
         let (from, to) = ((parent, name), (new_parent, new_name));
+        [from, to].into_iter().for_each(|(dir, name)| self.changes_name(caller, dir, name));
         self.changed(caller, &[parent, new_parent], |ctx| self.client.rename(ctx, from, to, mode))?;
         self.moved.renamed(from, to, mode == RenameMode::Exchange);
         self.client.walk_ended(caller.tid);
@@ -424,6 +390,7 @@ impl FileSystem for ClientFs {
     }
 
     fn link(&self, caller: &Caller<'_>, ino: Ino, new_parent: Ino, new_name: &[u8]) -> Result<Entry> {
+        self.changes_name(caller, new_parent, new_name);
         self.link_walked(caller, ino, new_parent, new_name)
     }
 
@@ -457,6 +424,9 @@ impl FileSystem for ClientFs {
         let made = self.create_walked(caller, parent, name, perm(mode), how)?;
         if !made.created && how.kill_suidgid && how.has(libc::O_TRUNC) {
             self.kill_suidgid(caller, made.attr.ino)?;
+        }
+        if made.created {
+            self.changes_name(caller, parent, name);
         }
         Ok((self.entry(made.attr), self.opened(made.file)))
     }

@@ -8,7 +8,8 @@
 //! is there is copied, one that is not is read, with some behind it; the end of the file is looked at behind that. A
 //! mapping asks nothing. An invalidation of pages waits for those that are being read; the answer to a question from
 //! before an invalidation of attributes or pages is shown to whoever asked, and not kept. A name is kept for the time
-//! that it was lent for. Answers arrive late.
+//! that it was lent for: to whoever asked while the mount is alone, to a walk of the mount's own in company, which can
+//! be taken back. Answers arrive late.
 //!
 //! Invariant: the kernel runs on a node of its own: it goes on showing what it keeps while the mount is stopped.
 
@@ -16,13 +17,13 @@ pub mod games;
 mod names;
 
 use crate::dice::Dice;
-use amphi_client::{Client, Ctx, Hints, KernelPages, OpenFile, OpenFlags, Rule};
+use amphi_client::{Client, Ctx, Hints, KernelPages, LentName, OpenFile, OpenFlags, Rule};
 use amphi_env::{Buf, Env, SimEnv};
 use amphi_types::{Attr, ByteRange, Ino, Result, SetAttr, Timespec};
 use futures_channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use futures_util::StreamExt;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -49,12 +50,20 @@ pub enum Mistake {
     LateAnswers,
     /// Names are kept for four seconds longer than they were lent.
     NamesStay,
+    /// Names stay when they are taken back, one time in three.
+    TakenNamesStay,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Mistake; 5] =
-        [Mistake::PagesStay, Mistake::ReadsStay, Mistake::AttributesStay, Mistake::LateAnswers, Mistake::NamesStay];
+    pub const ALL: [Mistake; 6] = [
+        Mistake::PagesStay,
+        Mistake::ReadsStay,
+        Mistake::AttributesStay,
+        Mistake::LateAnswers,
+        Mistake::NamesStay,
+        Mistake::TakenNamesStay,
+    ];
 }
 
 enum Page {
@@ -106,13 +115,20 @@ struct Name {
 struct Kept {
     inodes: BTreeMap<Ino, Inode>,
     names: BTreeMap<(Ino, Vec<u8>), Name>,
+    /// Names that the mount walks to.
+    walking: BTreeSet<(Ino, Vec<u8>)>,
     /// Counts all that makes answers old.
     moment: u64,
 }
 
+/// What is to be taken back.
+enum What {
+    Pages(Ino, ByteRange),
+    Names(Vec<LentName>),
+}
+
 struct Job {
-    ino: Ino,
-    range: ByteRange,
+    what: What,
     done: Box<dyn FnOnce() + Send>,
 }
 
@@ -125,6 +141,12 @@ struct Door {
 }
 
 impl Door {
+    fn send(&self, what: What, done: Box<dyn FnOnce() + Send>) {
+        if let Err(e) = self.jobs.unbounded_send(Job { what, done }) {
+            (e.into_inner().done)();
+        }
+    }
+
     fn forgets(&self) -> bool {
         self.mistake == Some(Mistake::AttributesStay) && self.count.fetch_add(1, Relaxed).is_multiple_of(3)
     }
@@ -132,13 +154,15 @@ impl Door {
 
 impl KernelPages for Door {
     fn drop_pages(&self, ino: Ino, range: ByteRange, done: Box<dyn FnOnce() + Send>) {
-        if let Err(e) = self.jobs.unbounded_send(Job { ino, range, done }) {
-            (e.into_inner().done)();
-        }
+        self.send(What::Pages(ino, range), done);
     }
 
     fn drop_overwritten(&self, ino: Ino, range: ByteRange, done: Box<dyn FnOnce() + Send>) {
         self.drop_pages(ino, range, done);
+    }
+
+    fn take_names(&self, names: Vec<LentName>, done: Box<dyn FnOnce() + Send>) {
+        self.send(What::Names(names), done);
     }
 
     fn drop_attributes(&self, ino: Ino) -> bool {
@@ -184,6 +208,8 @@ pub struct Tally {
     pub attributes: u64,
     /// Names shown that were kept.
     pub names: u64,
+    /// Names that were lent in company.
+    pub lent_names: u64,
     /// Invalidations of pages.
     pub drops: u64,
     /// Pages that were dropped so.
@@ -200,6 +226,7 @@ impl Tally {
         self.passed += other.passed;
         self.attributes += other.attributes;
         self.names += other.names;
+        self.lent_names += other.lent_names;
         self.drops += other.drops;
         self.dropped += other.dropped;
         self.kept_opens += other.kept_opens;
@@ -277,8 +304,13 @@ impl Kernel {
         while let Some(job) = jobs.next().await {
             let own = self.clone();
             self.env.spawn(async move {
-                own.late(own.late_us.0).await;
-                own.invalidate(job.ino, job.range).await;
+                match job.what {
+                    What::Pages(ino, range) => {
+                        own.late(own.late_us.0).await;
+                        own.invalidate(ino, range).await;
+                    }
+                    What::Names(names) => own.take_names(&names).await,
+                }
                 (job.done)();
             });
         }

@@ -1,103 +1,134 @@
-//! Names of directories that a front end keeps under this mount's tokens (docs/design/kernel_names.md).
+//! Names that a front end keeps under this mount's tokens (docs/design/kernel_names.md).
 //!
 //! Owns: for how long a name may be lent, and that it is taken back before a revocation is answered, before a change of
 //! this mount's own is sent, and when tokens are lost. Does not own: the notes (`tables::coherence::lent_names`), the
 //! tokens (`tokens`), how the front end does either.
 
-use crate::coherence::tokens::usable_now;
+use crate::api::{LentName, NameShows};
+use crate::coherence::tokens::{self, usable_now};
 use crate::mount::Mount;
-use crate::tables::coherence::lent_names::{Going, NotLent};
+use crate::tables::coherence::lent_names::{NotLent, Takes};
 use crate::tables::coherence::tokens::Value;
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::Tunable;
 use amphi_dlm::TokenKey;
-use amphi_types::{Attr, Ino, Kind, Name};
+use amphi_types::{Attr, Errno, Ino, Name, Result};
 use futures_channel::oneshot;
+use futures_util::future::{Either, select};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 /// Names of `keys` that a front end has and that have to be taken back.
-pub(super) fn to_take(mount: &Mount, keys: &[TokenKey]) -> Vec<Going> {
+pub(super) fn to_take(mount: &Mount, keys: &[TokenKey]) -> Takes {
     let rest_ns = mount.tunables.get(Tunable::NamesRestMs) * 1_000_000;
     mount.coherence.tokens.names.take(mount.clock.boot_ns(), keys, rest_ns)
 }
 
-/// Takes names back from the front end, and returns when it has none of them any more.
-pub(super) async fn take_back(mount: &Mount, names: Vec<Going>) {
-    if names.is_empty() {
-        return;
+/// Takes names back from the front end, and returns when it has none of them any more: when it says so, or when the
+/// time is over for which they were lent. So a front end that cannot take a name back delays a change as one that
+/// hangs.
+pub(super) async fn take_back(mount: &Mount, takes: Takes) {
+    let Takes { names, others } = takes;
+    if let Some(until_ns) = names.iter().map(|one| one.until_ns).max() {
+        mount.stats.bytes(Count::NamesTaken, names.len() as u64);
+        if let Some(front) = mount.coherence.sharing.pages() {
+            let (sender, done) = oneshot::channel();
+            let lent = names.iter().map(|one| one.lent.clone()).collect();
+            let told = Box::new(move || {
+                let _ = sender.send(());
+            });
+            front.take_names(lent, told);
+            let over = mount.life.pauses.pause(until_ns.saturating_sub(mount.clock.boot_ns()));
+            if let Either::Right(((), _)) = select(done, pin!(over)).await {
+                tracing::warn!(
+                    names = names.len(),
+                    "names were not given back by the kernel before their time was over"
+                );
+            }
+        }
+        mount.coherence.tokens.names.taken(&names);
     }
-    mount.stats.bytes(Count::NamesTaken, names.len() as u64);
-    if let Some(front) = mount.coherence.sharing.pages() {
-        let (sender, done) = oneshot::channel();
-        let nodes = names.iter().map(|one| one.node).collect();
-        let told = Box::new(move || {
-            let _ = sender.send(());
-        });
-        front.take_names(nodes, told);
-        let _ = done.await;
+    for told in others {
+        let _ = told.await;
     }
-    mount.coherence.tokens.names.taken(&names);
 }
 
-/// As `take_back`, for all names whose keys `of` names, where nobody waits for it.
-pub(super) fn take_back_soon(mount: &Arc<Mount>, of: impl Fn(TokenKey) -> bool) {
-    let names = mount.coherence.tokens.names.take_all(mount.clock.boot_ns(), of);
-    if !names.is_empty() {
+/// Names whose keys `of` names, which a front end has: to be taken back at once (`take_back`).
+pub(super) fn all_to_take(mount: &Mount, of: impl Fn(TokenKey) -> bool) -> Takes {
+    mount.coherence.tokens.names.take_all(mount.clock.boot_ns(), of)
+}
+
+/// As `take_back` for all names, where nobody waits for it.
+pub(super) fn take_all_back_soon(mount: &Arc<Mount>) {
+    let takes = all_to_take(mount, |_| true);
+    if !takes.is_empty() {
         let mount2 = mount.clone();
-        mount.spawn(async move { take_back(&mount2, names).await });
+        mount.spawn(async move { take_back(&mount2, takes).await });
     }
 }
 
-/// What a front end that walks by itself is told of a name: a directory and its attributes, as long as the tokens of
-/// both are held. Sends nothing.
-pub(crate) fn known_directory(mount: &Mount, dir: Ino, name: &Name) -> Option<Attr> {
+/// The number of the loan with which a front end may have that a name shows nothing.
+pub(crate) fn absent(mount: &Mount, dir: Ino, name: &Name) -> Option<u64> {
+    let key = TokenKey::Name(dir, name.token_hash());
+    mount.coherence.tokens.names.absent(mount.clock.boot_ns(), key, name.as_bytes())
+}
+
+/// The front end has shown that it has nothing of a loan any more.
+pub(crate) fn is_over(mount: &Mount, dir: Ino, name: &Name, loan: u64) {
+    mount.coherence.tokens.names.is_over(TokenKey::Name(dir, name.token_hash()), loan);
+}
+
+/// What a front end that walks by itself is told of a name: an inode with its attributes, as long as the tokens of both
+/// are held, or `NoEnt`. Sends nothing.
+pub(crate) fn known(mount: &Mount, dir: Ino, name: &Name) -> Option<Result<Attr>> {
     let now = usable_now(mount, dir.target())?;
     let cache = mount.coherence.tokens.cache.read();
-    let ino = match cache.get(now, TokenKey::Name(dir, name.token_hash()))? {
-        Value::Present(cached, ino) if cached == name => *ino,
-        _ => return None,
-    };
-    match cache.get(now, TokenKey::Attributes(ino)) {
-        Some(Value::View(view)) if view.attr.kind == Kind::Dir => {
-            mount.coherence.sharing.leases.in_touch(now, ino.target()).then_some(view.attr)
-        }
+    match cache.get(now, TokenKey::Name(dir, name.token_hash()))? {
+        Value::Present(cached, ino) if cached == name => tokens::cached_attr(mount, &cache, now, *ino).map(Ok),
+        Value::Absent(cached) if cached == name => Some(Err(Errno::NoEnt)),
         _ => None,
     }
 }
 
-/// For how long a front end may keep the name of a directory, which it is about to give as an answer to itself: as long
-/// as the token of the name lasts. It is noted, and the front end is told when the token goes.
-pub(crate) fn lend(mount: &Mount, dir: Ino, name: &Name, ino: Ino) -> Duration {
-    let (key, names) = (TokenKey::Name(dir, name.token_hash()), &mount.coherence.tokens.names);
-    let lent = usable_now(mount, dir.target()).ok_or(NotLent::NoToken).and_then(|now| {
+/// For how long a front end may keep a name, which it is about to give as an answer to itself: as long as the token of
+/// the name lasts. It is noted, and the front end is told when the token goes.
+pub(crate) fn lend(mount: &Mount, lent: &LentName) -> Duration {
+    let Ok(name) = Name::new(lent.name.to_vec()) else { return Duration::ZERO };
+    let (key, names) = (TokenKey::Name(lent.dir, name.token_hash()), &mount.coherence.tokens.names);
+    let life = usable_now(mount, lent.dir.target()).ok_or(NotLent::NoToken).and_then(|now| {
         // The lock is held until it is noted: whoever takes the token comes behind that.
         let cache = mount.coherence.tokens.cache.read();
-        match cache.lend(now, key) {
-            Some((Value::Present(cached, held), left_ns)) if cached == name && *held == ino => {
-                names.lend(now, key, ino, left_ns)
+        match (cache.lend(now, key), lent.shows) {
+            (Some((Value::Present(cached, held), left_ns)), NameShows::Directory(ino) | NameShows::Other(ino, _))
+                if *cached == name && *held == ino =>
+            {
+                names.lend(now, key, lent, left_ns)
+            }
+            (Some((Value::Absent(cached), left_ns)), NameShows::Nothing) if *cached == name => {
+                names.lend(now, key, lent, left_ns)
             }
             _ => Err(NotLent::NoToken),
         }
     });
-    mount.stats.count(match lent {
+    mount.stats.count(match life {
         Ok(_) => Count::NamesLent,
         Err(NotLent::NoToken) => Count::NamesNoToken,
         Err(NotLent::ShortLife) => Count::NamesShortLife,
         Err(NotLent::Contended) => Count::NamesContended,
         Err(NotLent::Full) => Count::NamesFull,
     });
-    lent.unwrap_or_default()
+    life.unwrap_or_default()
 }
 
-/// Whether a front end has this name of a directory.
-pub(crate) fn is_lent(mount: &Mount, dir: Ino, name: &Name, ino: Ino) -> bool {
+/// Whether a front end has this name.
+pub(crate) fn is_lent(mount: &Mount, dir: Ino, name: &Name, shows: NameShows) -> bool {
     let key = TokenKey::Name(dir, name.token_hash());
-    mount.coherence.tokens.names.is_lent(mount.clock.boot_ns(), key, ino)
+    mount.coherence.tokens.names.is_lent(mount.clock.boot_ns(), key, name.as_bytes(), shows)
 }
 
-/// Directories whose names a front end has.
-pub(crate) fn nodes(mount: &Mount) -> Vec<Ino> {
+/// Names that a front end has.
+pub(crate) fn all(mount: &Mount) -> Vec<LentName> {
     let (names, now_ns) = (&mount.coherence.tokens.names, mount.clock.boot_ns());
-    names.nodes(now_ns)
+    names.all(now_ns)
 }

@@ -210,7 +210,8 @@ async fn until_settled<E: Env>(mount: &Arc<Mount>, change: u64, env: &E) -> bool
         if sharing.change.load(SeqCst) != change || sharing.is_lost() {
             return false;
         }
-        if sharing.under_way.load(SeqCst) > 0 {
+        // Names of the time in company before this one may still be on their way back.
+        if sharing.under_way.load(SeqCst) > 0 || mount.coherence.tokens.names.is_any_going() {
             env.sleep(LOOK).await;
             continue;
         }

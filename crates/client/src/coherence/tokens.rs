@@ -14,7 +14,7 @@ use crate::coherence::opened_ahead;
 use crate::inode::{AskedAt, Inode};
 use crate::mount::Mount;
 use crate::tables::coherence::lent::{LOOK_NS, Unknown};
-use crate::tables::coherence::lent_names::Going;
+use crate::tables::coherence::lent_names::Takes;
 use crate::tables::coherence::tokens::{OPEN_END_NS, Value};
 use crate::telemetry::stats::Count;
 use amphi_dlm::{Ask, Grant, OwnChange, Revoke, RevokeId, TokenCache, TokenKey, TokenNumber};
@@ -65,7 +65,7 @@ async fn call_on(
     let mut directory = crate::coherence::directories::changing(mount, &op, keys);
     let mut setting = crate::coherence::bare::setting(mount, &op);
     let mut question = match &begun {
-        Some(_) => Question::none(mount),
+        Some(_) => Question::alone(mount, keys),
         None => Question::new(mount, keys),
     };
     let asked =
@@ -239,12 +239,13 @@ struct Question {
     ask: Option<Ask>,
     change: Option<OwnChange>,
     /// Names that it changes, which a front end still has.
-    names: Vec<Going>,
+    names: Takes,
 }
 
 impl Question {
-    fn none(mount: &Arc<Mount>) -> Question {
-        Question { mount: mount.clone(), ask: None, change: None, names: Vec::new() }
+    /// Without tokens. What a front end still has of the time in company goes all the same.
+    fn alone(mount: &Arc<Mount>, keys: &[TokenKey]) -> Question {
+        Question { mount: mount.clone(), ask: None, change: None, names: lent_names::to_take(mount, keys) }
     }
 
     fn new(mount: &Arc<Mount>, keys: &[TokenKey]) -> Question {
@@ -380,23 +381,25 @@ pub(crate) fn lose_all(mount: &Arc<Mount>) {
     mount.files.all().iter().for_each(|file| file.size.token_end_ns.store(0, SeqCst));
     drop(cache);
     take_back_soon(mount, mount.coherence.tokens.lent.inodes());
-    lent_names::take_back_soon(mount, |_| true);
+    lent_names::take_all_back_soon(mount);
     crate::coherence::directories::lose(mount);
     crate::coherence::bare::lose(mount);
     opened_ahead::lose(mount, None);
 }
 
-/// Nothing cached of these targets counts any more: their server has forgotten what it granted.
-pub(crate) fn lose(mount: &Arc<Mount>, targets: &[TargetId]) {
+/// Nothing cached of these targets counts any more: their server has forgotten what it granted. Returns when a front
+/// end has none of their names any more.
+pub(crate) async fn lose(mount: &Arc<Mount>, targets: &[TargetId]) {
     mount.coherence.tokens.cache.write().lose(|key| targets.contains(&key.target()));
     let files = mount.files.all().into_iter().filter(|file| targets.contains(&file.ino.target()));
     files.for_each(|file| file.size.token_end_ns.store(0, SeqCst));
     let lent = mount.coherence.tokens.lent.inodes().into_iter().filter(|ino| targets.contains(&ino.target()));
     take_back_soon(mount, lent);
-    lent_names::take_back_soon(mount, |key| targets.contains(&key.target()));
     crate::coherence::directories::lose(mount);
     crate::coherence::bare::lose(mount);
     opened_ahead::lose(mount, Some(targets));
+    let names = lent_names::all_to_take(mount, |key| targets.contains(&key.target()));
+    lent_names::take_back(mount, names).await;
 }
 
 /// Ends changes whose answers were lost long ago.
@@ -456,13 +459,18 @@ pub(crate) fn find(mount: &Mount, cred: &Cred, dir: Ino, name: &[u8]) -> Option<
         Value::Present(cached, ino) if *cached == name => *ino,
         _ => return None,
     };
-    let attr = match cache.get(now, TokenKey::Attributes(ino)) {
-        Some(Value::View(view)) if mount.coherence.sharing.leases.in_touch(now, ino.target()) => shown(mount, view),
-        _ => None,
-    };
+    let attr = cached_attr(mount, &cache, now, ino);
     drop(cache);
     mount.stats.count(Count::LookupCached);
     Some(attr.map_or(Found::Inode(ino), |attr| Found::Answer(Ok(attr))))
+}
+
+/// The attributes of an inode from the cache of tokens.
+pub(super) fn cached_attr(mount: &Mount, cache: &TokenCache<Value>, now: u64, ino: Ino) -> Option<Attr> {
+    match cache.get(now, TokenKey::Attributes(ino)) {
+        Some(Value::View(view)) if mount.coherence.sharing.leases.in_touch(now, ino.target()) => shown(mount, view),
+        _ => None,
+    }
 }
 
 /// The attributes of an inode from the cache, or of a directory that this mount changed alone.

@@ -48,7 +48,7 @@ amphi_types::tunables! {
     ReadAheadBytes = "readahead.max_bytes", Bytes, 64 * M, 64 * K => G, "largest read-ahead window of one stream";
     DirectAhead = "readahead.direct_bytes", Bytes, 8 * M, 0 => 64 * M, "direct reads of at most this size that follow each other are asked for ahead; 0 = none";
     SmallAhead = "readahead.small_files", Switch, 1, 0 => 1, "open and read the small files of a directory ahead of who opens them one after the other";
-    LendNames = "names.lend", Switch, 1, 0 => 1, "in company of other mounts the kernel keeps names of directories under tokens", for_tests;
+    LendNames = "names.lend", Switch, 1, 0 => 1, "in company of other mounts the kernel keeps names under tokens that are asked for often", for_tests;
     NamesRestMs = "names.rest_ms", Milliseconds, 1000, 0 => 3_600_000, "how long a name that was taken back from the kernel is not lent again, at first", for_tests;
     LocksMaxAgeS = "locks.max_age_s", Seconds, 600, 1 => 86_400, "locks of files that were not used for this time go back, with what is cached under them";
     LocksMax = "locks.max", Count, 16_384, 16 => 16_384, "locks held of one target; beyond, those unused for longest go back", for_tests;

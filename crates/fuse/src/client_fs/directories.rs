@@ -70,8 +70,8 @@ impl ClientFs {
             for e in listing.entries {
                 let shown = |attr: &Attr| {
                     // An answer for a program would end the life of a name that is lent.
-                    attr.kind != Kind::Dir
-                        || (self.moved.listed(attr.ino, ino, &e.name) && !self.is_lent(ino, &e.name, attr))
+                    (attr.kind != Kind::Dir || self.moved.listed(attr.ino, ino, &e.name))
+                        && !self.is_lent(ino, &e.name, attr)
                 };
                 let added = match e.attr.filter(shown) {
                     Some(attr) => sink.add_entry(&self.entry(attr), &e.name, e.cookie),

@@ -21,7 +21,7 @@
 
 use crate::Notifier;
 use crate::session::monotonic_ns;
-use amphi_types::Ino;
+use amphi_types::{Errno, Ino, Result};
 use parking_lot::Mutex;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -136,6 +136,12 @@ impl KernelView {
             }
         }
         Changing { view: self, ino, since, beside, is_over: false }
+    }
+
+    /// Has the kernel forget the attributes of `ino`, and take none of an answer to a question from before. Whether it
+    /// knows the inode.
+    pub(super) fn forgets(&self, ino: Ino) -> Result<bool> {
+        self.notifier.get().map_or(Err(Errno::NotConnected), |notifier| notifier.inval_attr(ino))
     }
 
     /// The kernel is told that a file ends at `end`, or that a write has ended there.

@@ -18,7 +18,7 @@
 //! that. Bounds: `DIRECTORIES_MAX` directories of two generations, about 150 bytes each; beyond, a directory may be
 //! taken for one that was not shown. `THREADS_MAX` threads. `OTHERS` ids in turn for each directory.
 
-use super::names::Step;
+use amphi_client::{LentName, NameShows};
 use amphi_types::Ino;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -184,16 +184,16 @@ impl Moved {
         node
     }
 
-    /// The way from the root to a name in `dir` that shows `ino`, if the kernel has been shown all of it there and
-    /// under the inodes' own ids.
-    pub(super) fn path(&self, dir: Ino, name: &[u8], ino: Ino) -> Option<Vec<Step>> {
+    /// The way from the root to a name, if the kernel has been shown all of it there and under the inodes' own ids.
+    pub(super) fn path(&self, last: LentName) -> Option<Vec<LentName>> {
         let shown = self.shown.lock();
-        let mut steps = vec![Step { dir, name: name.into(), ino }];
-        let mut at = dir;
+        let mut at = last.dir;
+        let mut steps = vec![last];
         while at != Ino::ROOT {
             let spot = shown.spot(at).filter(|spot| spot.node == at && steps.len() < DEPTH_MAX)?;
-            steps.push(Step { dir: spot.place.0, name: spot.place.1.clone(), ino: at });
-            at = spot.place.0;
+            let (dir, name) = spot.place.clone();
+            steps.push(LentName { dir, name, shows: NameShows::Directory(at) });
+            at = dir;
         }
         steps.reverse();
         Some(steps)

@@ -1,15 +1,15 @@
-//! Names of directories that the kernel keeps in company of other mounts (docs/design/kernel_names.md).
+//! Names that the kernel keeps in company of other mounts (docs/design/kernel_names.md).
 //!
 //! The kernel's answers to programs carry no life there: nobody could take it back without waiting for a lock of a
 //! directory. A thread of the mount walks over names that are asked for often instead, and the answers to its own
-//! look-ups carry what is left of the tokens' lives; another one ends them by opening the directory by its handle.
+//! look-ups carry what is left of the tokens' lives; others end them.
 //!
 //! Owns: the answers to these threads, which names they walk to, whether the kernel lets them. Does not own: the
 //! threads (`lender`), the tokens and what is lent (the client).
 //!
-//! Invariants: a request of these threads is answered at once by what is known under tokens, or with EINTR, which
-//! leaves the kernel's entry as it is. None of them is ever told that a name is not there, but in the trial at the
-//! beginning.
+//! Invariants: a request of these threads is answered at once: the walker's by what is known under tokens, a taker's by
+//! what it takes back, any other with EINTR, which leaves the kernel's entry as it is. The walker is told that a name
+//! is not there only where programs have been told so before, under the same token; a taker never.
 
 mod asked;
 mod lender;
@@ -20,28 +20,29 @@ use crate::Caller;
 use crate::file_system::{AttrReply, Entry, Handle, OpenReply};
 use crate::mount;
 use crate::session::monotonic_ns;
-use amphi_client::Client;
+use amphi_client::{Client, LentName, NameShows};
 use amphi_types::{Attr, Errno, Ino, Kind, Result, Timespec};
 use asked::Asked;
-use lender::{Surroundings, Threads};
+use lender::{Answer, Surroundings, Threads};
 use parking_lot::Mutex;
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(super) use lender::{Lender, Step};
+pub(super) use lender::Lender;
 
-/// The name of the trial, which no program has a reason to ask for.
-const PROBE_NAME: &[u8] = b".amphi probes whether the kernel gives names back";
-/// The directory that it shows: no target has this number.
-const PROBE_NODE: Ino = Ino(0x7fff << 48 | 1);
+/// Threads that have asked for a name which was lent as not there; beyond, all are forgotten, and takers have to go.
+const LOOKS_MAX: usize = 256;
 /// The open root of the clone, which nobody lists.
 const ROOT: Handle = Handle(u64::MAX);
 
 thread_local! {
     /// This thread writes an answer with which a name is lent.
     static LENDS: Cell<bool> = const { Cell::new(false) };
+    /// For how long the kernel keeps that the name is not there, where that is the answer.
+    static ABSENT: Cell<Option<Duration>> = const { Cell::new(None) };
 }
 
 /// See the module's head.
@@ -49,7 +50,15 @@ thread_local! {
 pub(super) struct Names {
     pub(super) lender: Arc<Lender>,
     asked: Asked,
+    looks: Mutex<BTreeMap<u32, Look>>,
     threads: Mutex<Option<Threads>>,
+}
+
+/// A thread has asked for a name that was lent as not there: so it has nothing of this loan in force any more.
+struct Look {
+    dir: Ino,
+    name: Box<[u8]>,
+    loan: u64,
 }
 
 impl Names {
@@ -61,7 +70,7 @@ impl Names {
             is_mounted: Box::new(move || mount::is_mounted(device)),
             lent: Box::new(move || client.lent_names()),
             now_ns: monotonic_ns,
-            probe: |lender, root| lender::probe(lender, root, PROBE_NAME, PROBE_NODE),
+            trial: lender::trial,
         };
         let started = match device {
             0 => Err("the mount is not in the mount table".to_string()),
@@ -104,64 +113,151 @@ impl Names {
             self.lender.has_written();
         }
     }
+
+    /// For how long the kernel keeps the answer to the present request that a name is not there, if the names say so.
+    #[inline]
+    pub(super) fn negative_ttl(&self) -> Option<Duration> {
+        ABSENT.take()
+    }
 }
 
 impl ClientFs {
-    /// The kernel was shown a directory for a program. If it asks for that name again and again, it is lent.
-    pub(super) fn shown(&self, parent: Ino, name: &[u8], entry: &Entry) {
-        if entry.attr.kind == Kind::Dir
-            && entry.node == entry.attr.ino
-            && self.client.lends_names()
-            && self.names.asked.asked(parent, name)
+    /// This mount is about to change a name: whether it is asked for often is seen anew.
+    pub(super) fn changes_name(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) {
+        self.names.asked.begins_anew(dir, name);
+        self.is_lent_as_absent(caller, dir, name);
+    }
+
+    /// The kernel was shown what a name shows, for a program. If it asks for that again and again, it is lent.
+    pub(super) fn shown(&self, caller: &Caller<'_>, dir: Ino, name: &[u8], entry: Option<&Entry>) {
+        if self.client.lends_names()
+            && !caller.by_other_id
+            // What a device is a new inode of the kernel has from the answer that makes it, also from a taker's.
+            && entry.is_none_or(|entry| {
+                entry.node == entry.attr.ino && !matches!(entry.attr.kind, Kind::CharDev | Kind::BlockDev)
+            })
+            && self.names.asked.asked(dir, name)
             && self.names.lender.is_on()
-            && let Some(path) = self.moved.path(parent, name, entry.node)
         {
-            self.names.lender.walk(path);
+            let shows = NameShows::of(entry.map(|entry| &entry.attr));
+            if let Some(path) = self.moved.path(LentName { dir, name: name.into(), shows }) {
+                self.names.lender.walk(path);
+            }
         }
+    }
+
+    /// A program was told that a name is not there.
+    pub(super) fn looked(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) {
+        if let Some(loan) = self.client.absent_loan(dir, name) {
+            let mut looks = self.names.looks.lock();
+            if looks.len() >= LOOKS_MAX {
+                looks.clear();
+            }
+            looks.insert(caller.tid, Look { dir, name: name.into(), loan });
+        }
+    }
+
+    /// Whether the kernel may have it that a name, which a thread is about to make, is not there. It has not where it
+    /// has just asked: then the loan is over without a taker, which would have to wait for the lock of the directory
+    /// under which the name is made, and drop the very entry that is about to show it.
+    pub(super) fn is_lent_as_absent(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) -> bool {
+        let Some(loan) = self.client.absent_loan(dir, name) else { return false };
+        let look = self.names.looks.lock().remove(&caller.tid);
+        let is_over = look.is_some_and(|look| look.dir == dir && *look.name == *name && look.loan == loan);
+        if is_over {
+            self.client.absent_loan_is_over(dir, name, loan);
+        }
+        !is_over
     }
 
     /// Whether the kernel has been lent this name, so that it need not be shown it in a listing.
-    pub(super) fn is_lent(&self, parent: Ino, name: &[u8], attr: &Attr) -> bool {
-        attr.kind == Kind::Dir && self.client.lends_names() && self.client.is_name_lent(parent, name, attr.ino)
+    pub(super) fn is_lent(&self, dir: Ino, name: &[u8], attr: &Attr) -> bool {
+        self.client.lends_names() && self.client.is_name_lent(dir, name, NameShows::of(Some(attr)))
     }
 
     /// A look-up of the mount's own threads.
-    pub(super) fn own_lookup(&self, parent: Ino, name: &[u8]) -> Result<Entry> {
+    pub(super) fn own_lookup(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) -> Result<Entry> {
         let lender = &self.names.lender;
-        if self.names.is_starting() && name == PROBE_NAME {
-            let entry_ttl = lender.probed().ok_or(Errno::NoEnt)?;
-            let attr = probe_attr();
-            return Ok(Entry { attr, node: attr.ino, generation: 0, entry_ttl, attr_ttl: Duration::ZERO });
-        }
         if name == b"." || name == b".." {
+            // The way upward from a directory whose entry has gone.
             return Err(Errno::Stale);
         }
-        let expected = lender.asks(parent, name).ok_or(Errno::Intr)?;
-        // Where the kernel has it under another id it would drop what it has, with what is mounted below.
-        if !self.moved.is_shown(parent, name, expected) {
+        if let Some(answer) = lender.taker_asks(caller.tid, dir, name) {
+            return self.answer_to_taker(caller.tid, answer);
+        }
+        if self.names.is_starting() {
+            return match lender.tried(dir, name).ok_or(Errno::Intr)? {
+                (NameShows::Nothing, life) => {
+                    ABSENT.set(Some(life));
+                    Err(Errno::NoEnt)
+                }
+                (NameShows::Directory(ino), entry_ttl) => Ok(unknown(ino, Kind::Dir, entry_ttl)),
+                (NameShows::Other(ino, kind), entry_ttl) => Ok(unknown(ino, kind, entry_ttl)),
+            };
+        }
+        let lent = lender.asks(caller.tid, dir, name).filter(|_| !caller.by_other_id).ok_or(Errno::Intr)?;
+        if let NameShows::Directory(ino) = lent.shows
+            // Where the kernel has it under another id it would drop what it has, with what is mounted below.
+            && !self.moved.is_shown(dir, name, ino)
+        {
             return Err(Errno::Intr);
         }
-        let known = self.client.known_directory(parent, name).filter(|attr| attr.ino == expected);
-        let attr = known.ok_or(Errno::Intr)?;
+        let known = self.client.known_name(dir, name).ok_or(Errno::Intr)?;
+        if NameShows::of(known.as_ref().ok()) != lent.shows {
+            return Err(Errno::Intr);
+        }
         // First, so that whoever finds the loan waits for the call.
         let lends = lender.lends(monotonic_ns());
-        let entry_ttl = if lends { self.client.lend_name(parent, name, attr.ino) } else { Duration::ZERO };
+        let entry_ttl = if lends { self.client.lend_name(&lent) } else { Duration::ZERO };
         if entry_ttl.is_zero() {
             lender.lends_not();
         } else {
-            self.names.asked.lent(parent, name);
+            self.names.asked.begins_anew(dir, name);
             LENDS.set(true);
         }
-        let attr_ttl = self.attr_ttl(&attr, lent::since());
-        Ok(Entry { attr, node: attr.ino, generation: 0, entry_ttl, attr_ttl })
+        match known {
+            Ok(attr) => {
+                let attr_ttl = self.attr_ttl(&attr, lent::since());
+                Ok(Entry { attr, node: attr.ino, generation: 0, entry_ttl, attr_ttl })
+            }
+            Err(_) if entry_ttl.is_zero() => Err(Errno::Intr),
+            Err(e) => {
+                ABSENT.set(Some(entry_ttl));
+                Err(e)
+            }
+        }
+    }
+
+    /// What a taker is told of the name that it takes back.
+    fn answer_to_taker(&self, tid: u32, answer: Answer) -> Result<Entry> {
+        let Answer::Same(shows) = answer else { return Err(Errno::Intr) };
+        let entry = match shows {
+            // What the kernel does not know it has no name of.
+            NameShows::Other(ino, kind) if self.kernel_view.forgets(ino)? => Ok(unknown(ino, kind, Duration::ZERO)),
+            _ => Err(Errno::Intr),
+        };
+        self.names.lender.taker_was_answered(tid);
+        entry
     }
 
     /// Attributes for the mount's own threads: the kernel looks whether they may search a directory.
     pub(super) fn own_getattr(&self, caller: &Caller<'_>, ino: Ino) -> Result<AttrReply> {
-        let attr = if self.names.is_starting() {
-            self.wait(caller, self.client.getattr(&Self::stream(caller), ino))?
-        } else {
+        let any = || AttrReply { attr: unknown_attr(ino, Kind::Dir), ttl: Duration::ZERO };
+        match self.names.lender.taker_asks_attributes(caller.tid, ino) {
+            Some(Answer::Refused) => return Err(Errno::Stale),
+            Some(Answer::Any) => {
+                self.kernel_view.forgets(ino)?;
+                return Ok(any());
+            }
+            Some(_) => return Err(Errno::Intr),
+            None => {}
+        }
+        let attr = if !self.names.is_starting() {
             self.client.known_attributes(ino).ok_or(Errno::Intr)?
+        } else if self.names.lender.is_of_trial(ino) {
+            return Ok(any());
+        } else {
+            self.wait(caller, self.client.getattr(&Self::stream(caller), ino))?
         };
         Ok(self.attributes(attr, lent::since()))
     }
@@ -172,13 +268,18 @@ impl ClientFs {
     }
 }
 
-fn probe_attr() -> Attr {
+/// An inode of which nothing is said but what it is.
+fn unknown(ino: Ino, kind: Kind, entry_ttl: Duration) -> Entry {
+    Entry { attr: unknown_attr(ino, kind), node: ino, generation: 0, entry_ttl, attr_ttl: Duration::ZERO }
+}
+
+fn unknown_attr(ino: Ino, kind: Kind) -> Attr {
     let zero = Timespec::default();
     Attr {
-        ino: PROBE_NODE,
-        kind: Kind::Dir,
+        ino,
+        kind,
         perm: 0o700,
-        nlink: 2,
+        nlink: 1,
         uid: 0,
         gid: 0,
         rdev: 0,

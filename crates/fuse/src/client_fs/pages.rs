@@ -10,10 +10,10 @@
 use super::kept_listings::KeptListings;
 use super::names::Lender;
 use crate::Notifier;
-use amphi_client::KernelPages;
+use amphi_client::{KernelPages, LentName, NameShows};
 use amphi_types::{ByteRange, Errno, Ino};
 use parking_lot::{Condvar, Mutex};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Weak, mpsc};
 use std::thread::JoinHandle;
 
@@ -131,6 +131,26 @@ impl KernelPages for Senders {
         if self.listings.is_open(ino) {
             self.drop_listing(ino);
         }
+        self.forget(ino)
+    }
+
+    fn take_names(&self, names: Vec<LentName>, done: Box<dyn FnOnce() + Send>) {
+        // So that a taker's walk begins with a question.
+        let others = names.iter().filter(|lent| !matches!(lent.shows, NameShows::Directory(_)));
+        for dir in others.map(|lent| lent.dir).collect::<BTreeSet<Ino>>() {
+            self.forget(dir);
+        }
+        self.names.take(names, done);
+    }
+
+    fn drop_listings(&self) {
+        self.listings.open().into_iter().for_each(|ino| self.drop_listing(ino));
+    }
+}
+
+impl Senders {
+    /// The kernel forgets the attributes of an inode; whether it knows it.
+    fn forget(&self, ino: Ino) -> bool {
         self.with_locks.notifier.inval_attr(ino).unwrap_or_else(|e| {
             // Without a mount there is nothing to drop.
             if e != Errno::NotConnected {
@@ -140,16 +160,6 @@ impl KernelPages for Senders {
         })
     }
 
-    fn take_names(&self, nodes: Vec<Ino>, done: Box<dyn FnOnce() + Send>) {
-        self.names.take(nodes, done);
-    }
-
-    fn drop_listings(&self) {
-        self.listings.open().into_iter().for_each(|ino| self.drop_listing(ino));
-    }
-}
-
-impl Senders {
     /// Drops what the kernel has of an open directory. Nobody waits for this.
     fn drop_listing(&self, ino: Ino) {
         let range = ByteRange::new(0, u64::MAX);

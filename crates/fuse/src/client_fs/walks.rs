@@ -7,7 +7,7 @@ use super::ClientFs;
 use super::syscall::Syscall;
 use crate::Caller;
 use crate::file_system::{Entry, OpenHow};
-use amphi_client::{Created, Ctx, OpenFlags};
+use amphi_client::{Created, Ctx, OpenFlags, Pending};
 use amphi_types::{Attr, Errno, Ino, Kind, Result};
 use std::time::Duration;
 
@@ -28,7 +28,14 @@ impl ClientFs {
     pub(super) fn lookup_walked(&self, caller: &Caller<'_>, parent: Ino, name: &[u8]) -> Result<Entry> {
         self.client.count_lookup();
         self.moved.walks(caller.tid, parent, name);
-        let found = self.look_up(caller, parent, name)?;
+        let found = match self.look_up(caller, parent, name) {
+            Err(Errno::NoEnt) => {
+                self.looked(caller, parent, name);
+                self.shown(caller, parent, name, None);
+                return Err(Errno::NoEnt);
+            }
+            found => found?,
+        };
         let node = match found.kind {
             Kind::Dir if name != b"." && name != b".." => {
                 let changes = || Syscall::of(caller.tid).is_some_and(|call| call.changes_names());
@@ -39,7 +46,7 @@ impl ClientFs {
         let entry = self.entry(found);
         let attr_ttl = if node == found.ino { entry.attr_ttl } else { Duration::ZERO };
         let entry = Entry { node, attr_ttl, ..entry };
-        self.shown(parent, name, &entry);
+        self.shown(caller, parent, name, Some(&entry));
         Ok(entry)
     }
 
@@ -98,6 +105,10 @@ impl ClientFs {
         how: OpenHow,
     ) -> Result<Created> {
         let flags = OpenFlags::from_linux(how.flags);
+        // The kernel goes by what it was lent, if this is not to be a new file in any case. In the second walk it asks.
+        if self.is_lent_as_absent(caller, dir, name) && !self.client.repeats_walk(caller.tid) {
+            return Err(self.walk_again(caller, Errno::Stale));
+        }
         let opener = self.opener(caller);
         self.moved.ended(caller.tid);
         for _ in 0..TRIES {
@@ -118,5 +129,49 @@ impl ClientFs {
             }
         }
         Err(Errno::Loop)
+    }
+
+    /// As `asked`, for names in `dirs`.
+    pub(super) fn asked_in<T: Send + 'static>(
+        &self,
+        caller: &Caller<'_>,
+        dirs: &[Ino],
+        ask: impl Fn(&Ctx) -> Pending<T>,
+    ) -> Result<T> {
+        let again = self.client.repeats_walk(caller.tid);
+        let result = self.asked(caller, ask);
+        self.in_directories(dirs, again, result)
+    }
+
+    /// There is nothing in a directory that was removed, for whoever has come back to it after a walk: he holds it, and
+    /// has not found it by a name.
+    pub(super) fn in_directories<T>(&self, dirs: &[Ino], again: bool, result: Result<T>) -> Result<T> {
+        match result {
+            Err(Errno::Stale) if again && dirs.iter().any(|dir| self.client.has_shown_directory(*dir)) => {
+                Err(Errno::NoEnt)
+            }
+            result => result,
+        }
+    }
+
+    /// As `asked_in`, for a change, with which the walk has come to its end.
+    pub(super) fn changed<T: Send + 'static>(
+        &self,
+        caller: &Caller<'_>,
+        dirs: &[Ino],
+        ask: impl Fn(&Ctx) -> Pending<T>,
+    ) -> Result<T> {
+        self.moved.ended(caller.tid);
+        self.asked_in(caller, dirs, ask)
+    }
+
+    pub(super) fn changed_entry(
+        &self,
+        caller: &Caller<'_>,
+        (dir, name): (Ino, &[u8]),
+        ask: impl Fn(&Ctx) -> Pending<Attr>,
+    ) -> Result<Entry> {
+        self.changes_name(caller, dir, name);
+        self.changed(caller, &[dir], ask).map(|attr| self.entry(attr))
     }
 }

@@ -1,19 +1,20 @@
 //! Names that the kernel keeps.
 //!
-//! Owns: walks to a name and moves of names within a directory, with what the directory's lock keeps apart. Does not
-//! own: for how long names are lent.
+//! Owns: walks to a name and moves of names within a directory, with what the directory's lock keeps apart; the mount's
+//! own walks, and how what they were lent is taken back. Does not own: for how long names are lent.
 
 use super::{Kernel, LOOK, Mistake, Name, lock};
-use amphi_client::{Ctx, Lending, RenameMode};
+use amphi_client::{Ctx, Lending, LentName, NameShows, RenameMode};
 use amphi_env::Env;
 use amphi_types::{Ino, Result};
+use std::rc::Rc;
 use std::time::Duration;
 
 impl Kernel {
     /// Finds a name, by what is kept if that may still be shown.
     ///
     /// Errors: those of `lookup`.
-    pub async fn lookup(&self, ctx: &Ctx, dir: Ino, name: &[u8]) -> Result<Ino> {
+    pub async fn lookup(self: &Rc<Self>, ctx: &Ctx, dir: Ino, name: &[u8]) -> Result<Ino> {
         let key = (dir, name.to_vec());
         let longer = if self.mistake == Some(Mistake::NamesStay) { 4_000_000_000 } else { 0 };
         loop {
@@ -42,6 +43,10 @@ impl Kernel {
                 if is_lent {
                     lock(&self.kept).names.insert(key, Name { ino: attr.ino, until_ns });
                 }
+                if lending.is_none() {
+                    let lent = LentName { dir, name: name.into(), shows: NameShows::of(Some(&attr)) };
+                    self.env.spawn(self.clone().walk(lent));
+                }
                 drop(lending);
                 Ok(attr.ino)
             }
@@ -49,6 +54,40 @@ impl Kernel {
         };
         self.asks.set(self.asks.get() - 1);
         found
+    }
+
+    /// The mount walks to a name by itself: what it lends so is in force when the walk has ended.
+    async fn walk(self: Rc<Self>, lent: LentName) {
+        let key = (lent.dir, lent.name.to_vec());
+        if !lock(&self.kept).walking.insert(key.clone()) {
+            return;
+        }
+        self.late(1_000).await;
+        let known = self.client.known_name(lent.dir, &lent.name);
+        let is_it = known.is_some_and(|known| NameShows::of(known.as_ref().ok()) == lent.shows);
+        let life = if is_it { self.client.lend_name(&lent) } else { Duration::ZERO };
+        if let (NameShows::Other(ino, _), false) = (lent.shows, life.is_zero()) {
+            self.count(|t| t.lent_names += 1);
+            self.late(self.late_us.1).await;
+            let until_ns = self.now_ns() + life.as_nanos() as u64;
+            lock(&self.kept).names.insert(key.clone(), Name { ino, until_ns });
+        }
+        lock(&self.kept).walking.remove(&key);
+    }
+
+    /// Ends the life of names, once walks to them have ended.
+    pub(super) async fn take_names(&self, names: &[LentName]) {
+        self.late(1_000).await;
+        for lent in names {
+            let key = (lent.dir, lent.name.to_vec());
+            while lock(&self.kept).walking.contains(&key) {
+                self.env.sleep(LOOK).await;
+            }
+            let stays = self.mistake == Some(Mistake::TakenNamesStay) && self.dice.borrow_mut().one_in(3);
+            if let (Some(name), false) = (lock(&self.kept).names.get_mut(&key), stays) {
+                name.until_ns = 0;
+            }
+        }
     }
 
     /// Renames within a directory. The kernel lets nobody ask for names there meanwhile.

@@ -1,24 +1,26 @@
-//! Names of directories that a front end keeps under this mount's tokens, and how they are taken back.
+//! Names that a front end keeps under this mount's tokens, and how they are taken back.
 //!
 //! Owns: which names were lent in company of other mounts, until when, which are being taken back, and which are left
 //! alone for a while because they were taken back a short time ago. Does not own: the tokens (`tokens`), the lending
 //! and the taking back themselves (the front end).
 //!
 //! Invariants: a name is lent while its token is held, and is noted while that cannot go; so whoever takes the token
-//! finds the note. A note stays until the front end has said that the name is taken back: a second taker waits for it
-//! as well, and meanwhile the name is not lent again.
+//! finds the note. A note stays until the front end has said that the name is taken back, or its time is over: a second
+//! taker waits for the first one, and meanwhile the name is not lent again.
 //!
-//! Bounds: `LENT_MAX` names, about 120 bytes each; beyond, nothing is lent until what has ended is forgotten.
+//! Bounds: `LENT_MAX` names, about 200 bytes each; beyond, nothing is lent until what has ended is forgotten.
 //! `RESTS_MAX` names that rest; beyond, others do not.
 
+use crate::api::{LentName, NameShows};
 use amphi_dlm::TokenKey;
-use amphi_types::Ino;
+use futures_channel::oneshot;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 /// Most names that are lent.
-const LENT_MAX: usize = 32_768;
+const LENT_MAX: usize = 65_536;
 /// The front end counts the life from when it has the answer; that may be so much later, and it looks whether it was.
 pub(crate) const LATE_NS: u64 = 500_000_000;
 /// Lives below this are not worth the walk.
@@ -44,13 +46,14 @@ pub(crate) enum NotLent {
 }
 
 struct Loan {
-    /// The directory that the name shows.
-    node: Ino,
+    lent: LentName,
     until_ns: u64,
     /// Tells this loan from a later one of the same name.
     number: u64,
     /// It is being taken back.
     going: bool,
+    /// Others that wait until it is; they are told when this is dropped.
+    waiting: Vec<oneshot::Sender<()>>,
 }
 
 struct Rest {
@@ -68,23 +71,42 @@ struct State {
 }
 
 /// A loan that has to be taken back.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Going {
     key: TokenKey,
     number: u64,
-    pub(crate) node: Ino,
+    pub(crate) lent: LentName,
+    /// The front end has it no longer than this.
+    pub(crate) until_ns: u64,
+}
+
+/// Loans of names that somebody needs back.
+#[derive(Default)]
+pub(crate) struct Takes {
+    /// To be taken back now.
+    pub(crate) names: Vec<Going>,
+    /// Those that are being taken back already: told when they are, without a word.
+    pub(crate) others: Vec<oneshot::Receiver<()>>,
+}
+
+impl Takes {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.names.is_empty() && self.others.is_empty()
+    }
 }
 
 /// The notes.
 #[derive(Default)]
 pub(crate) struct LentNames {
     state: Mutex<State>,
+    /// Loans that are noted.
+    noted: AtomicUsize,
 }
 
 impl LentNames {
-    /// Notes that a name is lent, which shows `node`, for what is `left` of its token's life; for how long. To be
-    /// called while the token cannot go.
-    pub(crate) fn lend(&self, now_ns: u64, key: TokenKey, node: Ino, left_ns: u64) -> Result<Duration, NotLent> {
+    /// Notes that a name is lent for what is `left` of its token's life; for how long. To be called while the token
+    /// cannot go.
+    pub(crate) fn lend(&self, now_ns: u64, key: TokenKey, lent: &LentName, left_ns: u64) -> Result<Duration, NotLent> {
         let life = left_ns.saturating_sub(2 * LATE_NS);
         if life < LIFE_MIN_NS {
             return Err(NotLent::ShortLife);
@@ -94,8 +116,8 @@ impl LentNames {
             return Err(NotLent::Contended);
         }
         match state.loans.get(&key) {
-            // Another name of the same hash, or the name of another directory that is not over yet.
-            Some(loan) if now_ns < loan.until_ns && (loan.going || loan.node != node) => {
+            // Another name of the same hash, or one that showed something else and is not over yet.
+            Some(loan) if now_ns < loan.until_ns && (loan.going || loan.lent != *lent) => {
                 return Err(NotLent::Contended);
             }
             None if state.loans.len() >= LENT_MAX => return Err(NotLent::Full),
@@ -104,59 +126,98 @@ impl LentNames {
         state.last_number += 1;
         let until_ns = now_ns + life + LATE_NS;
         let before = state.loans.get(&key).map_or(0, |loan| loan.until_ns);
-        let loan = Loan { node, until_ns: until_ns.max(before), number: state.last_number, going: false };
+        let (until_ns, number) = (until_ns.max(before), state.last_number);
+        let loan = Loan { lent: lent.clone(), until_ns, number, going: false, waiting: Vec::new() };
         state.loans.insert(key, loan);
+        self.noted.store(state.loans.len(), SeqCst);
         Ok(Duration::from_nanos(life))
     }
 
-    /// Whether a name is lent that shows `node`.
-    pub(crate) fn is_lent(&self, now_ns: u64, key: TokenKey, node: Ino) -> bool {
+    /// Whether a name is lent that shows this.
+    pub(crate) fn is_lent(&self, now_ns: u64, key: TokenKey, name: &[u8], shows: NameShows) -> bool {
+        if !self.is_any_noted() {
+            return false;
+        }
         let state = self.state.lock();
-        state.loans.get(&key).is_some_and(|loan| loan.node == node && now_ns < loan.until_ns && !loan.going)
+        state.loans.get(&key).is_some_and(|loan| {
+            *loan.lent.name == *name && loan.lent.shows == shows && now_ns < loan.until_ns && !loan.going
+        })
     }
 
     /// Names of these keys that have to be taken back now; their tokens are not held any more. Each rests afterwards,
     /// for `rest_ns` at least.
-    pub(crate) fn take(&self, now_ns: u64, keys: &[TokenKey], rest_ns: u64) -> Vec<Going> {
-        let state = &mut *self.state.lock();
-        if state.loans.is_empty() {
-            return Vec::new();
+    pub(crate) fn take(&self, now_ns: u64, keys: &[TokenKey], rest_ns: u64) -> Takes {
+        let mut takes = Takes::default();
+        if !self.is_any_noted() {
+            return takes;
         }
-        let mut going = Vec::new();
+        let state = &mut *self.state.lock();
         for key in keys {
             let Some(loan) = state.loans.get_mut(key) else { continue };
             if loan.until_ns <= now_ns {
                 state.loans.remove(key);
                 continue;
             }
-            let first = !std::mem::replace(&mut loan.going, true);
-            going.push(Going { key: *key, number: loan.number, node: loan.node });
-            if first && rest_ns > 0 {
+            if std::mem::replace(&mut loan.going, true) {
+                let (sender, told) = oneshot::channel();
+                loan.waiting.push(sender);
+                takes.others.push(told);
+                continue;
+            }
+            let Loan { lent, until_ns, number, .. } = &*loan;
+            takes.names.push(Going { key: *key, number: *number, lent: lent.clone(), until_ns: *until_ns });
+            if rest_ns > 0 {
                 rest(&mut state.rests, now_ns, *key, rest_ns);
             }
         }
-        going
+        self.noted.store(state.loans.len(), SeqCst);
+        takes
+    }
+
+    /// Whether any name is noted.
+    #[inline]
+    pub(crate) fn is_any_noted(&self) -> bool {
+        self.noted.load(SeqCst) > 0
+    }
+
+    /// Whether any name is being taken back.
+    pub(crate) fn is_any_going(&self) -> bool {
+        self.is_any_noted() && self.state.lock().loans.values().any(|loan| loan.going)
+    }
+
+    /// The number of the loan with which a front end may have that this name shows nothing.
+    pub(crate) fn absent(&self, now_ns: u64, key: TokenKey, name: &[u8]) -> Option<u64> {
+        if !self.is_any_noted() {
+            return None;
+        }
+        let state = self.state.lock();
+        let loan = state.loans.get(&key).filter(|loan| now_ns < loan.until_ns && *loan.lent.name == *name)?;
+        (loan.lent.shows == NameShows::Nothing).then_some(loan.number)
+    }
+
+    /// The front end has shown that it has nothing of a loan any more.
+    pub(crate) fn is_over(&self, key: TokenKey, number: u64) {
+        let state = &mut *self.state.lock();
+        if state.loans.get(&key).is_some_and(|loan| loan.number == number) {
+            state.loans.remove(&key);
+        }
+        self.noted.store(state.loans.len(), SeqCst);
     }
 
     /// All names whose keys `of` names have to be taken back now.
-    pub(crate) fn take_all(&self, now_ns: u64, of: impl Fn(TokenKey) -> bool) -> Vec<Going> {
+    pub(crate) fn take_all(&self, now_ns: u64, of: impl Fn(TokenKey) -> bool) -> Takes {
         let keys: Vec<TokenKey> = self.state.lock().loans.keys().copied().filter(|key| of(*key)).collect();
         self.take(now_ns, &keys, 0)
     }
 
-    /// Directories whose names are lent.
-    pub(crate) fn nodes(&self, now_ns: u64) -> Vec<Ino> {
-        self.state.lock().loans.values().filter(|loan| now_ns < loan.until_ns).map(|loan| loan.node).collect()
+    /// Names that are lent.
+    pub(crate) fn all(&self, now_ns: u64) -> Vec<LentName> {
+        self.state.lock().loans.values().filter(|loan| now_ns < loan.until_ns).map(|loan| loan.lent.clone()).collect()
     }
 
     /// They have been taken back.
     pub(crate) fn taken(&self, going: &[Going]) {
-        let mut state = self.state.lock();
-        for one in going {
-            if state.loans.get(&one.key).is_some_and(|loan| loan.number == one.number) {
-                state.loans.remove(&one.key);
-            }
-        }
+        going.iter().for_each(|one| self.is_over(one.key, one.number));
     }
 
     /// Forgets what has ended, now and then.
@@ -165,6 +226,7 @@ impl LentNames {
         if now_ns >= state.swept_ns + SWEEP_NS {
             state.swept_ns = now_ns;
             state.loans.retain(|_, loan| loan.until_ns > now_ns || loan.going);
+            self.noted.store(state.loans.len(), SeqCst);
             state.rests.retain(|_, rest| !rest.is_forgotten(now_ns));
         }
     }
@@ -195,28 +257,59 @@ fn rest(rests: &mut BTreeMap<TokenKey, Rest>, now_ns: u64, key: TokenKey, rest_n
 #[cfg(test)]
 mod tests {
     use super::*;
+    use amphi_types::{Ino, Kind};
 
     const SECOND: u64 = 1_000_000_000;
     const KEY: TokenKey = TokenKey::Name(Ino(1), 7);
+
+    fn name(shows: NameShows) -> LentName {
+        LentName { dir: Ino(1), name: Box::from(&b"n"[..]), shows }
+    }
+
+    fn directory(ino: u64) -> LentName {
+        name(NameShows::Directory(Ino(ino)))
+    }
 
     /// Goal: a loan ends before its token does, is found by each taker until it is taken back, and then no more.
     /// Method: by hand.
     #[test]
     fn loans_are_found_until_they_are_taken_back() {
         let names = LentNames::default();
-        assert_eq!(names.lend(0, KEY, Ino(5), 2 * LATE_NS), Err(NotLent::ShortLife));
-        assert_eq!(names.lend(0, KEY, Ino(5), 30 * SECOND), Ok(Duration::from_secs(29)));
-        assert!(names.is_lent(SECOND, KEY, Ino(5)) && !names.is_lent(SECOND, KEY, Ino(6)));
-        assert_eq!(names.lend(0, KEY, Ino(6), 30 * SECOND), Err(NotLent::Contended), "another directory");
-        let first = names.take(SECOND, &[KEY], 0);
-        assert_eq!(first.iter().map(|one| one.node).collect::<Vec<_>>(), [Ino(5)]);
-        assert_eq!(names.take(SECOND, &[KEY], 0), first, "a second taker waits as well");
-        assert_eq!(names.lend(SECOND, KEY, Ino(5), 30 * SECOND), Err(NotLent::Contended), "it is going");
+        assert_eq!(names.lend(0, KEY, &directory(5), 2 * LATE_NS), Err(NotLent::ShortLife));
+        assert_eq!(names.lend(0, KEY, &directory(5), 30 * SECOND), Ok(Duration::from_secs(29)));
+        assert!(
+            names.is_lent(SECOND, KEY, b"n", directory(5).shows)
+                && !names.is_lent(SECOND, KEY, b"n", directory(6).shows)
+        );
+        assert_eq!(names.lend(0, KEY, &directory(6), 30 * SECOND), Err(NotLent::Contended), "another directory");
+        assert!(!names.is_any_going());
+        let first = names.take(SECOND, &[KEY], 0).names;
+        assert_eq!(first.iter().map(|one| one.lent.clone()).collect::<Vec<_>>(), [directory(5)]);
+        let mut second = names.take(SECOND, &[KEY], 0);
+        assert!(second.names.is_empty() && second.others.len() == 1, "it waits for the first one");
+        assert!(matches!(second.others[0].try_recv(), Ok(None)) && names.is_any_going());
+        assert_eq!(names.lend(SECOND, KEY, &directory(5), 30 * SECOND), Err(NotLent::Contended), "it is going");
         names.taken(&first);
+        assert!(second.others[0].try_recv().is_err() && !names.is_any_noted());
         assert!(names.take(SECOND, &[KEY], 0).is_empty());
-        assert!(names.lend(SECOND, KEY, Ino(6), 30 * SECOND).is_ok());
+        let file = name(NameShows::Other(Ino(5), Kind::File));
+        assert!(names.lend(SECOND, KEY, &file, 30 * SECOND).is_ok());
+        for other in [directory(5), name(NameShows::Nothing), LentName { name: Box::from(&b"m"[..]), ..file.clone() }] {
+            assert_eq!(names.lend(SECOND, KEY, &other, 30 * SECOND), Err(NotLent::Contended), "{other:?}");
+        }
+        assert!(names.is_lent(SECOND, KEY, b"n", file.shows) && !names.is_lent(SECOND, KEY, b"m", file.shows));
+        names.taken(&names.take(SECOND, &[KEY], 0).names);
+        let absent = name(NameShows::Nothing);
+        assert!(names.lend(SECOND, KEY, &absent, 30 * SECOND).is_ok() && names.absent(SECOND, KEY, b"m").is_none());
+        let loan = names.absent(SECOND, KEY, b"n").expect("a loan");
+        names.is_over(KEY, loan - 1);
+        assert_eq!(names.absent(SECOND, KEY, b"n"), Some(loan), "another one is over");
+        names.is_over(KEY, loan);
+        assert_eq!(names.absent(SECOND, KEY, b"n"), None);
+        assert!(names.lend(SECOND, KEY, &directory(6), 30 * SECOND).is_ok());
+        assert_eq!(names.absent(SECOND, KEY, b"n"), None, "it shows something");
         names.taken(&first);
-        assert!(names.is_lent(SECOND, KEY, Ino(6)), "a loan that came later");
+        assert!(names.is_lent(SECOND, KEY, b"n", directory(6).shows), "a loan that came later");
         assert!(names.take(31 * SECOND, &[KEY], 0).is_empty(), "it has ended");
     }
 
@@ -228,18 +321,18 @@ mod tests {
         let (mut now, mut rests) = (0, Vec::new());
         for _ in 0..9 {
             let begin = now;
-            while names.lend(now, KEY, Ino(5), 30 * SECOND) == Err(NotLent::Contended) {
+            while names.lend(now, KEY, &directory(5), 30 * SECOND) == Err(NotLent::Contended) {
                 now += SECOND / 2;
             }
             rests.push((now - begin) / SECOND);
-            names.taken(&names.take(now, &[KEY], SECOND));
+            names.taken(&names.take(now, &[KEY], SECOND).names);
         }
         assert_eq!(rests, [0, 1, 2, 4, 8, 16, 32, 64, 64]);
         now += 300 * SECOND;
         names.tick(now);
-        assert!(names.lend(now, KEY, Ino(5), 30 * SECOND).is_ok());
-        names.taken(&names.take(now, &[KEY], SECOND));
-        assert!(names.lend(now + SECOND, KEY, Ino(5), 30 * SECOND).is_ok(), "it begins anew");
+        assert!(names.lend(now, KEY, &directory(5), 30 * SECOND).is_ok());
+        names.taken(&names.take(now, &[KEY], SECOND).names);
+        assert!(names.lend(now + SECOND, KEY, &directory(5), 30 * SECOND).is_ok(), "it begins anew");
     }
 
     /// Goal: notes are bounded, and what has ended makes room. Method: one more than there is room for.
@@ -247,11 +340,11 @@ mod tests {
     fn notes_are_bounded() {
         let names = LentNames::default();
         let key = |n: usize| TokenKey::Name(Ino(1), n as u64);
-        (0..LENT_MAX).for_each(|n| assert!(names.lend(0, key(n), Ino(5), 30 * SECOND).is_ok()));
-        assert_eq!(names.lend(0, key(LENT_MAX), Ino(5), 30 * SECOND), Err(NotLent::Full));
-        assert_eq!(names.take_all(0, |taken| taken == key(3)).len(), 1);
+        (0..LENT_MAX).for_each(|n| assert!(names.lend(0, key(n), &directory(5), 30 * SECOND).is_ok()));
+        assert_eq!(names.lend(0, key(LENT_MAX), &directory(5), 30 * SECOND), Err(NotLent::Full));
+        assert_eq!(names.take_all(0, |taken| taken == key(3)).names.len(), 1);
         names.tick(30 * SECOND);
         assert_eq!(names.len(), 1, "what is being taken back stays");
-        assert!(names.lend(30 * SECOND, key(LENT_MAX), Ino(5), 30 * SECOND).is_ok());
+        assert!(names.lend(30 * SECOND, key(LENT_MAX), &directory(5), 30 * SECOND).is_ok());
     }
 }

@@ -8,9 +8,9 @@ use amphi_types::Ino;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-const SLOTS: usize = 8192;
-/// Questions after which a name is lent. Who removes a tree asks three times for each directory, and then it would have
-/// to be taken back.
+const SLOTS: usize = 32_768;
+/// Questions after which a name is lent. Who removes a tree asks three times for each directory and twice for each
+/// file, and then it would have to be taken back.
 const OFTEN: u64 = 4;
 /// The lowest bits of a slot count, the others tell the name.
 const COUNT: u64 = 0xff;
@@ -41,10 +41,12 @@ impl Asked {
         count >= OFTEN && (count.is_power_of_two() || count.is_multiple_of(64))
     }
 
-    /// It is lent: when the kernel asks again, that begins anew.
-    pub(super) fn lent(&self, dir: Ino, name: &[u8]) {
+    /// It is lent, or changed: when the kernel asks again, that begins anew.
+    pub(super) fn begins_anew(&self, dir: Ino, name: &[u8]) {
         let (slot, tag) = self.slot(dir, name);
-        slot.store(tag, Relaxed);
+        if slot.load(Relaxed) & !COUNT == tag {
+            slot.store(tag, Relaxed);
+        }
     }
 }
 
@@ -59,7 +61,7 @@ mod tests {
         let asked = Asked::default();
         let wanted: Vec<u32> = (1..=300).filter(|_| asked.asked(Ino(1), b"a")).collect();
         assert_eq!(wanted, [4, 8, 16, 32, 64, 128, 192, 256]);
-        asked.lent(Ino(1), b"a");
+        asked.begins_anew(Ino(1), b"a");
         let wanted: Vec<u32> = (1..=5).filter(|_| asked.asked(Ino(1), b"a")).collect();
         assert_eq!(wanted, [4]);
         assert!(!asked.asked(Ino(2), b"a") && !asked.asked(Ino(1), b"b"));

@@ -1,7 +1,7 @@
 //! System calls with which a mount walks over its own names.
 //!
-//! Owns: the clone of a mount, the table of descriptors of the threads that use it, directories by handle, whether a
-//! thread waits. Does not own: when any of it is done.
+//! Owns: the clone of a mount, the table of descriptors of the threads that use it, directories by handle, what a
+//! thread waits for. Does not own: when any of it is done.
 #![expect(unsafe_code, reason = "handles, ranges of descriptors and attributes of mounts have no safe wrappers")]
 
 use amphi_types::Ino;
@@ -111,16 +111,36 @@ pub(super) fn step(dir: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Raw> {
     openat2(dir, name, flags, Mode::empty(), ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS)
 }
 
+/// Looks at whatever has this name in a directory.
+pub(super) fn look(dir: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Raw> {
+    let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    openat2(dir, name, flags, Mode::empty(), ResolveFlags::NO_XDEV)
+}
+
+/// Has the kernel ask for the attributes of an inode, whatever it knows of them.
+pub(super) fn ask_attributes(fd: &OwnedFd) -> Result<(), Raw> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+    statx(fd.as_fd(), c"", flags, StatxFlags::BASIC_STATS).map(drop)
+}
+
 /// Which inode this is, without a question to the mount.
 pub(super) fn inode(fd: &OwnedFd) -> Option<Ino> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     statx(fd.as_fd(), c"", flags, StatxFlags::INO).ok().map(|stat| Ino(stat.stx_ino))
 }
 
-/// Whether a thread waits for something that no signal ends, and how often it has begun to wait.
-pub(super) fn waits(tid: u32) -> Option<(bool, u64)> {
-    let status = std::fs::read_to_string(format!("/proc/self/task/{tid}/status")).ok()?;
+/// Whether a thread that looks at a name waits for the lock of the directory, or for another thread's look at the same
+/// name; then how often it has begun to wait for anything. `None` as well where the kernel does not tell.
+pub(super) fn waits_for_directory(tid: u32) -> Option<u64> {
+    /// Functions of the kernel in which it waits for nothing else.
+    const IN: &[&str] = &["walk_component", "lookup_slow", "__lookup_slow", "d_alloc_parallel", "d_wait_lookup"];
+    let read = |what: &str| std::fs::read_to_string(format!("/proc/self/task/{tid}/{what}")).ok();
+    if !IN.contains(&read("wchan")?.as_str()) {
+        return None;
+    }
+    let status = read("status")?;
     let word = |key: &str| status.lines().find_map(|line| line.strip_prefix(key)).map(str::trim);
+    let is_waiting = word("State:")?.starts_with('D');
     let switches = word("voluntary_ctxt_switches:")?.parse().ok()?;
-    Some((word("State:")?.starts_with('D'), switches))
+    is_waiting.then_some(switches)
 }

@@ -1,0 +1,289 @@
+//! Takers: end the life of names that the kernel keeps.
+//!
+//! Owns: their loop, what each one is at, how one that waits for a directory is left behind, the answers to their
+//! requests. Does not own: which names are lent.
+//!
+//! **A directory** has one name, which the kernel forgets the time of when the directory is opened by its handle. No
+//! request is sent and nothing is waited for.
+//!
+//! **Another name** is looked at in its directory. The kernel asks for the directory's attributes first, since it was
+//! told to forget them, and is answered with ESTALE; it then walks once more, and in that walk believes none of the
+//! entries that it has. One that shows a file it asks for, and is answered with the same file and no life. One that
+//! shows nothing it drops, before it asks. So when the look has come to a question for the name, nothing is lent. Where
+//! the kernel has no entry in force, it takes the lock of the directory to ask; it may have to wait for that, and need
+//! not be waited for. What it is told of attributes on the way it does not take, since it is told to forget them
+//! between question and answer: `Answer::Any`.
+
+use super::super::system;
+use super::{AGAIN, Done, LOOK, LOOKS, Lender, Phase, State, TAKERS_MAX, is_directory};
+use amphi_client::{LentName, NameShows};
+use amphi_types::Ino;
+use parking_lot::MutexGuard;
+use rustix::io::Errno as Raw;
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// Names to be taken back.
+pub(super) struct Take {
+    pub(super) names: VecDeque<LentName>,
+    pub(super) done: Option<Done>,
+}
+
+/// What a taker is at: the first of the names.
+pub(super) struct Taking {
+    take: Take,
+    look: Look,
+    /// Another taker goes on with the rest.
+    is_left: bool,
+}
+
+impl Taking {
+    pub(super) fn new(take: Take) -> Taking {
+        Taking { take, look: Look::default(), is_left: false }
+    }
+}
+
+/// A look at a name.
+#[derive(Default)]
+struct Look {
+    is_under_way: bool,
+    /// The kernel is made to forget the directory's attributes.
+    prepares: bool,
+    /// It was told ESTALE, and walks once more.
+    refused: bool,
+    /// It has asked for the name.
+    asked: bool,
+    /// How often the thread had begun to wait when it was seen to wait for a directory, and how often it was seen.
+    seen: Option<u64>,
+    looks: u32,
+}
+
+/// How a request of a taker is answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// ESTALE: the kernel walks once more.
+    Refused,
+    /// Attributes that it does not take.
+    Any,
+    /// The name with what it has there, and no life.
+    Same(NameShows),
+    /// EINTR, which changes nothing.
+    None,
+}
+
+impl Lender {
+    /// A thread asks for the attributes of an inode; `None`: it is no taker.
+    pub(crate) fn taker_asks_attributes(&self, tid: u32, ino: Ino) -> Option<Answer> {
+        let mut state = self.state.lock();
+        let Taking { take, look, is_left } = state.taking.get_mut(&tid)?;
+        let is_dir = take.names.front().is_some_and(|lent| lent.dir == ino);
+        Some(match is_dir && !*is_left {
+            false => Answer::None,
+            true if look.prepares => Answer::Any,
+            true if !std::mem::replace(&mut look.refused, true) => Answer::Refused,
+            true => Answer::Any,
+        })
+    }
+
+    /// A thread asks for a name; `None`: it is no taker.
+    pub(crate) fn taker_asks(&self, tid: u32, dir: Ino, name: &[u8]) -> Option<Answer> {
+        let state = self.state.lock();
+        let Taking { take, is_left, .. } = state.taking.get(&tid)?;
+        let lent = take.names.front().filter(|lent| !is_left && lent.dir == dir && *lent.name == *name);
+        Some(lent.map_or(Answer::None, |lent| Answer::Same(lent.shows)))
+    }
+
+    /// That is about to be answered.
+    pub(crate) fn taker_was_answered(&self, tid: u32) {
+        if let Some(Taking { look, .. }) = self.state.lock().taking.get_mut(&tid) {
+            look.asked = true;
+        }
+    }
+}
+
+impl Lender {
+    /// The loop of a taker. The first one ends with all of them, another one when it is not needed.
+    pub(super) fn run_taker(self: &Arc<Self>, root: &Arc<OwnedFd>, wake: &Arc<OwnedFd>, tid: u32, is_first: bool) {
+        let mut state = self.state.lock();
+        loop {
+            if let Some(take) = self.next_take(&mut state, root, wake) {
+                state.taking.insert(tid, Taking::new(take));
+                drop(state);
+                self.carry_out(root, wake, tid);
+                state = self.state.lock();
+                if !is_first && state.idle_takers > 0 && state.takes.is_empty() {
+                    break;
+                }
+            } else if matches!(state.phase, Phase::On | Phase::Ending) {
+                state.idle_takers += 1;
+                // What is left behind needs no looks, and what waits here could not be taken up.
+                if state.taking.values().all(|taking| taking.is_left) && state.takes.is_empty() {
+                    self.to_take.wait(&mut state);
+                } else if self.to_take.wait_for(&mut state, LOOK).timed_out() {
+                    self.look_after_others(&mut state);
+                }
+                state.idle_takers -= 1;
+            } else {
+                break;
+            }
+        }
+        self.own.leave(tid);
+        state.takers -= 1;
+        self.changed.notify_all();
+    }
+
+    /// What is to be taken back next. The last taker takes up nothing for which it may have to wait, since nobody
+    /// could look after it: only names of directories.
+    fn next_take(
+        self: &Arc<Self>,
+        state: &mut MutexGuard<'_, State>,
+        root: &Arc<OwnedFd>,
+        wake: &Arc<OwnedFd>,
+    ) -> Option<Take> {
+        let waits_for_nothing = |take: &Take| take.names.iter().all(is_directory);
+        if waits_for_nothing(state.takes.front()?) || self.has_another(state, root, wake) {
+            return state.takes.pop_front();
+        }
+        let place = state.takes.iter().position(waits_for_nothing)?;
+        state.takes.remove(place)
+    }
+
+    /// Whether another taker is idle, and looks after whoever begins to work.
+    fn has_another(
+        self: &Arc<Self>,
+        state: &mut MutexGuard<'_, State>,
+        root: &Arc<OwnedFd>,
+        wake: &Arc<OwnedFd>,
+    ) -> bool {
+        if state.idle_takers > 0 {
+            // It may have to look now and then.
+            self.to_take.notify_one();
+            return true;
+        }
+        if state.takers >= TAKERS_MAX {
+            return false;
+        }
+        let (own, root, wake) = (self.clone(), root.clone(), wake.clone());
+        let another = std::thread::Builder::new().name("fuse names take".into()).spawn(move || {
+            let tid = own.own.enter();
+            own.run_taker(&root, &wake, tid, false);
+        });
+        state.takers += usize::from(another.is_ok());
+        another.is_ok()
+    }
+
+    /// Takes back what the thread has taken up, as far as it is not left behind.
+    fn carry_out(&self, root: &OwnedFd, wake: &OwnedFd, tid: u32) {
+        let mut state = self.state.lock();
+        while let Some(taking) = state.taking.get(&tid)
+            && !taking.is_left
+            && let Some(lent) = taking.take.names.front().cloned()
+        {
+            drop(state);
+            self.take_name(root, tid, &lent);
+            state = self.state.lock();
+            if let Some(taking) = state.taking.get_mut(&tid)
+                && !taking.is_left
+            {
+                taking.take.names.pop_front();
+            }
+        }
+        if let Some(Taking { take: Take { done: Some(done), .. }, .. }) = state.taking.remove(&tid) {
+            state.taken.push(done);
+            drop(state);
+            tell(wake);
+        }
+    }
+
+    /// Takes one name back; `tid`: this thread's id.
+    pub(super) fn take_name(&self, root: &OwnedFd, tid: u32, lent: &LentName) {
+        self.wait_for_walker(lent);
+        match lent.shows {
+            NameShows::Directory(node) => drop(self.by_handle(root, node)),
+            NameShows::Other(..) | NameShows::Nothing => {
+                let Some(dir) = self.by_handle(root, lent.dir) else { return };
+                let mut prepares = false;
+                while !self.look_at(&dir, tid, lent, prepares) {
+                    prepares = true;
+                    let mut state = self.state.lock();
+                    self.changed.wait_for(&mut state, AGAIN);
+                }
+            }
+        }
+    }
+
+    /// A directory by its node id; nothing if the kernel does not have it, and so no name in it.
+    fn by_handle(&self, root: &OwnedFd, node: Ino) -> Option<OwnedFd> {
+        loop {
+            match system::by_handle(root, node) {
+                Ok(dir) => return Some(dir),
+                // Without a connection it has nothing either.
+                Err(Raw::STALE | Raw::NOENT | Raw::NOTCONN | Raw::CONNABORTED) => return None,
+                Err(_) if self.in_phase(Phase::Ended) => return None,
+                Err(_) => {
+                    let mut state = self.state.lock();
+                    self.changed.wait_for(&mut state, AGAIN);
+                }
+            }
+        }
+    }
+
+    /// Looks at a name; whether the kernel has none now that is lent. `prepares`: whether it may have got attributes of
+    /// the directory since it was told to forget them.
+    fn look_at(&self, dir: &OwnedFd, tid: u32, lent: &LentName, prepares: bool) -> bool {
+        let set = |look: Look| {
+            if let Some(taking) = self.state.lock().taking.get_mut(&tid) {
+                taking.look = look;
+            }
+        };
+        if prepares {
+            set(Look { prepares, ..Look::default() });
+            // Whether this is answered is seen below.
+            let _ = system::ask_attributes(dir);
+        }
+        set(Look { is_under_way: true, ..Look::default() });
+        let found = system::look(dir, &lent.name);
+        let state = &mut *self.state.lock();
+        let Some(Taking { look, is_left, .. }) = state.taking.get_mut(&tid) else { return true };
+        look.is_under_way = false;
+        let is_gone = match found {
+            // In a directory that was removed the kernel asks for no name.
+            Err(Raw::NOENT | Raw::STALE) => look.refused,
+            Err(Raw::NOTCONN | Raw::CONNABORTED) => true,
+            _ => state.phase == Phase::Ended,
+        };
+        look.asked || *is_left || is_gone
+    }
+
+    /// Leaves takers behind that wait for a directory.
+    fn look_after_others(&self, state: &mut MutexGuard<'_, State>) {
+        let waits = |taking: &Taking| taking.look.is_under_way && !taking.look.asked && !taking.is_left;
+        let tids: Vec<u32> = state.taking.iter().filter(|(_, taking)| waits(taking)).map(|(tid, _)| *tid).collect();
+        for tid in tids {
+            let seen = MutexGuard::unlocked(state, || system::waits_for_directory(tid));
+            let State { taking, takes, .. } = &mut **state;
+            let Some(one) = taking.get_mut(&tid).filter(|taking| waits(taking)) else { continue };
+            one.look.looks = if seen.is_some() && seen == one.look.seen { one.look.looks + 1 } else { 0 };
+            one.look.seen = seen;
+            if one.look.looks >= LOOKS {
+                one.is_left = true;
+                let mut rest = Take { names: std::mem::take(&mut one.take.names), done: one.take.done.take() };
+                rest.names.pop_front();
+                takes.push_front(rest);
+            }
+        }
+    }
+
+    /// The takers take up nothing any more: all that was lent has ended.
+    pub(super) fn takers_end(&self) {
+        let state = &mut *self.state.lock();
+        state.are_takers_over = true;
+        state.taken.extend(state.takes.drain(..).filter_map(|take| take.done));
+    }
+}
+
+/// Wakes the teller.
+fn tell(wake: &OwnedFd) {
+    let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
+}
