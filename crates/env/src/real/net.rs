@@ -267,6 +267,10 @@ fn listen_unix(path: &str) -> rustix::io::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// How often a socket is looked at whose process has ended, and the pause in between.
+const GONE_LOOKS: u32 = 100;
+const GONE_PAUSE: Duration = Duration::from_millis(20);
+
 /// Removes a socket that nobody serves; refuses one that answers and anything that is not a socket.
 fn remove_stale(path: &str) -> io::Result<()> {
     let in_use = |why: &str| Err(io::Error::new(io::ErrorKind::AddrInUse, format!("unix:{path}: {why}")));
@@ -276,12 +280,31 @@ fn remove_stale(path: &str) -> io::Result<()> {
         Ok(meta) if !meta.file_type().is_socket() => return in_use("a file that is not a socket lies there"),
         Ok(_) => {}
     }
-    match UnixStream::connect(path) {
-        Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => std::fs::remove_file(path),
-        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(e) => Err(io::Error::new(e.kind(), format!("unix:{path}: {e}"))),
-        Ok(_) => in_use("another process serves it"),
+    for _ in 0..GONE_LOOKS {
+        match UnixStream::connect(path) {
+            Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return std::fs::remove_file(path),
+            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(e) => return Err(io::Error::new(e.kind(), format!("unix:{path}: {e}"))),
+            // The kernel closes what a killed process had in io_uring a moment after it is gone.
+            Ok(socket) if is_gone(&socket) => wait_for_close(),
+            Ok(_) => break,
+        }
     }
+    in_use("another process serves it")
+}
+
+/// Whether the process that began to listen has ended.
+fn is_gone(socket: &UnixStream) -> bool {
+    let Ok(who) = sockopt::socket_peercred(socket) else { return false };
+    match std::fs::read_to_string(format!("/proc/{}/status", who.pid.as_raw_nonzero())) {
+        Ok(status) => status.contains("\nState:\tZ"),
+        Err(e) => e.kind() == io::ErrorKind::NotFound,
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "a moment of the start of a server, at which nothing else runs")]
+fn wait_for_close() {
+    std::thread::sleep(GONE_PAUSE);
 }
 
 pub(super) async fn accept_one(fd: Fd, tcp: bool, leases: Arc<Leases>) -> io::Result<RealConn> {

@@ -56,10 +56,11 @@ impl Kernel {
         found
     }
 
-    /// The mount walks to a name by itself: what it lends so is in force when the walk has ended.
+    /// The mount walks to a name by itself, now and then: what it lends so is in force when the walk has ended.
     async fn walk(self: Rc<Self>, lent: LentName) {
         let key = (lent.dir, lent.name.to_vec());
-        if !lock(&self.kept).walking.insert(key.clone()) {
+        let walks = self.dice.borrow_mut().one_in(2) && lock(&self.kept).walking.insert(key.clone());
+        if !walks {
             return;
         }
         self.late(1_000).await;
