@@ -207,8 +207,8 @@ void give_back(struct shadow *f)
     shadow_forget(f);
 }
 
-/* What the ranks agree on about a new view, the gravest first. It lies above all errno values, which tell that there was
- * no agreement. */
+/* What the ranks agree on about a new view, the gravest first. It lies above all errno values, which tell that there
+ * was no agreement. */
 enum {
     VIEW_FOREIGN = 3 << 24, /* another representation than ours */
     VIEW_WRONG = 2 << 24,   /* with an error class: the types do not do */

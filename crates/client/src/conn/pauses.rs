@@ -1,8 +1,9 @@
 //! `Pauses`: waiting for some milliseconds, for operations that have no environment of their own.
 //!
 //! Owns: who waits until when; the I/O half lets the time pass. Invariant: a pause is never shorter than asked for, and
-//! ends at most `STEP` later while the I/O half runs. Bound: one entry for each lock that is given back with pages
-//! under it and each read of such pages. Without pauses nothing wakes.
+//! ends at most `STEP` later while the I/O half runs; one that is dropped is forgotten as soon. Bound: one entry for each
+//! lock that is given back with pages under it, each read of such pages, and each call that waits for names. Without
+//! pauses nothing wakes.
 
 use crate::api::Clock;
 use crate::inode::Signal;
@@ -31,6 +32,12 @@ impl Pauses {
         Pauses { clock, waiting: Mutex::default(), begun: Signal::default(), ended: AtomicBool::new(false) }
     }
 
+    /// Whether nobody waits.
+    #[cfg(test)]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.waiting.lock().is_empty()
+    }
+
     /// Waits for so many nanoseconds, or until the client has stopped.
     pub(crate) async fn pause(&self, ns: u64) {
         if ns == 0 {
@@ -51,7 +58,9 @@ impl Pauses {
             self.begun.until(|| ended() || !self.waiting.lock().is_empty()).await;
             env.sleep(STEP).await;
             let now_ns = self.clock.now_ns();
-            let over: Vec<_> = self.waiting.lock().extract_if(.., |(due_ns, _)| *due_ns <= now_ns).collect();
+            // Nobody waits any more for one that was dropped.
+            let is_over = |(due_ns, sender): &mut (u64, oneshot::Sender<()>)| *due_ns <= now_ns || sender.is_canceled();
+            let over: Vec<_> = self.waiting.lock().extract_if(.., is_over).collect();
             for (_, sender) in over {
                 let _ = sender.send(());
             }

@@ -73,6 +73,8 @@ fn changes_wait_until_a_name_is_back() {
             a.rename(&root(), (Ino::ROOT, b"d"), (Ino::ROOT, b"e"), RenameMode::Replace).await.unwrap();
         };
         waits_for(c, &front, directory("d", ino), rename).await;
+        c.env.sleep(Duration::from_millis(5)).await;
+        assert!(b.mount.life.pauses.is_empty(), "the name is back, but its time is still waited for");
         assert_eq!(lookup(&b, "d").await, Err(Errno::NoEnt));
         assert!(b.lent_names().is_empty());
 
