@@ -1,9 +1,9 @@
 //! `Pauses`: waiting for some milliseconds, for operations that have no environment of their own.
 //!
 //! Owns: who waits until when; the I/O half lets the time pass. Invariant: a pause is never shorter than asked for, and
-//! ends at most `STEP` later while the I/O half runs; one that is dropped is forgotten as soon. Bound: one entry for each
-//! lock that is given back with pages under it, each read of such pages, and each call that waits for names. Without
-//! pauses nothing wakes.
+//! ends at most `STEP` later while the I/O half runs; one that is dropped is forgotten as soon. Bound: one entry for
+//! each lock that is given back with pages under it, each read of such pages, and each call that waits for names.
+//! Without pauses nothing wakes.
 
 use crate::api::Clock;
 use crate::inode::Signal;

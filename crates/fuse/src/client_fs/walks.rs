@@ -1,7 +1,7 @@
 //! Operations for which the path has to be walked again, though the server's answer says something else.
 //!
-//! The kernel walks a path again after ESTALE, once (`Client::walk_failed`). Owns: for which answers it is told to, and so the way of each change of names.
-//! Does not own: what is held for it in the second walk (the client).
+//! The kernel walks a path again after ESTALE, once (`Client::walk_failed`). Owns: for which answers it is told to, and
+//! so the way of each change of names. Does not own: what is held for it in the second walk (the client).
 
 use super::ClientFs;
 use super::syscall::Syscall;
