@@ -126,6 +126,20 @@ impl Daemon {
         self.child().id()
     }
 
+    /// Stops it with SIGSTOP until what is returned is dropped, and waits until none of its threads runs: the signal is
+    /// taken by one of them, and the others serve on until that one had a core.
+    pub fn pause(&mut self) -> Stopped {
+        let pid = Pid::from_child(self.child());
+        kill_process(pid, Signal::STOP).expect("stop");
+        let stopped = Stopped(pid);
+        eventually("all threads stop", || {
+            let tasks = std::fs::read_dir(format!("/proc/{}/task", pid.as_raw_nonzero())).expect("a process");
+            let states = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok());
+            states.into_iter().all(|stat| stat.rsplit_once(") ").is_some_and(|(_, rest)| rest.starts_with('T')))
+        });
+        stopped
+    }
+
     /// SIGTERM, wait; panics unless it ends with 0.
     pub fn stop(mut self) {
         let mut child = self.child.take().expect("running");
@@ -347,6 +361,15 @@ pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     while !so() {
         assert!(std::time::Instant::now() < end, "never: {what}");
         std::thread::sleep(std::time::Duration::from_millis(1));
+    }
+}
+
+/// A process that is stopped until this is dropped.
+pub struct Stopped(Pid);
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        kill_process(self.0, Signal::CONT).expect("go on");
     }
 }
 

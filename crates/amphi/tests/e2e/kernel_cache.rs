@@ -472,8 +472,7 @@ fn a_stopped_mount_shows_nothing_old() {
         file.metadata().expect("stat");
         counter(&place.path("a"), "open_kernel_small_file") > 0 && reads(&place.path("a")) == before
     });
-    let pid = rustix::process::Pid::from_raw(stopped.pid() as i32).expect("a process");
-    rustix::process::kill_process(pid, rustix::process::Signal::STOP).expect("stop");
+    let pause = stopped.pause();
     let written = AtomicBool::new(false);
     std::thread::scope(|scope| {
         let looker = scope.spawn(|| {
@@ -498,7 +497,7 @@ fn a_stopped_mount_shows_nothing_old() {
         written.store(true, SeqCst);
         println!("the other mount waited {:?}", begun.elapsed());
         std::thread::sleep(Duration::from_secs(1));
-        rustix::process::kill_process(pid, rustix::process::Signal::CONT).expect("go on");
+        drop(pause);
         let looks = looker.join().expect("nothing old");
         println!("{looks} looks");
         assert!(looks > 100, "the kernel has served some meanwhile");

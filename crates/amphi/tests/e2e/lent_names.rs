@@ -3,7 +3,6 @@
 use crate::harness::{Place, Random, counter, errno, eventually, is_mounted, rerrno};
 use crate::two_mounts::Pair;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
-use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
@@ -521,8 +520,7 @@ fn a_stopped_mount_shows_no_old_name() {
             warm(&other, path);
         }
     }
-    let pid = Pid::from_raw(b.pid() as i32).expect("a pid");
-    kill_process(pid, Signal::STOP).expect("stop");
+    let stopped = b.pause();
     let began = Instant::now();
     fs::rename(at.join("d"), at.join("moved")).expect("rename");
     fs::remove_file(at.join("file")).expect("unlink");
@@ -538,7 +536,7 @@ fn a_stopped_mount_shows_no_old_name() {
         assert!(!is_old, "something old is still shown");
         answers += 1;
     }
-    kill_process(pid, Signal::CONT).expect("continue");
+    drop(stopped);
     for _ in answers..old.len() {
         assert!(!told.recv_timeout(Duration::from_secs(60)).expect("an answer"), "something old is shown again");
     }

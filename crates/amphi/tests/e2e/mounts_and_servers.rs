@@ -2,7 +2,6 @@
 
 use crate::harness::{Daemon, Place, eventually, pattern, run};
 use rustix::fs::{FlockOperation, Mode, OFlags, flock, fsync, open};
-use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -127,11 +126,10 @@ fn servers_that_hang_are_waited_for() {
     let paths = [place.path("a"), place.path("b")];
     under_load(&paths, |done| {
         for k in [1, 2, 0] {
-            let pid = Pid::from_raw(servers[k].pid() as i32).expect("a pid");
-            kill_process(pid, Signal::STOP).expect("stop");
+            let stopped = servers[k].pause();
             // Longer than a server counts as up without a sign of life.
             std::thread::sleep(Duration::from_secs(7));
-            kill_process(pid, Signal::CONT).expect("continue");
+            drop(stopped);
             let before = done.load(SeqCst);
             eventually("the workers get on", || done.load(SeqCst) > before + 20);
         }

@@ -3,7 +3,6 @@
 use crate::harness::{Daemon, Place, eventually, pattern, run};
 use crate::ioctl::{NO_EXPAND, SET_MODE, ioctl};
 use rustix::fs::{XattrFlags, setxattr};
-use rustix::process::{Pid, Signal, kill_process};
 use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -88,7 +87,6 @@ fn a_mount_stopped_in_a_contended_file() {
         let before: Vec<u64> = done.iter().map(|d| d.load(SeqCst)).collect();
         eventually("the others go on", || (1..MOUNTS).all(|n| done[n].load(SeqCst) >= before[n] + count));
     };
-    let pid = Pid::from_raw(mounts[STOPPED].pid() as i32).expect("a pid");
     let last: Vec<Option<Vec<u64>>> = std::thread::scope(|s| {
         let (stop, done, paths) = (&stop, &done, &paths);
         let workers: Vec<_> = (0..MOUNTS).map(|n| s.spawn(move || work(&paths[n], n, stop, &done[n]))).collect();
@@ -98,7 +96,7 @@ fn a_mount_stopped_in_a_contended_file() {
         let (cached, taken) = (open(&paths[STOPPED]), open(&paths[1]));
         assert_eq!((ioctl(&cached, SET_MODE, &mut 1u32), ioctl(&cached, NO_EXPAND, &mut 1u32)), (0, 0));
         cached.write_all_at(&pattern(7, RECORD), CACHED_AT).expect("write, in the cache alone");
-        kill_process(pid, Signal::STOP).expect("stop");
+        let stopped = mounts[STOPPED].pause();
         let begin = Instant::now();
         taken.write_all_at(&pattern(TAKEN, RECORD), CACHED_AT).expect("write");
         for slot in 0..SLOTS {
@@ -107,7 +105,7 @@ fn a_mount_stopped_in_a_contended_file() {
         // Its time to answer is 30 s; the rest is room for a busy machine.
         assert!(begin.elapsed() < Duration::from_secs(60), "held up for {:?}", begin.elapsed());
         others(50);
-        kill_process(pid, Signal::CONT).expect("continue");
+        drop(stopped);
         eventually("the stopped mount knows that it was ended", || {
             let mut got = vec![0; RECORD];
             let read = cached.read_exact_at(&mut got, CACHED_AT);

@@ -8,7 +8,6 @@ use rustix::fs::{
     getxattr, mknodat, open, removexattr, renameat_with, setxattr, stat, utimensat,
 };
 use rustix::io::{pread, pwrite};
-use rustix::process::{Pid, Signal, kill_process};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -520,11 +519,10 @@ fn a_stopped_mount_is_evicted(servers: usize) {
     f.write_all_at(&[1; 4096], 0).expect("write");
     f.sync_all().expect("fsync");
     f.write_all_at(&[2; 4096], 0).expect("write, in the cache alone");
-    let pid = Pid::from_raw(pair.mounts[0].pid() as i32).expect("a pid");
-    kill_process(pid, Signal::STOP).expect("stop");
+    let stopped = pair.mounts[0].pause();
     // Waits until the stopped mount is evicted.
     fs::write(pair.b.join("f"), [3; 4096]).expect("write");
-    kill_process(pid, Signal::CONT).expect("continue");
+    drop(stopped);
     let mut got = [0; 4096];
     eventually("the evicted mount knows it", || match f.read_at(&mut got, 0) {
         Ok(n) => {
