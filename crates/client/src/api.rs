@@ -155,6 +155,12 @@ pub trait KernelPages: Send + Sync + 'static {
         true
     }
 
+    /// Whether the size by which it goes is one that it was told since whatever was taken back. If not, reads of files
+    /// that others may extend are not left to it.
+    fn follows_sizes(&self) -> bool {
+        true
+    }
+
     /// Ends the life of names that `Client::lend_name` has lent; `done` is called when none of them counts any more, on
     /// any thread. Does not wait.
     fn take_names(&self, _: Vec<LentName>, done: Box<dyn FnOnce() + Send>) {

@@ -26,6 +26,7 @@ mod names;
 mod pages;
 mod patience;
 mod rollback;
+mod sizes;
 mod syscall;
 mod walks;
 mod writes;
@@ -35,6 +36,7 @@ use crate::file_system::{
     AttrReply, CopyHow, Entry, Handle, IoctlCall, IoctlReply, LockHow, OpenHow, OpenReply, ReadHow, Statfs, WriteHow,
 };
 use crate::kernel::structs::{LseekOut, WriteOut};
+use crate::session::monotonic_ns;
 
 use crate::{Caller, DirSink, FileSystem, GroupCache, Later, Limits, Notifier, OpenFlags, Payload, ReadSink};
 use amphi_client::{
@@ -45,7 +47,7 @@ use deferred::Deferred;
 use file_locks::FileLocks;
 use handles::Handles;
 use kept_listings::KeptListings;
-use kernel_view::{KernelView, Since};
+use kernel_view::{Changing, KernelView, Since};
 use listings::Listings;
 use moved::Moved;
 use names::Names;
@@ -178,6 +180,12 @@ impl ClientFs {
         }
     }
 
+    /// A change of `ino` by a program of this mount begins.
+    fn change(&self, ino: Ino) -> Changing<&KernelView> {
+        self.names.lender.sizes.changes(ino);
+        self.kernel_view.change(ino)
+    }
+
     /// How long the kernel may keep what the present request shows.
     fn ttl(&self) -> Duration {
         lent::ttl(&self.client)
@@ -304,7 +312,9 @@ impl FileSystem for ClientFs {
             return self.own_getattr(caller, ino);
         }
         self.moved.used(caller.tid, ino);
+        let asked_ns = monotonic_ns();
         let attr = self.wait(caller, self.client.getattr(&Self::stream(caller), ino))?;
+        self.tells_size(caller, &attr, asked_ns);
         if caller.by_other_id {
             return Ok(AttrReply { attr, ttl: Duration::ZERO });
         }
@@ -318,7 +328,7 @@ impl FileSystem for ClientFs {
         {
             return self.getattr(caller, ino, None);
         }
-        let changing = self.kernel_view.change(ino);
+        let changing = self.change(ino);
         let (attr, since) = if set.size.is_some() {
             let changing = changing.shared(&self.kernel_view);
             // It goes on if the answer comes later.
@@ -397,7 +407,7 @@ impl FileSystem for ClientFs {
     fn open(&self, caller: &Caller<'_>, ino: Ino, how: OpenHow) -> Result<OpenReply> {
         let flags = amphi_client::OpenFlags::from_linux(how.flags);
         let truncates = how.has(libc::O_TRUNC);
-        let _changing = truncates.then(|| self.kernel_view.change(ino));
+        let _changing = truncates.then(|| self.change(ino));
         let file = self.asked_as(caller, self.opener(caller), |ctx| self.client.open(ctx, ino, flags));
         if truncates {
             if file.is_err() {
@@ -560,7 +570,7 @@ impl FileSystem for ClientFs {
             libc::XATTR_REPLACE => XattrMode::Replace,
             _ => return Err(Errno::Inval),
         };
-        let _changing = self.kernel_view.change(ino);
+        let _changing = self.change(ino);
         self.asked(caller, |ctx| self.client.setxattr(ctx, ino, name, value, mode))
     }
 
@@ -576,14 +586,14 @@ impl FileSystem for ClientFs {
         let ctx = self.ctx(caller);
         // The kernel lets only who may call, and calls for whoever changes the file: he need not own it.
         let ctx = if name == b"security.capability" { Ctx { cred: Cred::root(), ..ctx } } else { ctx };
-        let _changing = self.kernel_view.change(ino);
+        let _changing = self.change(ino);
         self.wait(caller, self.client.removexattr(&ctx, ino, name))
     }
 
     fn fallocate(&self, caller: &Caller<'_>, _: Ino, handle: Handle, offset: u64, len: u64, mode: u32) -> Result<()> {
         let file = self.handles.get(handle)?;
         let mode = Fallocate::from_linux(mode).ok_or(Errno::NotSupported)?;
-        let changing = self.kernel_view.change(file.ino()).shared(&self.kernel_view);
+        let changing = self.change(file.ino()).shared(&self.kernel_view);
         self.kill_suidgid_unless_capable(caller, file.ino())?;
         let pending = self.client.fallocate(&Self::stream(caller), &file, mode, offset, len);
         let (changes, ino) = (self.changes(), file.ino());
@@ -640,7 +650,7 @@ impl FileSystem for ClientFs {
         let (from, to) = ((&from, how.from_offset), (&to, how.to_offset));
         let len = how.len.min(COPY_MAX_BYTES);
         let (ino, offset) = (to.0.ino(), to.1);
-        let changing = self.kernel_view.change(ino).shared(&self.kernel_view);
+        let changing = self.change(ino).shared(&self.kernel_view);
         let pending = self.client.copy_file_range(&Self::stream(caller), from, to, len);
         let changes = self.changes();
         let note = move |copied: &Result<usize>| {

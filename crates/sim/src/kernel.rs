@@ -7,7 +7,9 @@
 //! The rules. A `read` asks for the attributes when their time is over; other size or times drop the pages. A page that
 //! is there is copied, one that is not is read, with some behind it; the end of the file is looked at behind that. A
 //! mapping asks nothing. An invalidation of pages waits for those that are being read; the answer to a question from
-//! before an invalidation of attributes or pages is shown to whoever asked, and not kept. A name is kept for the time
+//! before an invalidation of attributes or pages is shown to whoever asked, and not kept; the mount asks again itself
+//! then, and pages are taken back when answers that were given have arrived (`amphi-fuse`, `client_fs/sizes.rs`, which
+//! has a bound for both). A name is kept for the time
 //! that it was lent for: to whoever asked while the mount is alone, to a walk of the mount's own in company, which can
 //! be taken back. Answers arrive late.
 //!
@@ -34,6 +36,8 @@ pub const PAGE: u64 = 4096;
 /// Most pages that one request reads.
 const AHEAD: u64 = 4;
 const EXCLUSIVE: u32 = u32::MAX;
+/// Answers arrive within this time.
+const ARRIVED_NS: u64 = 100_000_000;
 /// How often whoever waits for a page or a directory looks.
 const LOOK: Duration = Duration::from_micros(20);
 
@@ -52,17 +56,20 @@ pub enum Mistake {
     NamesStay,
     /// Names stay when they are taken back, one time in three.
     TakenNamesStay,
+    /// The mount does not see to it that the kernel takes the sizes that it is told.
+    DroppedSizes,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Mistake; 6] = [
+    pub const ALL: [Mistake; 7] = [
         Mistake::PagesStay,
         Mistake::ReadsStay,
         Mistake::AttributesStay,
         Mistake::LateAnswers,
         Mistake::NamesStay,
         Mistake::TakenNamesStay,
+        Mistake::DroppedSizes,
     ];
 }
 
@@ -100,6 +107,8 @@ struct Inode {
     /// Changes by this mount under way, and when the last one ended (`amphi-fuse`, `kernel_view`).
     changes: u32,
     changed: u64,
+    /// Answers with attributes that are on their way.
+    telling: u32,
     /// Open files, and calls that hold it.
     users: u32,
     /// The inode's lock: so many hold it shared; `EXCLUSIVE` one alone.
@@ -319,6 +328,13 @@ impl Kernel {
     /// Drops pages as an invalidation does: waits for those that are being read.
     async fn invalidate(&self, ino: Ino, range: ByteRange) {
         self.count(|t| t.drops += 1);
+        let end_ns = self.now_ns() + ARRIVED_NS;
+        while self.mistake != Some(Mistake::DroppedSizes)
+            && self.now_ns() < end_ns
+            && lock(&self.kept).inodes.get(&ino).is_some_and(|inode| inode.telling > 0)
+        {
+            self.env.sleep(LOOK).await;
+        }
         {
             let kept = &mut *lock(&self.kept);
             kept.moment += 1;
@@ -400,16 +416,30 @@ impl Kernel {
         lock(&self.kept).moment
     }
 
+    /// An answer with attributes that were asked for at `asked` is given, and arrives late. Whether it is kept.
+    pub(super) async fn tell(&self, asked: u64, attr: &Attr, life: Duration) -> bool {
+        let telling = |by: i32| {
+            if let Some(inode) = lock(&self.kept).inodes.get_mut(&attr.ino) {
+                inode.telling = inode.telling.saturating_add_signed(by);
+            }
+        };
+        telling(1);
+        self.late(self.late_us.1).await;
+        let is_kept = self.told(asked, attr, life).await;
+        telling(-1);
+        is_kept || self.mistake == Some(Mistake::DroppedSizes)
+    }
+
     /// An answer has arrived that shows attributes which were asked for at `asked`. It is kept unless something has
-    /// made it old.
-    async fn told(&self, asked: u64, attr: &Attr, life: Duration) {
+    /// made it old; whether it was.
+    async fn told(&self, asked: u64, attr: &Attr, life: Duration) -> bool {
         let drops = {
             let now = self.now_ns();
             let kept = &mut *lock(&self.kept);
             let is_new = !kept.inodes.contains_key(&attr.ino);
             let inode = kept.inodes.entry(attr.ino).or_default();
             if inode.version > asked && self.mistake != Some(Mistake::LateAnswers) {
-                return;
+                return false;
             }
             let drops = !is_new && (inode.size != attr.size || inode.mtime != attr.mtime);
             kept.moment += 1;
@@ -420,6 +450,7 @@ impl Kernel {
         if drops {
             self.drop_pages(attr.ino, ByteRange::ALL).await;
         }
+        true
     }
 
     /// Attributes as the kernel shows them.
@@ -434,13 +465,16 @@ impl Kernel {
             self.count(|t| t.attributes += 1);
             return Ok(size);
         }
-        let (asked, rule) = (self.moment(), self.client.rule());
-        let attr = self.client.getattr(ctx, ino).await?;
-        let (life, lending) = self.lend(rule, asked, &attr);
-        self.late(self.late_us.1).await;
-        self.told(asked, &attr, life).await;
-        drop(lending);
-        Ok(attr.size)
+        loop {
+            let (asked, rule) = (self.moment(), self.client.rule());
+            let attr = self.client.getattr(ctx, ino).await?;
+            let (life, lending) = self.lend(rule, asked, &attr);
+            let is_kept = self.tell(asked, &attr, life).await;
+            drop(lending);
+            if is_kept {
+                return Ok(attr.size);
+            }
+        }
     }
 
     /// Opens a file.

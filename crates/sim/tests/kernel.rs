@@ -6,10 +6,12 @@ use amphi_sim::kernel::games::{Tally, play};
 /// Seeds that run with the tests.
 const SEEDS: u64 = 30;
 /// Seeds that once failed. 54: a mount that had just been alone cut a file by its name beside an open of it, and showed
-/// zeros and the old size behind that.
-const KEPT: [u64; 1] = [54];
+/// zeros and the old size behind that. 433: an answer that the kernel dropped, and a read that ended at the old size.
+const KEPT: [u64; 2] = [54, 433];
 /// Seeds within which a mistake must be found.
 const FOUND_WITHIN: u64 = 50;
+/// The same, of a mistake that shows only where one call crosses another within an answer's way.
+const RARE_WITHIN: u64 = 500;
 
 /// Goal: Promise S1, Promise S2, Promise S3: what a kernel shows of pages, attributes and names that it was lent is
 /// never older than what a call on any mount has shown or done, though the kernel gives them back late, connections
@@ -37,13 +39,16 @@ fn kernels_show_nothing_old() {
 #[test]
 fn mistakes_are_found() {
     // Where each was found last comes first.
-    let firsts = [0, 20, 4, 8, 27, 0];
+    let firsts = [0, 41, 27, 53, 27, 7, 433];
     let find = |(mistake, first): (Mistake, u64)| {
-        let seeds = (0..FOUND_WITHIN).map(|n| (first + n) % FOUND_WITHIN);
+        // Pages are not taken back while answers are on their way, so few are late.
+        let is_rare = matches!(mistake, Mistake::LateAnswers | Mistake::DroppedSizes);
+        let within = if is_rare { RARE_WITHIN } else { FOUND_WITHIN };
+        let seeds = (0..within).map(|n| (first + n) % within);
         (mistake, seeds.into_iter().find(|seed| play(*seed, Some(mistake), false).is_err()))
     };
     let found: Vec<_> = Mistake::ALL.into_iter().zip(firsts).map(find).collect();
     println!("{found:?}");
     let missed: Vec<_> = found.iter().filter(|(_, seed)| seed.is_none()).collect();
-    assert!(missed.is_empty(), "not found within {FOUND_WITHIN} seeds: {missed:?}");
+    assert!(missed.is_empty(), "not found within their seeds: {missed:?}");
 }

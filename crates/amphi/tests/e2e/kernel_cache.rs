@@ -366,8 +366,12 @@ fn warm_reads_beside_another_mount() {
     }
     // The attributes are lent as well: nothing is asked for.
     let kept = File::open(pair.b.join("f")).expect("open");
-    kept.metadata().expect("stat");
     let asked = || counter(&pair.b, "getattr") + counter(&pair.b, "getattr_cached") + reads(&pair.b);
+    eventually("they are, a while after they were taken back for the write", || {
+        let before = asked();
+        kept.metadata().expect("stat");
+        asked() == before
+    });
     let before = asked();
     for _ in 0..100 {
         kept.metadata().expect("stat");
@@ -566,4 +570,57 @@ fn the_kernel_cache_can_be_set() {
     assert_eq!(fs::read(&small).expect("read"), b"1");
     assert_eq!(counter(&mount, "open_kernel_user") - before, 1);
     up.stop();
+}
+
+/// Goal: a reader whose `read` the kernel serves sees a record once its append on another mount has returned, also
+/// while that mount goes on appending. Method: one mount appends records and counts them; the other one reads the last
+/// that was counted, through a file that is open all the time, and must never find the end before it.
+#[test]
+fn records_are_read_as_soon_as_they_are_appended() {
+    const RECORD: usize = 100;
+    let pair = Pair::new(1, &[], &[]);
+    let (a, b) = (pair.a.join("log"), pair.b.join("log"));
+    fs::write(&a, [1; RECORD]).expect("write");
+    let mut file = File::open(&b).expect("open");
+    eventually("the kernel serves it", || {
+        file = File::open(&b).expect("open");
+        fs::read(&b).expect("read");
+        let before = reads(&pair.b);
+        file.read_exact_at(&mut [0; RECORD], 0).expect("read");
+        counter(&pair.b, "open_kernel_small_file") > 0 && reads(&pair.b) == before
+    });
+    let records = AtomicU64::new(1);
+    let is_over = AtomicBool::new(false);
+    let (looks, short) = std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let (mut looks, mut short) = (0u64, 0u64);
+            while !is_over.load(SeqCst) {
+                let last = records.load(SeqCst) - 1;
+                let mut got = [0; RECORD];
+                let n = file.read_at(&mut got, last * RECORD as u64).expect("read");
+                let end = rustix::fs::seek(&file, rustix::fs::SeekFrom::End(0)).expect("seek");
+                assert!(end >= (last + 1) * RECORD as u64, "an end of before: {end}");
+                looks += 1;
+                short += u64::from(n < RECORD || got != [1; RECORD]);
+            }
+            (looks, short)
+        });
+        let log = File::options().append(true).open(&a).expect("open");
+        let begun = Instant::now();
+        let mut n = 1;
+        while begun.elapsed() < Duration::from_secs(10) {
+            rustix::io::write(&log, &[1; RECORD]).expect("append");
+            n += 1;
+            records.store(n, SeqCst);
+            if n.is_multiple_of(3) {
+                std::thread::sleep(Duration::from_micros(n % 11 * 100));
+            }
+        }
+        is_over.store(true, SeqCst);
+        reader.join().expect("a reader")
+    });
+    println!("{} records, {looks} looks, {short} short", records.load(SeqCst));
+    assert_eq!(short, 0);
+    drop(file);
+    pair.stop();
 }

@@ -186,8 +186,10 @@ pub(crate) fn front_cache(mount: &Mount, open: &OpenFile) -> FrontCache {
         (attr.perm & 0o111 != 0, attr.size)
     };
     let only_reads = open.flags.read && !open.flags.write && !open.flags.direct && !open.flags.truncate;
-    // In company who holds the attributes' token knows that nobody else has the file open for writing.
-    let written = || file.has_writers() || !(alone || tokens::holds_attributes(mount, file.ino));
+    // In company who holds the attributes' token knows that nobody else has the file open for writing. But others may
+    // write it later.
+    let follows = || mount.coherence.sharing.pages().is_some_and(|front| front.follows_sizes());
+    let written = || file.has_writers() || !(alone || (tokens::holds_attributes(mount, file.ino) && follows()));
     let server = kernel_reads::decide(&kernel_reads::Input {
         kernel_cache: kernel_reads::asked(file.advice().kernel_cache(), t.kernel_cache()),
         only_reads,

@@ -13,7 +13,7 @@
 
 mod asked;
 mod lender;
-mod system;
+pub(super) mod system;
 
 use super::{ClientFs, lent};
 use crate::Caller;

@@ -52,6 +52,7 @@ struct Waiting {
 /// Threads that drop pages, as many as there are jobs.
 struct Droppers {
     notifier: Notifier,
+    names: Arc<Lender>,
     waiting: Mutex<Waiting>,
     changed: Condvar,
 }
@@ -84,7 +85,7 @@ impl Droppers {
         loop {
             while let Some(job) = waiting.jobs.pop_front() {
                 drop(waiting);
-                drop_now(&self.notifier, job);
+                drop_now(&self.notifier, &self.names, job);
                 waiting = self.waiting.lock();
             }
             if waiting.ended || waiting.idle >= DROPPERS_IDLE {
@@ -134,6 +135,10 @@ impl KernelPages for Senders {
         self.forget(ino)
     }
 
+    fn follows_sizes(&self) -> bool {
+        self.names.sizes.are_followed()
+    }
+
     fn take_names(&self, names: Vec<LentName>, done: Box<dyn FnOnce() + Send>) {
         // So that a taker's walk begins with a question.
         let others = names.iter().filter(|lent| !matches!(lent.shows, NameShows::Directory(_)));
@@ -151,6 +156,7 @@ impl KernelPages for Senders {
 impl Senders {
     /// The kernel forgets the attributes of an inode; whether it knows it.
     fn forget(&self, ino: Ino) -> bool {
+        self.names.sizes.takes_back(ino);
         self.with_locks.notifier.inval_attr(ino).unwrap_or_else(|e| {
             // Without a mount there is nothing to drop.
             if e != Errno::NotConnected {
@@ -188,8 +194,9 @@ impl Pages {
         names: Arc<Lender>,
     ) -> Option<Arc<dyn KernelPages>> {
         let waiting = Mutex::new(Waiting { threads: 1, ..Waiting::default() });
-        let droppers = Arc::new(Droppers { notifier: notifier.clone(), waiting, changed: Condvar::new() });
-        let started = droppers.start().and_then(|()| start("fuse overwrites", notifier));
+        let droppers =
+            Arc::new(Droppers { notifier: notifier.clone(), names: names.clone(), waiting, changed: Condvar::new() });
+        let started = droppers.start().and_then(|()| start("fuse overwrites", notifier, names.clone()));
         let (overwritten, overwrites) = match started {
             Ok(started) => started,
             Err(e) => {
@@ -214,14 +221,15 @@ impl Pages {
 }
 
 /// A thread that drops what it is told to.
-fn start(name: &str, notifier: Notifier) -> std::io::Result<(Sender, JoinHandle<()>)> {
+fn start(name: &str, notifier: Notifier, names: Arc<Lender>) -> std::io::Result<(Sender, JoinHandle<()>)> {
     let (sender, jobs) = mpsc::channel::<Job>();
-    let run = move || jobs.into_iter().for_each(|job| drop_now(&notifier, job));
+    let run = move || jobs.into_iter().for_each(|job| drop_now(&notifier, &names, job));
     let thread = std::thread::Builder::new().name(name.into()).spawn(run)?;
     Ok((Sender(Mutex::new(sender)), thread))
 }
 
-fn drop_now(notifier: &Notifier, job: Job) {
+fn drop_now(notifier: &Notifier, names: &Lender, job: Job) {
+    names.sizes.takes_pages_back(job.ino);
     let len = if job.range.end >= i64::MAX as u64 { 0 } else { job.range.len() };
     match notifier.inval_inode(job.ino, job.range.start, len) {
         Ok(()) | Err(Errno::NotConnected) => {}

@@ -7,6 +7,7 @@ use super::ClientFs;
 use super::syscall::Syscall;
 use crate::Caller;
 use crate::file_system::{Entry, OpenHow};
+use crate::session::monotonic_ns;
 use amphi_client::{Created, Ctx, OpenFlags, Pending};
 use amphi_types::{Attr, Errno, Ino, Kind, Result};
 use std::time::Duration;
@@ -28,6 +29,7 @@ impl ClientFs {
     pub(super) fn lookup_walked(&self, caller: &Caller<'_>, parent: Ino, name: &[u8]) -> Result<Entry> {
         self.client.count_lookup();
         self.moved.walks(caller.tid, parent, name);
+        let asked_ns = monotonic_ns();
         let found = match self.look_up(caller, parent, name) {
             Err(Errno::NoEnt) => {
                 self.looked(caller, parent, name);
@@ -43,6 +45,7 @@ impl ClientFs {
             }
             _ => found.ino,
         };
+        self.tells_size(caller, &found, asked_ns);
         let entry = self.entry(found);
         let attr_ttl = if node == found.ino { entry.attr_ttl } else { Duration::ZERO };
         let entry = Entry { node, attr_ttl, ..entry };
@@ -71,7 +74,7 @@ impl ClientFs {
     pub(super) fn link_walked(&self, caller: &Caller<'_>, ino: Ino, dir: Ino, name: &[u8]) -> Result<Entry> {
         let mut ino = ino;
         for _ in 0..TRIES {
-            let changing = self.kernel_view.change(ino);
+            let changing = self.change(ino);
             match self.changed(caller, &[dir], |ctx| self.client.link(ctx, ino, dir, name)) {
                 Ok(attr) => {
                     let since = changing.ends();

@@ -49,7 +49,7 @@ impl ClientFs {
             to: self.aim(caller, ino, how),
             ..self.hints(len, how.flags)
         };
-        let changing = self.kernel_view.change(ino);
+        let changing = self.change(ino);
         if let Some(len) = self.try_write(&ctx, &file, how.offset, &mut data, hints) {
             self.bytes_changed(ino, how.offset, len as u64, len as u64);
             return Ok(len);

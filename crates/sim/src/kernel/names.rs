@@ -36,8 +36,10 @@ impl Kernel {
             Ok(attr) => {
                 let (life, lending) = self.lend(rule, asked, &attr);
                 let name_life = lending.as_ref().map_or(Duration::ZERO, Lending::life);
-                self.late(self.late_us.1).await;
-                self.told(asked, &attr, life).await;
+                if !self.tell(asked, &attr, life).await {
+                    // Of a file that has gone meanwhile there is nothing to keep.
+                    let _ = self.size(ctx, attr.ino).await;
+                }
                 let until_ns = self.now_ns() + name_life.as_nanos() as u64;
                 let is_lent = !name_life.is_zero();
                 if is_lent {
@@ -56,11 +58,10 @@ impl Kernel {
         found
     }
 
-    /// The mount walks to a name by itself, now and then: what it lends so is in force when the walk has ended.
+    /// The mount walks to a name by itself: what it lends so is in force when the walk has ended.
     async fn walk(self: Rc<Self>, lent: LentName) {
         let key = (lent.dir, lent.name.to_vec());
-        let walks = self.dice.borrow_mut().one_in(2) && lock(&self.kept).walking.insert(key.clone());
-        if !walks {
+        if !lock(&self.kept).walking.insert(key.clone()) {
             return;
         }
         self.late(1_000).await;

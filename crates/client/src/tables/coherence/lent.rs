@@ -10,7 +10,13 @@
 //! answer to a question from before. One exception: an inode that it does not know at all may be just becoming known by
 //! an answer that was given a moment ago, so it is told once more until that can have arrived.
 //!
-//! Bound: `LENT_MAX` inodes, some 40 bytes each; beyond, nothing is lent until what has ended is forgotten.
+//! What was taken back rests: Linux drops the answers to questions from before that, and a `read` which has asked goes
+//! by the size of before. So nothing is lent, and need not be taken back, until an answer without a life has been given
+//! and has had the time to arrive: from then on all answers that may be dropped say what the front end goes by anyway.
+//! It also spares files that several mounts change by turns a notification for each change.
+//!
+//! Bound: `LENT_MAX` inodes, some 40 bytes each; beyond, nothing is lent until what has ended is forgotten. As many
+//! rest; beyond, the lowest inode does no longer.
 
 use amphi_types::Ino;
 use parking_lot::Mutex;
@@ -37,10 +43,25 @@ struct Loan {
     lent_ns: u64,
 }
 
+/// Attributes that were taken back.
+#[derive(Clone, Copy)]
+enum Rest {
+    /// No answer has been given since.
+    Unasked,
+    /// One was given without a life at this moment.
+    Answered(u64),
+}
+
+#[derive(Default)]
+struct Notes {
+    loans: BTreeMap<Ino, Loan>,
+    rests: BTreeMap<Ino, Rest>,
+}
+
 /// The notes.
 #[derive(Default)]
 pub(crate) struct Lent {
-    attributes: Mutex<BTreeMap<Ino, Loan>>,
+    attributes: Mutex<Notes>,
     /// When what has ended was forgotten last.
     swept_ns: AtomicU64,
 }
@@ -50,11 +71,20 @@ impl Lent {
     /// while the token cannot go.
     pub(crate) fn lend(&self, now_ns: u64, ino: Ino, left_ns: u64) -> Duration {
         let life = left_ns.saturating_sub(2 * LATE_NS);
-        let mut attributes = self.attributes.lock();
-        if life == 0 || (attributes.len() >= LENT_MAX && !attributes.contains_key(&ino)) {
+        let Notes { loans, rests } = &mut *self.attributes.lock();
+        match rests.get(&ino) {
+            None => {}
+            Some(Rest::Answered(at_ns)) if now_ns >= at_ns + ARRIVED_NS => drop(rests.remove(&ino)),
+            Some(Rest::Answered(_)) => return Duration::ZERO,
+            Some(Rest::Unasked) => {
+                rests.insert(ino, Rest::Answered(now_ns));
+                return Duration::ZERO;
+            }
+        }
+        if life == 0 || (loans.len() >= LENT_MAX && !loans.contains_key(&ino)) {
             return Duration::ZERO;
         }
-        let loan = attributes.entry(ino).or_insert(Loan { until_ns: 0, lent_ns: 0 });
+        let loan = loans.entry(ino).or_insert(Loan { until_ns: 0, lent_ns: 0 });
         loan.until_ns = loan.until_ns.max(now_ns + life + LATE_NS);
         loan.lent_ns = now_ns;
         Duration::from_nanos(life)
@@ -66,12 +96,12 @@ impl Lent {
             return;
         }
         self.swept_ns.store(now_ns, Relaxed);
-        self.attributes.lock().retain(|_, loan| loan.until_ns > now_ns);
+        self.attributes.lock().loans.retain(|_, loan| loan.until_ns > now_ns);
     }
 
     /// Inodes that are noted, for people.
     pub(crate) fn len(&self) -> u64 {
-        self.attributes.lock().len() as u64
+        self.attributes.lock().loans.len() as u64
     }
 
     /// Takes attributes back: `forget` has the front end forget them, and says whether it knows the inode. Tokens for
@@ -89,15 +119,20 @@ impl Lent {
 
     /// Inodes that are noted.
     pub(crate) fn inodes(&self) -> Vec<Ino> {
-        self.attributes.lock().keys().copied().collect()
+        self.attributes.lock().loans.keys().copied().collect()
     }
 
     fn take(&self, now_ns: u64, ino: Ino) -> Option<Loan> {
-        let mut attributes = self.attributes.lock();
-        if attributes.is_empty() {
+        let Notes { loans, rests } = &mut *self.attributes.lock();
+        if loans.is_empty() {
             return None;
         }
-        attributes.remove(&ino).filter(|loan| loan.until_ns > now_ns)
+        let loan = loans.remove(&ino).filter(|loan| loan.until_ns > now_ns)?;
+        rests.insert(ino, Rest::Unasked);
+        if rests.len() > LENT_MAX {
+            rests.pop_first();
+        }
+        Some(loan)
     }
 }
 
@@ -131,8 +166,26 @@ mod tests {
         lent.tick(29 * second);
         assert_eq!(lent.len(), 1, "the front end may have had the answer late");
         assert!(lent.take(30 * second, Ino(5)).is_none(), "it has ended");
-        let _ = lent.lend(0, Ino(5), 30 * second);
+        let _ = lent.lend(0, Ino(7), 30 * second);
         lent.tick(30 * second);
         assert_eq!(lent.len(), 0);
+    }
+
+    /// Goal: what was taken back is lent again only behind an answer without a life that has had the time to arrive;
+    /// what has ended by itself does not rest. Method: by hand.
+    #[test]
+    fn what_was_taken_back_rests() {
+        let lent = Lent::default();
+        let life = 30_000_000_000;
+        assert!(!lent.lend(0, Ino(5), life).is_zero() && !lent.lend(0, Ino(6), life).is_zero());
+        assert!(lent.take(1, Ino(5)).is_some());
+        let late = 10 * ARRIVED_NS;
+        assert!(lent.lend(late, Ino(5), life).is_zero(), "the first answer");
+        assert!(lent.lend(late + ARRIVED_NS - 1, Ino(5), life).is_zero(), "it may be on its way");
+        assert!(!lent.lend(late + ARRIVED_NS, Ino(5), life).is_zero());
+        assert!(lent.take(late + ARRIVED_NS, Ino(5)).is_some());
+        assert!(lent.lend(late + ARRIVED_NS, Ino(5), life).is_zero(), "it rests anew");
+        assert!(lent.take(2 * life, Ino(6)).is_none());
+        assert!(!lent.lend(2 * life, Ino(6), life).is_zero());
     }
 }

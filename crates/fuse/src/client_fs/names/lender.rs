@@ -30,6 +30,7 @@ pub(super) use taker::Answer;
 pub(super) use threads::{Surroundings, Threads};
 pub(super) use trial::{Trial, trial};
 
+use super::super::sizes::Sizes;
 use amphi_client::{LentName, NameShows};
 use amphi_types::Ino;
 use parking_lot::{Condvar, Mutex, MutexGuard};
@@ -99,6 +100,8 @@ struct Own {
 #[derive(Default)]
 pub(crate) struct Lender {
     own: Own,
+    /// Asked and looked at by further threads with the root of the clone.
+    pub(crate) sizes: Sizes,
     walker: AtomicU32,
     state: Mutex<State>,
     to_walk: Condvar,
@@ -251,6 +254,7 @@ impl Lender {
 
     /// The threads end.
     fn end(&self) {
+        self.sizes.end();
         let mut state = self.state.lock();
         self.set_phase(&mut state, Phase::Ended);
     }

@@ -4,7 +4,7 @@
 //! thread waits for. Does not own: when any of it is done.
 #![expect(unsafe_code, reason = "handles, ranges of descriptors and attributes of mounts have no safe wrappers")]
 
-use amphi_types::Ino;
+use amphi_types::{Ino, Timespec};
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, openat, openat2, statx};
 use rustix::io::Errno as Raw;
 use rustix::mount::{OpenTreeFlags, open_tree};
@@ -95,7 +95,7 @@ pub(super) fn root_of_clone(at: &Path) -> Result<OwnedFd, Raw> {
 /// asks the mount for nothing about an inode that the kernel knows.
 ///
 /// Errors: `STALE` for one that it does not know.
-pub(super) fn by_handle(root: &OwnedFd, node: Ino) -> Result<OwnedFd, Raw> {
+pub(in super::super) fn by_handle(root: &OwnedFd, node: Ino) -> Result<OwnedFd, Raw> {
     let words = [(node.0 >> 32) as u32, node.0 as u32, 0];
     let mut handle = Handle { bytes: 4 * HANDLE_WORDS as u32, kind: HANDLE_TYPE, words };
     let at = (&raw mut handle).cast::<libc::file_handle>();
@@ -121,6 +121,20 @@ pub(super) fn look(dir: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Raw> {
 pub(super) fn ask_attributes(fd: &OwnedFd) -> Result<(), Raw> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
     statx(fd.as_fd(), c"", flags, StatxFlags::BASIC_STATS).map(drop)
+}
+
+/// The size of a file as the mount answers it now, whatever the kernel knows.
+pub(in super::super) fn asked_size(fd: &OwnedFd) -> Result<u64, Raw> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
+    statx(fd.as_fd(), c"", flags, StatxFlags::BASIC_STATS).map(|stat| stat.stx_size)
+}
+
+/// The size by which the kernel goes, and when the file changed last as far as it knows, without a question to the
+/// mount.
+pub(in super::super) fn kept_size(fd: &OwnedFd) -> Result<(u64, Timespec), Raw> {
+    let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let stat = statx(fd.as_fd(), c"", flags, StatxFlags::BASIC_STATS)?;
+    Ok((stat.stx_size, Timespec { sec: stat.stx_ctime.tv_sec, nsec: stat.stx_ctime.tv_nsec }))
 }
 
 /// Which inode this is, without a question to the mount.

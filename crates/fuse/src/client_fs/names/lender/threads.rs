@@ -1,5 +1,7 @@
-//! The lender's threads: how they begin and end, and the teller.
+//! The lender's threads and those that see to sizes, which share its clone of the mount: how they begin and end, and
+//! the teller.
 
+use super::super::super::sizes;
 use super::super::system;
 use super::{Lender, Phase};
 use amphi_client::LentName;
@@ -140,6 +142,13 @@ impl Lender {
             own.run_walker(&own_root, now_ns);
             own.own.leave(tid);
         });
+        let sizes: Vec<_> = (0..sizes::THREADS)
+            .filter_map(|_| {
+                let (own, own_root) = (self.clone(), root.clone());
+                let run = move || own.sizes.run(&own_root);
+                std::thread::Builder::new().name("fuse sizes".into()).spawn(run).ok()
+            })
+            .collect();
         let mut state = self.state.lock();
         state.takers = 1;
         if state.phase == Phase::Starting {
@@ -162,6 +171,8 @@ impl Lender {
         // What ends the file system is no request of the mount's own.
         self.own.leave_all();
         drop(root);
+        self.sizes.end();
+        sizes.into_iter().for_each(|thread| drop(thread.join()));
         if let Ok(walker) = walker {
             let _ = walker.join();
         }
