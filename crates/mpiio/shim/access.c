@@ -141,54 +141,136 @@ void memory_copy(struct memory *m, char *piece, int64_t bytes, enum direction di
     }
 }
 
+/* The data of one call on its way, by one rank. */
+struct transfer {
+    struct shadow *f;
+    enum direction direction;
+    int64_t first, bytes; /* of the view's data */
+    int64_t done, chunk;
+    char *direct, *stage; /* the memory where it lies in one piece; where it is gathered otherwise */
+    struct memory memory;
+    struct cursor cursor;
+    struct extents extents;
+};
+
+/* Returns an errno value. */
+static int transfer_begin(struct transfer *t, const struct typemap *map, char *origin)
+{
+    bool contiguous = typemap_contiguous(map);
+    if (t->bytes == 0)
+        return 0;
+    if (t->f->view.map.count == 0)
+        return EINVAL;
+    t->chunk = contiguous || t->f->atomic || t->bytes < STAGE_BYTES ? t->bytes : STAGE_BYTES;
+    t->stage = contiguous ? NULL : malloc((size_t)t->chunk);
+    if (!contiguous && !t->stage)
+        return ENOMEM;
+    t->direct = contiguous ? origin + map->segments[0].offset : NULL;
+    t->memory = (struct memory){map, origin, 0, 0, 0};
+    t->cursor = cursor_at(&t->f->view, t->first);
+    t->extents.most = REQUEST_EXTENTS;
+    return 0;
+}
+
+/* Moves data up to `limit`; returns an errno value. At the end of the file nothing more is to be moved. */
+static int transfer_until(struct transfer *t, int64_t limit)
+{
+    while (t->done < limit) {
+        int64_t want = limit - t->done < t->chunk ? limit - t->done : t->chunk, taken = 0;
+        int error = cursor_take(&t->cursor, want, t->f->atomic, &t->extents, &taken);
+        if (error)
+            return error;
+        char *piece = t->stage ? t->stage : t->direct + t->done;
+        if (taken > 0 && t->direction == WRITE) {
+            if (t->stage)
+                memory_copy(&t->memory, piece, taken, WRITE);
+            error = amphi_mpiio_write(t->f->cache, t->extents.list, t->extents.count, piece);
+            if (error)
+                return error;
+            t->done += taken;
+            continue;
+        }
+        uint64_t got = 0;
+        if (taken > 0)
+            error = amphi_mpiio_read(t->f->cache, t->extents.list, t->extents.count, piece, &got);
+        if (!error && t->stage)
+            memory_copy(&t->memory, piece, (int64_t)got, READ);
+        t->done += (int64_t)got;
+        if (error)
+            return error;
+        if (taken == 0 || (int64_t)got < taken) {
+            t->bytes = t->done;
+            return 0;
+        }
+    }
+    return 0;
+}
+
+static void transfer_end(struct transfer *t)
+{
+    free(t->extents.list);
+    free(t->stage);
+}
+
 /* Moves `bytes` of data at a byte of the view's data; returns an errno value, and how much there was. */
 static int move_data(struct shadow *f, enum direction direction, int64_t data_byte, const struct typemap *map,
                      char *origin, int64_t bytes, int64_t *done)
 {
-    *done = 0;
-    if (f->view.map.count == 0)
-        return EINVAL;
-    bool contiguous = typemap_contiguous(map);
-    int64_t chunk = contiguous || f->atomic || bytes < STAGE_BYTES ? bytes : STAGE_BYTES;
-    char *stage = contiguous ? NULL : malloc((size_t)chunk);
-    if (!contiguous && !stage)
-        return ENOMEM;
-    char *direct = contiguous ? origin + map->segments[0].offset : NULL;
-    struct memory memory = {map, origin, 0, 0, 0};
-    struct cursor cursor = cursor_at(&f->view, data_byte);
-    struct extents extents = {.most = REQUEST_EXTENTS};
-    int error = 0;
-    while (*done < bytes && !error) {
-        int64_t want = bytes - *done < chunk ? bytes - *done : chunk, taken = 0;
-        error = cursor_take(&cursor, want, f->atomic, &extents, &taken);
-        if (error || taken == 0)
-            break;
-        char *piece = contiguous ? direct + *done : stage;
-        if (direction == WRITE) {
-            if (!contiguous)
-                memory_copy(&memory, piece, taken, WRITE);
-            error = amphi_mpiio_write(f->cache, extents.list, extents.count, piece);
-            if (!error)
-                *done += taken;
-            continue;
-        }
-        uint64_t got = 0;
-        error = amphi_mpiio_read(f->cache, extents.list, extents.count, piece, &got);
-        if (!error && !contiguous)
-            memory_copy(&memory, piece, (int64_t)got, READ);
-        *done += (int64_t)got;
-        if ((int64_t)got < taken)
-            break;
-    }
-    free(extents.list);
-    free(stage);
+    struct transfer t = {.f = f, .direction = direction, .first = data_byte, .bytes = bytes};
+    int error = transfer_begin(&t, map, origin);
+    if (!error)
+        error = transfer_until(&t, bytes);
+    *done = t.done;
+    transfer_end(&t);
     return error;
+}
+
+/* As `move_data`, in a collective call of ranks of one node, some of which have small pieces. If memory does not hold
+ * what they touch, all move what lies in one window of the file after the other (src/rounds.rs). Every rank takes part
+ * in every round, whatever is wrong with its own part. */
+static int move_in_rounds(struct shadow *f, enum direction direction, int64_t data_byte, const struct typemap *map,
+                          char *origin, int64_t bytes, int64_t *done)
+{
+    const struct view *view = &f->view;
+    struct transfer t = {.f = f, .direction = direction, .first = data_byte, .bytes = bytes};
+    int error = transfer_begin(&t, map, origin);
+    if (error)
+        t.bytes = 0;
+    if (t.bytes > 0) {
+        int64_t start = view_byte(view, data_byte), last = view_byte(view, data_byte + t.bytes - 1);
+        if (start >= 0 && last >= start)
+            amphi_mpiio_want(f->cache, (uint64_t)start, (uint64_t)last + 1);
+    }
+    int broken = agree(f, 0);
+    if (!broken)
+        amphi_mpiio_cut(f->cache, &f->rounds);
+    const amphi_rounds *r = &f->rounds;
+    bool whole = !broken && r->count == 0;
+    if (whole && !error)
+        error = transfer_until(&t, t.bytes);
+    for (uint64_t round = 0; !broken && round < r->count; round++) {
+        uint64_t start = r->first + round * r->window_bytes, end = start + r->window_bytes;
+        bool all = round + 1 == r->count || !view->ascends || end > INT64_MAX;
+        int64_t limit = all ? t.bytes : view_data_before(view, (int64_t)end) - data_byte;
+        if (!error)
+            error = transfer_until(&t, limit < t.bytes ? limit : t.bytes);
+        broken = agree(f, 0);
+        if (!broken && direction == WRITE && f->settings.merges == MERGE_IN_ROUNDS) {
+            int flushed = amphi_mpiio_flush_parts(f->cache, start, end, (uint32_t)f->local_rank,
+                                                  (uint32_t)f->local_ranks);
+            error = error ? error : flushed;
+        }
+    }
+    *done = t.done;
+    transfer_end(&t);
+    return broken ? broken : error;
 }
 
 int access_data(struct shadow *f, enum direction direction, enum pointer pointer, enum company company,
                 MPI_Offset offset, void *buffer, MPI_Count count, MPI_Datatype type, int64_t *bytes)
 {
-    bool together = company == ALL_RANKS && f->domain != DOMAIN_NONE && !f->atomic;
+    bool in_company = company == ALL_RANKS && !f->atomic;
+    bool together = in_company && f->domain != DOMAIN_NONE, in_rounds = in_company && !together && f->scattered;
     *bytes = 0;
     struct typemap map = {0};
     int64_t total = 0, unit = f->view.etype_size, done = 0;
@@ -214,7 +296,7 @@ int access_data(struct shadow *f, enum direction direction, enum pointer pointer
         place = (int64_t)before;
     }
     int error = 0;
-    if ((!class && total > 0) || together) {
+    if ((!class && total > 0) || together || in_rounds) {
         /* A rank whose arguments are wrong has nothing to move, and takes part. */
         int64_t mine = class ? 0 : total;
         if (pointer == INDIVIDUAL) {
@@ -223,8 +305,9 @@ int access_data(struct shadow *f, enum direction direction, enum pointer pointer
         }
         int64_t first = 0;
         error = mine > 0 && __builtin_mul_overflow(place, unit, &first) ? EFBIG : 0;
-        if (together) {
-            int moved = move_together(f, direction, first, &map, buffer, error ? 0 : mine, &done);
+        if (together || in_rounds) {
+            int moved = (together ? move_together : move_in_rounds)(f, direction, first, &map, buffer, error ? 0 : mine,
+                                                                    &done);
             error = error ? error : moved;
         } else if (!error) {
             error = move_data(f, direction, first, &map, buffer, mine, &done);

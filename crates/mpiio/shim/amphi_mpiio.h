@@ -40,6 +40,11 @@ typedef struct {
     uint64_t nonce;
 } amphi_token;
 
+/* How a collective call is cut into rounds (src/rounds.rs); none: each rank goes its own way. */
+typedef struct {
+    uint64_t touched[2], first, window_bytes, count;
+} amphi_rounds;
+
 /* The part of a rank in a meeting. */
 typedef struct {
     uint32_t round, pauses;
@@ -66,6 +71,9 @@ void amphi_mpiio_relax(const amphi_file *file, int on);
 /* Meetings of all ranks of the file, which are of one node: a barrier with a maximum. */
 void amphi_mpiio_arrive(const amphi_file *file, int value, amphi_arrival *arrival);
 int amphi_mpiio_await(const amphi_file *file, amphi_arrival *arrival, int *largest); /* EAGAIN: not all have come */
+void amphi_mpiio_want(const amphi_file *file, uint64_t start, uint64_t end); /* ahead of a meeting */
+uint64_t amphi_mpiio_wanted(const amphi_file *file);                        /* bytes from the first to the last one */
+void amphi_mpiio_cut(const amphi_file *file, amphi_rounds *rounds);
 void amphi_mpiio_bring(const amphi_file *file, uint64_t number);
 uint64_t amphi_mpiio_before(const amphi_file *file); /* what the ranks below brought, in all */
 void amphi_mpiio_say(const amphi_file *file, uint64_t number);
@@ -74,6 +82,7 @@ void amphi_mpiio_close(amphi_file *file);
 int amphi_mpiio_write(const amphi_file *file, const amphi_extent *extents, size_t count, const void *memory);
 int amphi_mpiio_read(const amphi_file *file, const amphi_extent *extents, size_t count, void *memory, uint64_t *done);
 int amphi_mpiio_flush(const amphi_file *file, uint32_t share, uint32_t shares);
+int amphi_mpiio_flush_parts(const amphi_file *file, uint64_t start, uint64_t end, uint32_t share, uint32_t shares);
 int amphi_mpiio_settle_alone(const amphi_file *file, int stable);
 int amphi_mpiio_set_size_alone(const amphi_file *file, uint64_t size);
 int amphi_mpiio_allocate_alone(const amphi_file *file, uint64_t size);

@@ -110,6 +110,21 @@ static void decide_migration(amphi_settings *s, int migration, const char *path)
         s->references = migration == 1 || worth < 2 ? 2 : worth > 1000 ? 1000 : (uint32_t)worth;
 }
 
+/* Whether collective writes of the library, as those of ROMIO, read what lies between the pieces of all ranks and write
+ * it back with them; those of Open MPI write the pieces. Where pages of a collective call leave in such a way here, no
+ * program loses what it would not lose without us. */
+static bool library_reads_between_pieces(void)
+{
+    char version[MPI_MAX_LIBRARY_VERSION_STRING] = "";
+    int length = 0;
+    static const char *const with_romio[] = {"MPICH", "MVAPICH", "Intel(R) MPI"};
+    PMPI_Get_library_version(version, &length);
+    for (size_t i = 0; i < sizeof with_romio / sizeof *with_romio; i++)
+        if (strstr(version, with_romio[i]))
+            return true;
+    return false;
+}
+
 static void decide(struct decision *d, MPI_Info info, const char *path, int amode, int ranks)
 {
     struct hints hints;
@@ -144,7 +159,10 @@ static void decide(struct decision *d, MPI_Info info, const char *path, int amod
     /* Balancing moves pages, which asks of the file system what migration does. */
     s->balance = hints.balance == 1 && (hints.migration == 1 || amphi_mpiio_is_coherent(path));
     /* Whoever asks for the only open of the file says that nobody else writes it. */
-    s->merges = hints.merges == 1 || (hints.merges == 2 && amode & MPI_MODE_UNIQUE_OPEN);
+    s->merges = hints.merges != 2                ? (hints.merges ? MERGE_ALWAYS : MERGE_NEVER)
+                : amode & MPI_MODE_UNIQUE_OPEN    ? MERGE_ALWAYS
+                : library_reads_between_pieces() ? MERGE_IN_ROUNDS
+                                                 : MERGE_NEVER;
     /* A group lock keeps nobody of the job from the other half of a block, so no block may have pages of two nodes. */
     s->group = hints.group == 1 && s->writable && s->page_bytes % 4096 == 0;
     d->ranks_per_node = (int32_t)hints.ranks_per_node;

@@ -45,6 +45,7 @@ struct view {
     struct typemap map;
     int64_t *before; /* bytes of data before each segment */
     char datarep[MPI_MAX_DATAREP_STRING];
+    bool ascends; /* later data lies behind in the file, over tiles, too */
 };
 
 /* The ranges of a request, growing; a request has `most` of them unless it has to be one. */
@@ -84,6 +85,10 @@ struct hints {
         prefetch_bytes;
 };
 
+/* What becomes of pages that are dirty in many parts: they leave as they are; as one part, with what is read between;
+ * so after a collective call in rounds, which the library would do so, too. */
+enum merges { MERGE_NEVER, MERGE_ALWAYS, MERGE_IN_ROUNDS };
+
 struct shadow {
     struct shadow *next; /* in the table */
     MPI_File handle;
@@ -110,6 +115,8 @@ struct shadow {
     amphi_file *cache;
     amphi_settings settings;
     struct view view;
+    bool scattered;      /* all on one node, of which some have views of small pieces: collective calls may be cut */
+    amphi_rounds rounds; /* as of the last such call */
     int64_t position; /* individual pointer, in etypes */
     bool pointer_used; /* this rank has moved the shared pointer since the last view */
     /* The one split collective operation under way. */
@@ -181,6 +188,7 @@ int pointer_get(struct shadow *shadow, uint64_t *value);
 void view_free(struct view *view);
 size_t view_segment(const struct view *view, int64_t rest);
 int64_t view_byte(const struct view *view, int64_t data_byte);
+bool view_scattered(const struct view *view, int64_t page_bytes);
 int64_t view_data_before(const struct view *view, int64_t file_byte);
 
 /* access.c */

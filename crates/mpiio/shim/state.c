@@ -31,6 +31,17 @@ void view_free(struct view *view)
     view->before = NULL;
 }
 
+static bool view_ascends(const struct typemap *map)
+{
+    if (map->count == 0)
+        return false;
+    for (size_t i = 1; i < map->count; i++)
+        if (map->segments[i].offset < map->segments[i - 1].offset + map->segments[i - 1].length)
+            return false;
+    const struct segment *last = &map->segments[map->count - 1];
+    return map->extent + map->segments[0].offset >= last->offset + last->length;
+}
+
 /* Makes a view; an error class when the types do not do. */
 static int view_make(struct view *view, int64_t displacement, MPI_Datatype etype, MPI_Datatype filetype,
                      const char *datarep, bool writable)
@@ -60,6 +71,7 @@ static int view_make(struct view *view, int64_t displacement, MPI_Datatype etype
     }
     if (!error && etype_size > 0 && view->map.size % etype_size)
         error = MPI_ERR_IO;
+    view->ascends = !error && view_ascends(&view->map);
     view->etype = view->filetype = MPI_DATATYPE_NULL;
     if (!error)
         error = type_keep(etype, &view->etype);
@@ -69,6 +81,20 @@ static int view_make(struct view *view, int64_t displacement, MPI_Datatype etype
     if (error)
         view_free(view);
     return error;
+}
+
+/* Pages of so many pieces are better read and written as one (src/file/flush.rs: FEW_PARTS). */
+#define MANY_PIECES 8
+
+/* Whether the data lies in small pieces, of which a page has more than a few. */
+bool view_scattered(const struct view *view, int64_t page_bytes)
+{
+    const struct typemap *map = &view->map;
+    if (map->count == 0 || (map->count == 1 && map->size == map->extent))
+        return false;
+    const struct segment *first = &map->segments[0], *last = &map->segments[map->count - 1];
+    int64_t span = map->count == 1 ? map->extent : last->offset + last->length - first->offset;
+    return span / (int64_t)map->count < page_bytes / MANY_PIECES;
 }
 
 int view_set_default(struct view *view)
@@ -109,7 +135,19 @@ int64_t view_data_before(const struct view *view, int64_t file_byte)
     if (at <= 0 || map->count == 0 || map->extent <= 0)
         return 0;
     int64_t tile = at / map->extent, rest = at % map->extent, data = tile * map->size;
-    for (size_t i = 0; i < map->count && map->segments[i].offset < rest; i++) {
+    size_t i = 0;
+    if (view->ascends) {
+        /* The last segment that begins before. */
+        for (size_t high = map->count; high - i > 1;) {
+            size_t middle = (i + high) / 2;
+            if (map->segments[middle].offset < rest)
+                i = middle;
+            else
+                high = middle;
+        }
+        data += view->before[i];
+    }
+    for (; i < map->count && map->segments[i].offset < rest; i++) {
         int64_t there = rest - map->segments[i].offset;
         data += there < map->segments[i].length ? there : map->segments[i].length;
     }
@@ -225,7 +263,11 @@ int MPI_File_set_view(MPI_File handle, MPI_Offset displacement, MPI_Datatype ety
     struct view view = {0};
     int class = native ? view_make(&view, displacement, etype, filetype, datarep, f->settings.writable != 0) : 0;
     int known = !native ? VIEW_FOREIGN : class ? VIEW_WRONG + class : f->pointer_used ? POINTER_USED : 0;
+    bool may_cut = f->nodes == 1 && f->ranks > 1 && !f->lender;
+    if (may_cut && !known && view_scattered(&view, (int64_t)f->settings.page_bytes))
+        amphi_mpiio_want(f->cache, 0, 1);
     int all = agree(f, known);
+    bool scattered = may_cut && amphi_mpiio_wanted(f->cache) > 0;
     if (all >= VIEW_WRONG || (all && all < POINTER_USED))
         view_free(&view);
     if (all && all < POINTER_USED)
@@ -244,6 +286,7 @@ int MPI_File_set_view(MPI_File handle, MPI_Offset displacement, MPI_Datatype ety
     pthread_mutex_lock(&f->mutex);
     view_free(&f->view);
     f->view = view;
+    f->scattered = scattered;
     f->position = 0;
     pthread_mutex_unlock(&f->mutex);
     if (all != POINTER_USED)

@@ -11,6 +11,7 @@ use crate::file::idle::Looker;
 use crate::file::{CachedFile, Extent, Settings};
 use crate::meeting::{Arrival, Meeting};
 use crate::pace::{Futex, sleep_on};
+use crate::rounds::Rounds;
 use crate::segment::{Geometry, Segment, Token};
 use crate::stats::NAMES;
 use crate::team::Team;
@@ -37,6 +38,9 @@ const BALANCE_LEAST: u32 = 64;
 const NEVER: Duration = Duration::from_secs(1 << 30);
 
 pub mod about;
+mod unasked;
+
+pub use unasked::Unasked;
 
 /// An open file, as C sees it.
 pub struct AmphiFile {
@@ -104,30 +108,6 @@ pub struct OpenSettings {
     stream_bytes: u64,
     run_bytes: u64,
     unasked: Unasked,
-}
-
-/// What the cache does before anybody asks for it.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct Unasked {
-    /// Runs that nobody writes for so long leave in the background; 0: never.
-    idle_ms: u64,
-    /// So much is read ahead of a rank that reads in order.
-    prefetch_bytes: u64,
-    /// 1: nodes keep copies of pages of other nodes that they read again.
-    copies: u64,
-    /// 1: pages in many parts are read to be written as one.
-    merges: u64,
-    /// 1: busy nodes give pages to those that have less to do.
-    balance: u64,
-}
-
-impl Unasked {
-    /// Tells the ranks of the node what nodes do for each other.
-    fn tell(&self, team: &Team) {
-        team.keep_copies(self.copies != 0);
-        team.balance(if self.balance != 0 { BALANCE_LEAST } else { 0 });
-    }
 }
 
 fn code(outcome: Outcome) -> c_int {
@@ -234,7 +214,7 @@ fn open_rank(path: &CStr, settings: OpenSettings, rank: u32, token: Token) -> Ou
         bypass_bytes: settings.bypass_bytes,
         stream_bytes: settings.stream_bytes,
         aside_bytes: aside_bytes(&settings, &backend),
-        merge_parts: settings.unasked.merges != 0,
+        merge_parts: settings.unasked.merges == 1,
         run_bytes: settings.run_bytes,
         prefetch_bytes: settings.unasked.prefetch_bytes,
     };
@@ -496,6 +476,10 @@ macro_rules! meeting {
 }
 
 meeting! {
+    /// Says that this rank wants these bytes of the file, ahead of the next meeting.
+    amphi_mpiio_want(start: u64, end: u64) -> () = |m| m.want(start..end);
+    /// How many bytes lie between the first and the last one that any rank wanted at the meeting that is over.
+    amphi_mpiio_wanted() -> u64 = |m| m.wanted().end - m.wanted().start;
     /// Brings a number to the next meeting.
     amphi_mpiio_bring(number: u64) -> () = |m| m.bring(number);
     /// The sum of what the ranks below this one brought to the meeting that is over.
@@ -504,6 +488,18 @@ meeting! {
     amphi_mpiio_say(number: u64) -> () = |m| m.say(number);
     /// What was said at the meeting that is over.
     amphi_mpiio_said() -> u64 = |m| m.said();
+}
+
+/// Cuts the collective call in which the ranks have just met, by what they wanted, into rounds, if it and those before
+/// it touch more of the file than a rank has memory for. All ranks get the same.
+///
+/// # Safety
+/// `file` is open; `rounds` is valid, and what the last call left there, zeros at first.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn amphi_mpiio_cut(file: *const AmphiFile, rounds: *mut Rounds) {
+    // SAFETY: the caller's promise.
+    let (meeting, settings, rounds) = unsafe { (&(*file).meeting, &(*file).settings, &mut *rounds) };
+    rounds.cut(meeting.wanted(), settings.page_bytes, settings.run_bytes, meeting.frames_per_rank());
 }
 
 /// Writes memory to the ranges, which ascend and are as long as the memory together.
@@ -586,6 +582,9 @@ macro_rules! plain {
 plain! {
     /// Writes the dirty bytes of all ranks of the node that fall to this share.
     amphi_mpiio_flush(share: u32, shares: u32) -> c_int = |f| code(f.local().flush_share(share, shares));
+    /// Writes what a collective call left in many parts in this part of the file, of this share.
+    amphi_mpiio_flush_parts(start: u64, end: u64, share: u32, shares: u32) -> c_int =
+        |f| code(f.local().flush_parts(start..end, share, shares));
     /// Writes the dirty bytes of all ranks on all nodes; `stable`: and makes them stable and drops what is clean.
     amphi_mpiio_settle_alone(stable: c_int) -> c_int = |f| code(f.settle_alone(stable != 0));
     /// Sets the length, without the other ranks.

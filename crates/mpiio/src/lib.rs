@@ -6,7 +6,7 @@
 //! memory. After Liao et al., "Cooperative client-side file caching for MPI applications"; docs/MPIIO.md.
 //!
 //! Floors, upper ones use lower ones: `capi`, `live`; `team`; `file`; `locks`, `meeting`, `pool`; `segment`;
-//! `intervals`, `backend`; `pace`, `placement`, `spare_memory`, `stats`, `error`.
+//! `intervals`, `backend`; `pace`, `placement`, `rounds`, `spare_memory`, `stats`, `error`.
 
 pub mod backend;
 pub mod capi;
@@ -19,6 +19,7 @@ pub mod meeting;
 pub mod pace;
 pub mod placement;
 pub mod pool;
+pub mod rounds;
 pub mod segment;
 pub mod spare_memory;
 pub mod stats;

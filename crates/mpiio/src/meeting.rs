@@ -16,6 +16,7 @@
 use crate::error::{Error, Outcome};
 use crate::pace::{Futex, Pace, sleep_on};
 use crate::segment::{MeetingCell, Segment};
+use std::ops::Range;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
@@ -63,6 +64,7 @@ impl Meeting {
             cell.arrived.store(0, SeqCst);
             let next = round.wrapping_add(1);
             cell.largest[next as usize % 2].store(0, SeqCst);
+            cell.wanted[next as usize % 2].iter().for_each(|value| value.store(0, SeqCst));
             cell.round.store(next, SeqCst);
             Futex.wake(&cell.round, ranks);
         }
@@ -96,6 +98,25 @@ impl Meeting {
         }
         arrival.pauses = arrival.pauses.wrapping_add(1);
         Ok(None)
+    }
+
+    /// Says ahead of arriving that this rank wants these bytes of the file.
+    pub fn want(&self, bytes: Range<u64>) {
+        let [start, end] = &self.cell().wanted[self.cell().round.load(SeqCst) as usize % 2];
+        start.fetch_max(u64::MAX - bytes.start, SeqCst);
+        end.fetch_max(bytes.end, SeqCst);
+    }
+
+    /// From the first to the last byte that any rank wanted in the round that is over; empty if none wanted any.
+    pub fn wanted(&self) -> Range<u64> {
+        let [start, end] = &self.cell().wanted[self.cell().round.load(SeqCst).wrapping_sub(1) as usize % 2];
+        let (start, end) = (u64::MAX - start.load(SeqCst), end.load(SeqCst));
+        start.min(end)..end
+    }
+
+    /// How many frames each of the ranks has.
+    pub fn frames_per_rank(&self) -> u32 {
+        self.segment.geometry().frames_per_rank
     }
 
     /// Brings a number for `before`, ahead of arriving.
@@ -156,8 +177,15 @@ mod tests {
                 scope.spawn(move || {
                     for round in 0..2000 {
                         meeting.bring(round as u64 + rank as u64);
+                        // Sometimes nobody wants anything, sometimes not everybody does.
+                        let wants = round % 3 * rank as i32 % 2 == 0 && round % 5 != 0;
+                        if wants {
+                            meeting.want(round as u64 + rank as u64..round as u64 + 10 * (rank as u64 + 1));
+                        }
                         let largest = (0..5).map(|other| value(round, other)).max().unwrap();
                         assert_eq!(meet(meeting, value(round, rank as i32)), Ok(largest));
+                        let wanted = if round % 5 == 0 { 0..0 } else { round as u64..round as u64 + 50 };
+                        assert_eq!(meeting.wanted(), wanted);
                         let below: u64 = (0..rank as u64).map(|other| round as u64 + other).sum();
                         assert_eq!(meeting.before(), below);
                         if rank == 0 {

@@ -30,12 +30,14 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64, Ordering};
 
+mod common;
 mod mapping;
 mod snapshot;
 
+pub use common::{JobNodes, MeetingCell};
 pub use snapshot::Snapshot;
 
-const MAGIC: u64 = u64::from_le_bytes(*b"amphmpi8");
+const MAGIC: u64 = u64::from_le_bytes(*b"amphmpi9");
 /// Bytes of the header.
 pub const HEADER_BYTES: u64 = 4096;
 const CELL_BYTES: u64 = 64;
@@ -70,17 +72,17 @@ impl Geometry {
     /// The usual tables for pages of this size and this many bytes of cache in each rank.
     pub fn new(ranks: u32, page_bytes: u32, limit_bytes: u64) -> Geometry {
         let frames = (limit_bytes / u64::from(page_bytes.max(1))).clamp(1, 1 << 20) as u32;
-        // Columns of pieces of 8 bytes fit, in whatever order their ranks come: at most every second piece is there
+        // Columns of pieces of 4 bytes fit, in whatever order their ranks come: at most every second piece is there
         // alone. Lists of small pages would take as much memory as the pages, since the first ranges of each are used.
-        let bytes_for_each = if page_bytes < LONG_LISTS { 128 } else { 16 };
-        let spans = (page_bytes / bytes_for_each).clamp(16, 1 << 16);
+        let bytes_for_each = if page_bytes < LONG_LISTS { 128 } else { 8 };
+        let spans = (page_bytes / bytes_for_each).clamp(16, 1 << 17);
         Geometry { ranks, page_bytes, frames_per_rank: frames, spans, dir_slots: 1 << 16, chunk_entries: 512 }
     }
 
     fn check(&self) -> Outcome {
         let powers = self.dir_slots.is_power_of_two() && self.chunk_entries.is_power_of_two();
         let pages = (1..=1 << 30).contains(&self.page_bytes) && (1..=1 << 20).contains(&self.frames_per_rank);
-        let rest = (1..=1 << 20).contains(&self.ranks) && (1..=1 << 16).contains(&self.spans);
+        let rest = (1..=1 << 20).contains(&self.ranks) && (1..=1 << 17).contains(&self.spans);
         let bounded = self.dir_slots <= 1 << 24 && self.chunk_entries <= 1 << 16;
         let frames = u64::from(self.ranks) * u64::from(self.frames_per_rank);
         if powers && pages && rest && bounded && frames < 1 << 31 {
@@ -185,40 +187,6 @@ struct Origin {
     magic: AtomicU64,
     nonce: AtomicU64,
     geometry: [AtomicU32; 6],
-}
-
-/// The state of the meetings of all ranks (`meeting`).
-#[repr(C)]
-pub struct MeetingCell {
-    /// Number of the present round; the ranks sleep on it.
-    pub round: AtomicU32,
-    /// Ranks that have come to it.
-    pub arrived: AtomicU32,
-    /// The largest value of the present round and of the one before, by turns.
-    pub largest: [AtomicI32; 2],
-    /// A number that one rank told all.
-    pub said: AtomicU64,
-    /// Rank + 1 of one that will never come: all further meetings fail.
-    pub broken: AtomicU32,
-}
-
-/// What the ranks of a node know of the nodes of their job; zeros with one.
-#[repr(C)]
-pub struct JobNodes {
-    /// Our node.
-    pub node: AtomicU32,
-    /// How many there are.
-    pub nodes: AtomicU32,
-    /// After so many references in a row by another node a page moves there; 0: none does.
-    pub references: AtomicU32,
-    /// No page moves while this is not 0, and none is copied.
-    pub still: AtomicU32,
-    /// 1: nodes keep copies of pages of other nodes that they read again.
-    pub copies: AtomicU32,
-    /// By how much a node has to be busier than another one to give it pages (`file/balance.rs`); 0: none is given.
-    pub balance: AtomicU32,
-    /// What this node did for others of late: the second of the last of it in the upper half, and how much below.
-    pub served: AtomicU64,
 }
 
 /// What belongs to one rank.
@@ -553,8 +521,13 @@ impl Segment {
 
     /// Whether a frame has dirty bytes; a hint unless the page is locked.
     pub fn looks_dirty(&self, frame: u32) -> bool {
+        self.dirty_parts(frame) != 0
+    }
+
+    /// How many dirty ranges a frame has; a hint unless the page is locked.
+    pub fn dirty_parts(&self, frame: u32) -> u32 {
         // SAFETY: the frame was checked; the count is read as an atomic, since its holder may change it meanwhile.
-        unsafe { AtomicU32::from_ptr(&raw mut (*self.frame_head(frame)).dirty).load(Ordering::Acquire) != 0 }
+        unsafe { AtomicU32::from_ptr(&raw mut (*self.frame_head(frame)).dirty).load(Ordering::Acquire) }
     }
 
     /// Gives a frame to a page: nothing of it is valid.

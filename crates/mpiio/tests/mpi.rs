@@ -51,6 +51,7 @@ fn built() -> &'static Path {
                 "moves",
                 "copies",
                 "balance",
+                "rounds",
             ] {
                 let mut compile = Command::new(format!("mpicc.{mpi}"));
                 run(compile
@@ -315,6 +316,31 @@ fn collective_calls_exchange_their_data() {
         }
         assert_eq!(asked[..3], [0; 3], "{mpi}: one node");
         assert!(asked[6] * 4 < asked[5], "{mpi}: {asked:?} messages");
+    }
+}
+
+/// Goal: collective calls of 8-byte pieces over more pages than memory holds ask the file system for about as many
+/// requests as there are pages, as the library itself does: where that is ROMIO, also for pages with gaps. What lies in
+/// the gaps stays, and so does the file that `collective` makes, with wrong arguments of one rank.
+/// Method: `rounds` and `collective` with memory of a few pages; the statistics, and the file of the library itself.
+#[test]
+fn small_pieces_of_collective_calls_leave_by_pages() {
+    let _alone = alone();
+    let hints = "cache_page_size=64K;cache_limit=512K;cache_flush_size=128K";
+    for mpi in MPIS {
+        let native = Job { cached: false, ..Job::new(mpi) }.run("rounds").1;
+        let (_, cached, stats) = Job { hints, ..Job::new(mpi) }.run("rounds");
+        assert!(cached == native, "{mpi}: another file");
+        let pages = native.len() as u64 / (64 << 10) + 1;
+        let bound = if mpi == "mpich" { 2 * pages } else { 480_000 / 4 };
+        assert!(counter(&stats, "fs_writes") <= bound, "{mpi}, {pages} pages: {stats}");
+        assert!(counter(&stats, "fs_reads") <= 3 * pages, "{mpi}, {pages} pages: {stats}");
+        let pieces_too = "cache_page_size=64K;cache_limit=512K;cache_merge_parts=disable";
+        let (_, cached, stats) = Job { hints: pieces_too, ..Job::new(mpi) }.run("rounds");
+        assert!(cached == native, "{mpi}: another file without a merge");
+        assert!(counter(&stats, "fs_writes") > 40_000, "{mpi}: parts stay parts where that is asked for: {stats}");
+        let cached = Job { hints, ..Job::new(mpi) }.run("collective").1;
+        assert!(cached == file_of_collective(), "{mpi}: another file of all kinds of calls");
     }
 }
 

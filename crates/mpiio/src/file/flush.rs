@@ -8,6 +8,7 @@ use crate::error::Outcome;
 use crate::locks::Mode;
 use crate::segment::NO_PAGE;
 use std::io::IoSlice;
+use std::ops::Range;
 use std::sync::atomic::Ordering::Release;
 
 /// A page that leaves in more parts than these is made one part, where nobody else writes the file, or the file system
@@ -31,7 +32,7 @@ impl CachedFile {
         pages.dedup();
         let mut first_error = Ok(());
         for run in pages.chunk_by(|a, b| a / run_pages == b / run_pages) {
-            let result = self.flush_run(run);
+            let result = self.flush_run(run.iter().copied(), false);
             self.release();
             if let Err(error) = result {
                 self.note_late_error(error);
@@ -41,28 +42,75 @@ impl CachedFile {
         first_error
     }
 
-    fn flush_run(&mut self, pages: &[u64]) -> Outcome {
+    /// Writes the dirty pages of a run, which ascend; `merged`: each as one part.
+    fn flush_run(&mut self, pages: impl Iterator<Item = u64>, merged: bool) -> Outcome {
         let mut dirty = Vec::new();
         for page in pages {
-            self.hold(*page, Mode::Exclusive)?;
-            if let Some(frame) = self.frame_of(*page)?
+            if self.held.last().is_some_and(|(last, _)| *last == page) {
+                continue;
+            }
+            self.hold(page, Mode::Exclusive)?;
+            if let Some(frame) = self.frame_of(page)?
                 && self.segment().looks_dirty(frame)
             {
-                dirty.push((*page, frame));
+                dirty.push((page, frame));
+            }
+        }
+        if merged {
+            let few = self.few_parts();
+            for (page, frame) in &dirty {
+                self.forget_clean_bytes(*frame, few);
+                self.merge_parts(*page, *frame, few);
             }
         }
         self.write_dirty(&dirty)
+    }
+
+    /// Of this share of a part of the file, writes the runs with a page that would leave in many parts, and makes each
+    /// such page one part with what the file has between them now. All ranks have done with their pieces of a
+    /// collective call there. Where that cannot be read the pages stay as they are.
+    pub fn flush_parts(&mut self, bytes: Range<u64>, share: u32, shares: u32) -> Outcome {
+        self.begin()?;
+        if !self.settings.readable {
+            return Ok(());
+        }
+        let page_bytes = self.page_bytes();
+        let run_pages = self.settings.run_bytes / page_bytes;
+        let few = self.few_parts();
+        let window = bytes.start / page_bytes..bytes.end.div_ceil(page_bytes);
+        let segment = self.segment();
+        let mut pages: Vec<(u64, bool)> = segment
+            .used_frames()
+            .map(|frame| (segment.page_of(frame), segment.dirty_parts(frame) as usize))
+            .filter(|(page, parts)| window.contains(page) && *parts > 0)
+            .filter(|(page, _)| (page / run_pages) % u64::from(shares.max(1)) == u64::from(share))
+            .map(|(page, parts)| (page, parts > few))
+            .collect();
+        pages.sort_unstable();
+        pages.dedup();
+        let mut result = Ok(());
+        for run in pages.chunk_by(|a, b| a.0 / run_pages == b.0 / run_pages).filter(|run| run.iter().any(|p| p.1)) {
+            let flushed = self.flush_run(run.iter().map(|(page, _)| *page), true);
+            self.release();
+            result = result.and(flushed);
+        }
+        result
+    }
+
+    /// Pages that are dirty in more parts are better written as one.
+    fn few_parts(&self) -> usize {
+        FEW_PARTS.min(self.segment().geometry().spans as usize / 2)
     }
 
     /// Writes the dirty bytes of pages that are locked exclusively, ascending, neighbouring ranges in one request.
     /// Each range that was written is clean then; after a failure the others stay dirty.
     pub(super) fn write_dirty(&mut self, pages: &[(u64, u32)]) -> Outcome {
         let page_bytes = self.page_bytes();
-        let few = FEW_PARTS.min(self.segment().geometry().spans as usize / 2);
+        let few = self.few_parts();
         if self.settings.merge_parts && self.settings.readable {
             pages.iter().for_each(|(page, frame)| self.merge_parts(*page, *frame, few));
         }
-        let ranges: Vec<(u64, u32, std::ops::Range<usize>)> = pages
+        let ranges: Vec<(u64, u32, Range<usize>)> = pages
             .iter()
             .flat_map(|(page, frame)| {
                 let spans = self.segment().dirty(*frame).as_slice().to_vec();
@@ -72,7 +120,7 @@ impl CachedFile {
             .collect();
         let mut in_parts = ranges.chunk_by(|a, b| a.1 == b.1).filter(|page| page.len() > few).peekable();
         for run in ranges.chunk_by(|a, b| a.0 + a.2.len() as u64 == b.0) {
-            let held: Vec<(u32, std::ops::Range<usize>)> = run.iter().map(|r| (r.1, r.2.clone())).collect();
+            let held: Vec<(u32, Range<usize>)> = run.iter().map(|r| (r.1, r.2.clone())).collect();
             self.write_frames(&held, run[0].0)?;
             // The first part has made whoever was in its way give way.
             while let Some(page) = in_parts.next_if(|page| page[0].0 <= run[0].0) {
@@ -99,7 +147,19 @@ impl CachedFile {
         }
     }
 
-    fn write_frames(&mut self, ranges: &[(u32, std::ops::Range<usize>)], offset: u64) -> Outcome {
+    /// Of a page in more than a few parts nothing but the dirty bytes counts as valid from now on, so that what is put
+    /// between them is read from the file, where somebody may have written since.
+    fn forget_clean_bytes(&self, frame: u32, few: usize) {
+        let parts = self.segment().dirty(frame).as_slice().to_vec();
+        if parts.len() > few {
+            let mut valid = self.segment().valid(frame);
+            valid.clear();
+            let inserted = valid.insert_all(&parts);
+            assert!(inserted, "both lists have the same room");
+        }
+    }
+
+    fn write_frames(&mut self, ranges: &[(u32, Range<usize>)], offset: u64) -> Outcome {
         let bytes: u64 = ranges.iter().map(|r| r.1.len() as u64).sum();
         let (page, end, size) = (self.page_bytes(), offset + bytes, self.size());
         let aligned = offset.is_multiple_of(page) && (end.is_multiple_of(page) || end >= size);

@@ -8,8 +8,12 @@ use amphi_mpiio::backend::memory::MemoryFile;
 use amphi_mpiio::file::idle::{Looker, Seen};
 use amphi_mpiio::file::{CachedFile, Extent, Settings};
 use amphi_mpiio::locks::{Locks, Mode};
+use amphi_mpiio::meeting::Meeting;
 use amphi_mpiio::pace::Futex;
+use amphi_mpiio::rounds::Rounds;
 use amphi_mpiio::segment::{Geometry, Segment};
+use amphi_mpiio::stats::Stats;
+use std::io::IoSlice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -46,6 +50,10 @@ fn program(file: &mut CachedFile, pace: &ActorPace, random: &mut Random, readabl
             0 => {
                 let share = random.below(2) as u32;
                 file.flush_share(share, 2).unwrap();
+            }
+            1 if random.below(3) == 0 => {
+                let start = random.below(FILE_BYTES);
+                file.flush_parts(start..start + random.below(100), random.below(2) as u32, 2).unwrap();
             }
             1 if random.below(2) == 0 => file.flush_idle(&mut seen).unwrap(),
             1 => file.drop_clean().unwrap(),
@@ -426,6 +434,110 @@ fn columns_of_small_pieces_fill_pages() {
     assert_eq!(files.iter().map(|f| f.stats().fs_writes).sum::<u64>(), 1);
     assert!(backend.bytes().iter().enumerate().all(|(at, byte)| *byte == (at / 8 % 4) as u8 + 1));
     assert_eq!(backend.bytes().len() as u64, BYTES);
+}
+
+/// One rank's part of collective writes and reads of pieces of 4 bytes, a slot for each rank, with as many bytes from
+/// one slot of a rank to the next one. In rounds as the shim does it, or each rank its own way.
+fn small_pieces(file: &mut CachedFile, meeting: &Meeting, rank: u64, stride: u64, in_rounds: bool) {
+    let page = u64::from(file.memory().geometry().page_bytes);
+    let meet = || {
+        let mut arrival = meeting.arrive(0);
+        while meeting.wait(&mut arrival).unwrap().is_none() {}
+    };
+    let pieces = SMALL_BYTES / stride;
+    let all: Vec<Extent> = (0..pieces).map(|i| Extent { offset: i * stride + rank * 4, length: 4 }).collect();
+    let mut rounds = Rounds::default();
+    for writes in [true, false] {
+        meeting.want(rank * 4..all.last().unwrap().offset + 4);
+        meet();
+        rounds.cut(meeting.wanted(), page, page, meeting.frames_per_rank());
+        assert_eq!(rounds.count, SMALL_BYTES / page, "memory holds three pages, so a window has one");
+        let windows: Vec<_> = (0..rounds.count).map(|round| rounds.window(round)).collect();
+        let whole = rounds.window(0).start..SMALL_BYTES;
+        for window in if in_rounds { windows } else { Vec::from([whole]) } {
+            let part: Vec<Extent> = all.iter().filter(|piece| window.contains(&piece.offset)).copied().collect();
+            let mut bytes = vec![rank as u8 + 1; part.len() * 4];
+            if writes {
+                file.write(&part, &bytes).unwrap();
+            } else {
+                bytes.fill(0);
+                file.read(&part, &mut bytes).unwrap();
+                assert!(bytes.iter().all(|byte| u64::from(*byte) == rank + 1));
+            }
+            meet();
+            if writes && in_rounds {
+                file.flush_parts(window, rank as u32, 4).unwrap();
+            }
+        }
+    }
+}
+
+const SMALL_BYTES: u64 = 40 * 1280;
+
+/// Goal: collective calls of small pieces over many more pages than memory holds read each page at most once and write
+/// it once, with gaps between the pieces, too, in which the file keeps its bytes; without rounds the same calls make
+/// many more requests. Method: four ranks as threads, three frames each; the requests and the file.
+#[test]
+fn rounds_bound_the_requests_by_pages() {
+    const PAGE: u32 = 256;
+    const PAGES: u64 = SMALL_BYTES / PAGE as u64;
+    for (stride, in_rounds) in [(16, true), (20, true), (20, false)] {
+        let backend = MemoryFile::new(vec![0x77; SMALL_BYTES as usize]);
+        let geometry = Geometry { page_bytes: PAGE, spans: 32, dir_slots: 256, ..geometry(4) };
+        let settings = Settings {
+            readable: true,
+            writable: true,
+            bypass_bytes: 1 << 20,
+            stream_bytes: 0,
+            aside_bytes: 0,
+            merge_parts: false,
+            run_bytes: u64::from(PAGE),
+            prefetch_bytes: 0,
+        };
+        let open = |segment| CachedFile::new(segment, Box::new(backend.clone()), settings, Arc::new(Futex));
+        let mut files: Vec<CachedFile> = segments(geometry, SMALL_BYTES).into_iter().map(open).collect();
+        std::thread::scope(|scope| {
+            for (rank, file) in files.iter_mut().enumerate() {
+                scope.spawn(move || {
+                    let meeting = Meeting::new(file.memory().share());
+                    small_pieces(file, &meeting, rank as u64, stride, in_rounds);
+                });
+            }
+        });
+        files[0].flush_share(0, 1).unwrap();
+        let slot = |at: u64| at % stride / 4;
+        let expected = |at: u64| if slot(at) < 4 { slot(at) as u8 + 1 } else { 0x77 };
+        assert!(backend.bytes().iter().zip(0..).all(|(byte, at)| *byte == expected(at)), "stride {stride}");
+        let sum = |value: fn(&Stats) -> u64| files.iter().map(|file| value(&file.stats())).sum::<u64>();
+        let (reads, writes) = (sum(|stats| stats.fs_reads), sum(|stats| stats.fs_writes));
+        if in_rounds {
+            assert_eq!(writes, PAGES, "stride {stride}");
+            // Once between the pieces that are written, and once when they are read.
+            assert!(reads <= 2 * PAGES, "{reads} reads");
+        } else {
+            assert!(writes > 8 * PAGES, "{writes} writes");
+        }
+    }
+}
+
+/// Goal: a page that leaves as one part after a collective call takes what the file has between the parts then, not
+/// what was read before; a page in few parts stays. Method: the file changes between a read and a write of parts.
+#[test]
+fn merged_parts_keep_what_others_have_written() {
+    let backend = MemoryFile::new(vec![1; 8192]);
+    let mut files = two_ranks(&backend, 4096);
+    files[0].read(&[Extent { offset: 0, length: 4096 }], &mut [0; 4096]).unwrap();
+    let outside = backend.clone();
+    outside.write_at(&[IoSlice::new(&[9; 4096])], 0).unwrap();
+    let parts: Vec<Extent> = (0..10).map(|i| Extent { offset: 100 + i * 10, length: 2 }).collect();
+    files[0].write(&parts, &[5; 20]).unwrap();
+    files[0].write(&[Extent { offset: 5000, length: 1 }], &[6]).unwrap();
+    files[1].flush_parts(0..4096, 0, 1).unwrap();
+    let expected = |at: usize| if (100..200).contains(&at) && at % 10 < 2 { 5 } else { 9 };
+    assert!(backend.bytes()[..4096].iter().enumerate().all(|(at, byte)| *byte == expected(at)));
+    assert_eq!((files[1].stats().fs_reads, files[1].stats().fs_writes), (1, 1));
+    files[1].flush_parts(4096..8192, 0, 1).unwrap();
+    assert_eq!((backend.bytes()[5000], files[1].stats().fs_writes), (1, 1));
 }
 
 fn two_readers(content: &[u8], stream_bytes: u64, aside_bytes: u64) -> Vec<CachedFile> {

@@ -1,0 +1,42 @@
+//! Parts of the header that other modules work with: where the ranks meet, and what a node knows of its job.
+//!
+//! Owns their layout alone. All of it is made of atomics, and zeros are valid.
+
+use std::sync::atomic::{AtomicI32, AtomicU32, AtomicU64};
+
+/// The state of the meetings of all ranks (`meeting`).
+#[repr(C)]
+pub struct MeetingCell {
+    /// Number of the present round; the ranks sleep on it.
+    pub round: AtomicU32,
+    /// Ranks that have come to it.
+    pub arrived: AtomicU32,
+    /// The largest value of the present round and of the one before, by turns.
+    pub largest: [AtomicI32; 2],
+    /// What the ranks want to touch of the file, of the present round and the one before by turns: the largest of
+    /// `u64::MAX` - first byte, and the largest end.
+    pub wanted: [[AtomicU64; 2]; 2],
+    /// A number that one rank told all.
+    pub said: AtomicU64,
+    /// Rank + 1 of one that will never come: all further meetings fail.
+    pub broken: AtomicU32,
+}
+
+/// What the ranks of a node know of the nodes of their job; zeros with one.
+#[repr(C)]
+pub struct JobNodes {
+    /// Our node.
+    pub node: AtomicU32,
+    /// How many there are.
+    pub nodes: AtomicU32,
+    /// After so many references in a row by another node a page moves there; 0: none does.
+    pub references: AtomicU32,
+    /// No page moves while this is not 0, and none is copied.
+    pub still: AtomicU32,
+    /// 1: nodes keep copies of pages of other nodes that they read again.
+    pub copies: AtomicU32,
+    /// By how much a node has to be busier than another one to give it pages (`file/balance.rs`); 0: none is given.
+    pub balance: AtomicU32,
+    /// What this node did for others of late: the second of the last of it in the upper half, and how much below.
+    pub served: AtomicU64,
+}
