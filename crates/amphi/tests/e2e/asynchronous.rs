@@ -321,6 +321,65 @@ fn a_bad_request_fails_alone() {
     place.fsck();
 }
 
+/// Goal: of many small reads at a time each gets the bytes of its place, once, while the threads that serve them serve
+/// other calls as well, some of which wait. Method: two deep queues read blocks at random, each compared; beside them
+/// names are made and removed, and another file is written and flushed, until all reads are done. A read without an
+/// answer would never end.
+#[test]
+fn deep_queues_beside_other_calls() {
+    const BLOCKS: usize = 1024;
+    const ROUNDS: usize = 40;
+    let (place, up) = striped();
+    let path = place.mount().join("f");
+    let whole = pattern(9, BLOCKS * PAGE);
+    fs::write(&path, &whole).and_then(|()| File::open(&path)?.sync_all()).expect("write");
+    let reading = std::sync::atomic::AtomicUsize::new(2);
+    std::thread::scope(|s| {
+        let (path, whole, reading, dir) = (&path, &whole, &reading, place.mount());
+        for reader in 0..2 {
+            s.spawn(move || {
+                let (queue, file) = (Queue::new(), open(path, OFlags::DIRECT));
+                let mut memory: Vec<amphi_env::Buf> = (0..DEPTH).map(|_| amphi_env::Buf::zeroed(PAGE)).collect();
+                let mut next = reader;
+                for round in 0..ROUNDS {
+                    // All residues of a power of two come in turn.
+                    let blocks: Vec<usize> = (0..DEPTH)
+                        .map(|_| {
+                            next = (next * 1_103_515_245 + 12_345) % (BLOCKS << 8);
+                            next >> 8
+                        })
+                        .collect();
+                    memory.iter_mut().for_each(|buf| buf.fill(0));
+                    let places = memory.iter_mut().zip(&blocks);
+                    let reads: Vec<Request<'_>> =
+                        places.map(|(buf, block)| Request::read(&file, buf, block * PAGE)).collect();
+                    queue.run_whole(&reads, "beside other calls");
+                    drop(reads);
+                    for (buf, block) in memory.iter().zip(&blocks) {
+                        assert!(buf[..] == whole[block * PAGE..][..PAGE], "round {round}, block {block}");
+                    }
+                }
+                reading.fetch_sub(1, std::sync::atomic::Ordering::SeqCst);
+            });
+        }
+        s.spawn(move || {
+            let other = open(&dir.join("other"), OFlags::empty());
+            let mut calls = 0usize;
+            while calls == 0 || reading.load(std::sync::atomic::Ordering::SeqCst) > 0 {
+                let name = dir.join(format!("n{}", calls % 7));
+                fs::write(&name, b"x").and_then(|()| fs::remove_file(&name)).expect("a name");
+                other.write_all_at(&[calls as u8; 100], (calls % 1000 * 100) as u64).expect("write");
+                if calls.is_multiple_of(16) {
+                    other.sync_all().expect("flush");
+                }
+                calls += 1;
+            }
+        });
+    });
+    up.stop();
+    place.fsck();
+}
+
 /// Threads of a mount's process that serve the kernel.
 fn serving(mount: u32) -> usize {
     let tasks = fs::read_dir(format!("/proc/{mount}/task")).expect("a process");
