@@ -28,6 +28,23 @@ impl KernelPages for Drops {
     }
 }
 
+/// A kernel that does not take every size that it is told.
+struct DropsSizes;
+
+impl KernelPages for DropsSizes {
+    fn drop_pages(&self, _: Ino, _: ByteRange, done: Box<dyn FnOnce() + Send>) {
+        done();
+    }
+
+    fn drop_overwritten(&self, _: Ino, _: ByteRange, done: Box<dyn FnOnce() + Send>) {
+        done();
+    }
+
+    fn follows_sizes(&self) -> bool {
+        false
+    }
+}
+
 async fn set(client: &Client, ino: Ino, name: &[u8], value: &[u8]) {
     client.setxattr(&root(), ino, name, value, XattrMode::Set).await.expect("set");
 }
@@ -66,6 +83,33 @@ fn a_contended_file_changes_sides_at_once() {
             write(&a, &fa, 5, &[3]).await;
             c.until("the page is taken back", || drops.0.load(SeqCst) > 0 && !fb.file.pages.is_taking()).await;
             assert_eq!(page().await[4..7], [1, 3, 1]);
+            b.set_pages(None);
+        });
+    }
+}
+
+/// Goal: in company no reads are left to a kernel that may go by an older size (docs/HYBRID.md, "Who serves reads").
+/// Method: opens of a small file that nobody writes any more, beside the same with a kernel that goes by what it is
+/// told, which comes to serve them.
+#[test]
+fn a_kernel_that_drops_sizes_serves_no_reads_in_company() {
+    for follows in [true, false] {
+        in_cluster(1, async |c| {
+            let [a, b] = c.two().await;
+            let fa = create(&a, "f").await;
+            write(&a, &fa, 0, &[1; PAGE as usize]).await;
+            assert_eq!(a.fsync(&root(), &fa, false).await, Ok(()));
+            drop(fa);
+            let front: Arc<dyn KernelPages> = if follows { Arc::new(Drops::default()) } else { Arc::new(DropsSizes) };
+            b.set_pages(Some(front));
+            let mut serves = false;
+            for _ in 0..30 {
+                c.env.sleep(Duration::from_secs(1)).await;
+                let fb = open(&b, "f", OpenFlags::READ).await;
+                b.getattr(&root(), fb.ino()).await.expect("stat");
+                serves |= b.front_cache(&fb).serves;
+            }
+            assert_eq!(serves, follows);
             b.set_pages(None);
         });
     }

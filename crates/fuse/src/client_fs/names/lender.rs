@@ -5,9 +5,9 @@
 //!
 //! Threads: the *walker* lends, one component of a path with each call; *takers* take back, one of them being idle and
 //! looking after the others; the *teller* tells who waits that a name is taken back, and looks whether the file system
-//! is still mounted. Walker and takers share a table of descriptors that nobody else has (`system::leave_descriptors`),
-//! so they do nothing but their own calls: no line in a log, no call into the client, no handler of a signal
-//! (`system::leave_signals`).
+//! is still mounted. Two more see to sizes (`client_fs/sizes`). Walker, takers and those share a table of descriptors
+//! that nobody else has (`system::leave_descriptors`), so they do nothing but their own calls: no line in a log, no
+//! call into the client, no handler of a signal (`system::leave_signals`).
 //!
 //! Invariants:
 //! * The walker may wait for the lock of a directory, as any walk that finds no entry. It holds nothing then that

@@ -91,7 +91,7 @@ pub(super) fn root_of_clone(at: &Path) -> Result<OwnedFd, Raw> {
     openat(&tree, c".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())
 }
 
-/// A directory by its node id; with that the kernel forgets the time of its name. Waits for no lock of a directory, and
+/// An inode by its node id; with that the kernel forgets the time of its name. Waits for no lock of a directory, and
 /// asks the mount for nothing about an inode that the kernel knows.
 ///
 /// Errors: `STALE` for one that it does not know.
