@@ -263,6 +263,7 @@ impl Lender {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::os::fd::OwnedFd;
     use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
 
@@ -362,6 +363,32 @@ mod tests {
             drop(state);
             assert_eq!(lender.lends(5), lends, "{takers} takers, {step:?}");
         }
+    }
+
+    /// Goal: a walker that is there before names are lent lends them then. Method: it waits in the first phase; then a
+    /// path to a name that is not there.
+    #[test]
+    fn the_walker_may_come_early() {
+        let lender = lender(Phase::Starting);
+        let root = tempfile::tempdir().expect("a directory");
+        let root = OwnedFd::from(std::fs::File::open(root.path()).expect("its descriptor"));
+        std::thread::scope(|s| {
+            let walker = s.spawn(|| lender.run_walker(&root, || 0));
+            // True when the walker has been woken from its wait.
+            while !lender.to_walk.notify_one() {
+                assert!(!walker.is_finished(), "it has ended");
+                std::thread::yield_now();
+            }
+            let mut state = lender.state.lock();
+            lender.set_phase(&mut state, Phase::On);
+            drop(state);
+            lender.walk(vec![step(7)]);
+            while !lender.state.lock().walks.is_empty() {
+                assert!(!walker.is_finished(), "it has ended");
+                std::thread::yield_now();
+            }
+            lender.end();
+        });
     }
 
     /// Goal: threads are told apart as long as they are there. Method: this one comes and goes.

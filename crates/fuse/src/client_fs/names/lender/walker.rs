@@ -22,7 +22,8 @@ pub(super) struct Walking {
 impl Lender {
     pub(super) fn run_walker(&self, root: &OwnedFd, now_ns: fn() -> u64) {
         let mut state = self.state.lock();
-        while matches!(state.phase, Phase::On | Phase::Ending) {
+        // It may be here before names are lent.
+        while state.phase != Phase::Ended {
             match state.walks.pop_front().filter(|_| state.phase == Phase::On) {
                 Some(path) => {
                     drop(state);
