@@ -25,8 +25,8 @@ use amphi_dlm::{CallbackPlan, Granted, GroupId, LockCache, LockId, Mode};
 use amphi_types::{ByteRange, Cred, Ino, ObjectId, TargetId};
 use amphi_wire::{HeldLock, Lane, LockMode, Request};
 pub(crate) use pins::{Pin, pin_objects, pin_spans, try_pin_objects};
-pub(crate) use returning::pump;
 use returning::take_due;
+pub(crate) use returning::{keep_others_away, pump};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
@@ -255,6 +255,7 @@ pub(crate) fn lose_all(mount: &Arc<Mount>) {
 /// Locks of `target` to present to a restarted server.
 pub(crate) fn represent(mount: &Mount, target: TargetId) -> (Vec<LockId>, Vec<HeldLock>) {
     let held = mount.coherence.locks.with(target, LockCache::represent);
+    returning::going_is_over(mount, target);
     let wire = |l: &amphi_dlm::HeldLock| HeldLock {
         object: l.object,
         mode: wire_mode(l.mode),
@@ -302,9 +303,9 @@ pub(crate) fn restored(mount: &Arc<Mount>, target: TargetId, ids: &[LockId], tak
     pump(mount, target);
     if taken.len() < ids.len() {
         // Of a lock that was lost nothing is returned that its pages would go before.
-        for file in take_due(mount, target) {
+        for (file, locks) in take_due(mount, target) {
             let mount2 = mount.clone();
-            mount.spawn(async move { front_pages::take_back(&mount2, &file, target).await });
+            mount.spawn(async move { front_pages::take_back(&mount2, &file, target, &locks).await });
         }
     }
 }

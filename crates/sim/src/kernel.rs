@@ -128,6 +128,8 @@ struct Kept {
     walking: BTreeSet<(Ino, Vec<u8>)>,
     /// Counts all that makes answers old.
     moment: u64,
+    /// When an inode was forgotten last.
+    evicted: u64,
 }
 
 /// What is to be taken back.
@@ -396,6 +398,8 @@ impl Kernel {
         if kept.inodes.get(&ino).is_some_and(|i| i.users == 0 && i.changes == 0 && !reading(i)) {
             kept.inodes.remove(&ino);
             kept.names.retain(|_, name| name.ino != ino);
+            kept.moment += 1;
+            kept.evicted = kept.moment;
         }
     }
 
@@ -444,7 +448,9 @@ impl Kernel {
             let drops = !is_new && (inode.size != attr.size || inode.mtime != attr.mtime);
             kept.moment += 1;
             (inode.version, inode.size, inode.mtime) = (kept.moment, attr.size, attr.mtime);
-            inode.until_ns = if life.is_zero() { 0 } else { now + life.as_nanos() as u64 };
+            // What comes for an inode that may have been known meanwhile counts as old (`fuse_get_evict_ctr`).
+            let is_late = is_new && kept.evicted > asked;
+            inode.until_ns = if life.is_zero() || is_late { 0 } else { now + life.as_nanos() as u64 };
             drops
         };
         if drops {

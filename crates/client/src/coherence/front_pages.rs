@@ -37,21 +37,31 @@ const CLEAN_PATIENCE_NS: u64 = 2_000_000_000;
 /// its turn.
 const TURN_NS: u64 = 5_000_000;
 
-/// Takes all pages of a file back before a lock goes back to `target`. Returns when that is done, or when the target
+/// Takes all pages of a file back before `locks` go back to `target`. Returns when that is done, or when the target
 /// notes what others change beneath what is left; then it goes on.
-pub(crate) async fn take_back(mount: &Arc<Mount>, file: &Arc<Inode>, target: TargetId) {
-    let turn_ns = begin(mount, file);
-    let is_left = || file.pages.taking.lock().left.contains_key(&target);
-    let over = pin!(file.signal.until(|| !file.pages.is_taking() || is_left()));
-    let patience_ns = if file.has_writers() { PATIENCE_NS } else { CLEAN_PATIENCE_NS };
-    if let Either::Right(_) = select(over, pin!(mount.life.pauses.pause(turn_ns + patience_ns))).await
-        && let Err(e) = leave(mount, file, target).await
-    {
-        tracing::debug!(ino = %file.ino, "a lock waits for pages of the kernel: {e}");
-        file.signal.until(|| !file.pages.is_taking()).await;
+pub(crate) async fn take_back(mount: &Arc<Mount>, file: &Arc<Inode>, target: TargetId, locks: &[u64]) {
+    let mut turn_ns = begin(mount, file);
+    loop {
+        let is_left = || file.pages.taking.lock().left.contains_key(&target);
+        let over = pin!(file.signal.until(|| !file.pages.is_taking() || is_left()));
+        let patience_ns = if file.has_writers() { PATIENCE_NS } else { CLEAN_PATIENCE_NS };
+        if let Either::Right(_) = select(over, pin!(mount.life.pauses.pause(turn_ns + patience_ns))).await
+            && let Err(e) = leave(mount, file, target).await
+        {
+            tracing::debug!(ino = %file.ino, "a lock waits for pages of the kernel: {e}");
+            file.signal.until(|| !file.pages.is_taking()).await;
+        }
+        // What relied on the lock is done. Whoever comes later does not count on it.
+        file.signal.until(|| !is_left() || !file.pages.taking.lock().protected.contains_key(&target)).await;
+        let mut taking = file.pages.taking.lock();
+        let is_protected = taking.protected.contains_key(&target);
+        if !file.pages.is_taking() || (taking.left.contains_key(&target) && !is_protected) {
+            taking.going.retain(|lock| !locks.contains(&lock.number));
+            return;
+        }
+        // Pages are being taken back anew.
+        turn_ns = 0;
     }
-    // What relied on the lock is done. Whoever comes later goes by the note.
-    file.signal.until(|| !is_left() || !file.pages.taking.lock().protected.contains_key(&target)).await;
 }
 
 /// Begins to take pages back unless that is under way. Returns how much of a turn is left before.
@@ -89,7 +99,7 @@ async fn rounds(mount: &Arc<Mount>, file: &Arc<Inode>, turn_ns: u64) {
     let mut ranges = vec![ByteRange::ALL];
     let left = loop {
         for range in &ranges {
-            drop_pages(mount, file.ino, *range).await;
+            drop_around(mount, file, *range).await;
         }
         let over = {
             let mut taking = pages.taking.lock();
@@ -117,6 +127,27 @@ async fn rounds(mount: &Arc<Mount>, file: &Arc<Inode>, turn_ns: u64) {
     mount.files.reap(file);
     for (target, left) in left {
         drop(mount.insist(Lane::Answer, target, Request::PagesTaken { ino: file.ino, left }));
+    }
+}
+
+/// Drops pages, but for those of reads that wait for locks of others: these are empty. The front end may be held up at
+/// one of them, so what lies around them is dropped apart.
+async fn drop_around(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) {
+    let waiting = |part: ByteRange| {
+        let taking = file.pages.taking.lock();
+        taking.waiting.values().copied().find(|pages| pages.overlaps(&part))
+    };
+    let mut parts = vec![range];
+    while let Some(part) = parts.pop() {
+        if let Some(pages) = waiting(part) {
+            let around = [ByteRange::new(part.start, pages.start), ByteRange::new(pages.end, part.end)];
+            parts.extend(around.into_iter().filter(|rest| rest.start < rest.end));
+            continue;
+        }
+        let dropped = pin!(drop_pages(mount, file.ino, part));
+        if let Either::Right(_) = select(dropped, pin!(file.signal.until(|| waiting(part).is_some()))).await {
+            parts.push(part);
+        }
     }
 }
 

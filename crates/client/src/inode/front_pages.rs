@@ -8,7 +8,7 @@ mod overwrites;
 mod taking;
 
 pub(crate) use overwrites::Overwrite;
-pub(crate) use taking::{Free, Way};
+pub(crate) use taking::{Free, Waiting, Way};
 
 use super::OpenFile;
 use amphi_types::ByteRange;

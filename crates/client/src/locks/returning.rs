@@ -16,7 +16,7 @@ use crate::writeback::{batch, flush};
 use amphi_dlm::{LockAction, LockId};
 use amphi_pagecache::Dirty;
 use amphi_pagecache::push_joined;
-use amphi_types::{ByteRange, Cred, Errno, ObjectId, TargetId};
+use amphi_types::{ByteRange, Cred, Errno, ObjectId, RangeSet, TargetId};
 use amphi_wire::{Lane, Request};
 use futures_util::future::join_all;
 use std::sync::Arc;
@@ -67,7 +67,12 @@ fn next_action(mount: &Arc<Mount>, target: TargetId) -> Option<LockAction> {
                     .files
                     .get(object.ino)
                     .filter(|f| (f.pages.any() || f.pages.is_taking()) && !mount.coherence.sharing.is_alone());
-                file.into_iter().for_each(|f| mount.coherence.locks.pages_due.lock().push((target, f)));
+                if let Some(file) = file {
+                    // Nothing keeps others away where the lock was lost.
+                    let kept: &[ByteRange] = if discard_dirty { &[] } else { &ranges };
+                    let number = file.pages.taking.lock().goes(target, object, kept);
+                    mount.coherence.locks.pages_due.lock().push((target, file, number));
+                }
             }
             action => return Some(action),
         }
@@ -122,17 +127,48 @@ fn write_back(mount: &Arc<Mount>, target: TargetId, going: Vec<Going>) {
     }
 }
 
-/// Files whose pages in front have to be taken back for locks of a target that go.
-pub(super) fn take_due(mount: &Mount, target: TargetId) -> Vec<Arc<Inode>> {
-    let mut due: Vec<Arc<Inode>> = Vec::new();
-    mount.coherence.locks.pages_due.lock().retain(|(of, file)| {
+/// Files whose pages in front have to be taken back for locks of a target that go, with the numbers of these locks.
+pub(super) fn take_due(mount: &Mount, target: TargetId) -> Vec<(Arc<Inode>, Vec<u64>)> {
+    let mut due: Vec<(Arc<Inode>, Vec<u64>)> = Vec::new();
+    mount.coherence.locks.pages_due.lock().retain(|(of, file, number)| {
         let here = *of == target;
-        if here && !due.iter().any(|f| Arc::ptr_eq(f, file)) {
-            due.push(file.clone());
+        match due.iter_mut().find(|(f, _)| Arc::ptr_eq(f, file)) {
+            _ if !here => {}
+            Some((_, numbers)) => numbers.push(*number),
+            None => due.push((file.clone(), vec![*number])),
         }
         !here
     });
     due
+}
+
+/// Whether locks of this mount keep others from writing `range`: those that are held, and those that are still on their
+/// way back.
+pub(crate) fn keep_others_away(mount: &Mount, file: &Inode, range: ByteRange) -> bool {
+    let layout = file.layout();
+    layout.spans(file.ino, range).into_iter().all(|(object, span)| {
+        let target = layout.target(file.ino, object.stripe);
+        // Under the table's lock, since a lock leaves the table and is noted as going in one step.
+        mount.coherence.locks.with(target, |cache| {
+            let bare = cache.bare(object, span);
+            if bare.is_empty() {
+                return true;
+            }
+            let mut going = RangeSet::new();
+            let taking = file.pages.taking.lock();
+            taking.going.iter().filter(|lock| lock.object == object).for_each(|lock| {
+                going.insert(lock.range);
+            });
+            bare.into_iter().all(|part| going.gaps(part).is_empty())
+        })
+    })
+}
+
+/// A target has restarted, and does not know the locks that were on their way back.
+pub(super) fn going_is_over(mount: &Mount, target: TargetId) {
+    for file in mount.files.all() {
+        file.pages.taking.lock().going.retain(|lock| lock.target != target);
+    }
 }
 
 /// Returns locks, after the pages in front that lie under them.
@@ -159,7 +195,7 @@ fn give_back(mount: &Arc<Mount>, target: TargetId, ids: &[LockId], locks: Vec<u6
     }
     let mount2 = mount.clone();
     mount.spawn(async move {
-        join_all(due.iter().map(|file| front_pages::take_back(&mount2, file, target))).await;
+        join_all(due.iter().map(|(file, locks)| front_pages::take_back(&mount2, file, target, locks))).await;
         answered(&mount2);
         if leaving.is_empty() {
             return drop(mount2.insist(Lane::Answer, target, cancel));

@@ -11,7 +11,7 @@
 
 use crate::coherence::attributes::size_now;
 use crate::coherence::lease;
-use crate::inode::front_pages::{Free, Overwrite, PAGE, Way};
+use crate::inode::front_pages::{Free, Overwrite, PAGE, Waiting, Way};
 use crate::inode::range_lock::{Guard, Hold};
 use crate::inode::{Inode, OpenFile};
 use crate::locks::group_lock;
@@ -26,11 +26,12 @@ use crate::writeback::flush;
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
 use amphi_pagecache::Segments;
-use amphi_types::{ByteRange, Errno, Result, limits};
+use amphi_types::{ByteRange, Errno, Result, TargetId, limits};
 use amphi_wire::LockExtent;
 use futures_channel::oneshot;
 use futures_util::future::{Either, join_all, select};
 use smallvec::smallvec;
+use std::collections::BTreeSet;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -119,11 +120,42 @@ pub(crate) async fn read(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange) 
         }
         Entry::Free(free) => {
             file.pages.note_of(open, asked, mount.coherence.sharing.rule());
-            // The lock that is on its way back still keeps others away, or the target knows what they change.
             flush::flush_and_forget(mount, file, asked).await;
-            read_free(mount, file, asked, &free).await
+            if let Some(data) = read_protected(mount, file, asked, pages, &free).await {
+                return data;
+            }
+            drop(free);
+            // Others may have written these bytes, and keep them.
+            let waiting = Waiting::begin(file, pages);
+            let _held = take(mount, file, open.member(), needs).await?;
+            let _free = waiting.granted();
+            file.pages.note_of(open, asked, mount.coherence.sharing.rule());
+            flush::flush_and_forget(mount, file, asked).await;
+            let notes = file.pages.taking.lock().left.clone();
+            read_past(mount, file, asked, &|target| notes.get(&target).map_or(Under::Lock, |left| Under::Note(*left)))
+                .await
         }
     }
+}
+
+/// Reads without locks of its own what lies under locks that are held or on their way back, and keeps those from going.
+/// None if others may write some of it.
+async fn read_protected(
+    mount: &Arc<Mount>,
+    file: &Arc<Inode>,
+    asked: ByteRange,
+    pages: ByteRange,
+    free: &Free,
+) -> Option<Result<Segments>> {
+    let layout = file.layout();
+    let targets: BTreeSet<TargetId> =
+        layout.spans(file.ino, pages).into_keys().map(|object| layout.target(file.ino, object.stripe)).collect();
+    let ways: Vec<Way<'_>> = targets.into_iter().map(|target| free.way(target)).collect();
+    let is_protected = ways.iter().all(|way| matches!(way, Way::Protected(_)));
+    if !is_protected || !locks::keep_others_away(mount, file, pages) {
+        return None;
+    }
+    Some(read_past(mount, file, asked, &|_| Under::Lock).await)
 }
 
 /// What is locked for a read of pages. Of a file that the front end reads ahead all of it, if it is small: it asks for
@@ -144,16 +176,19 @@ fn locked_for_read(mount: &Mount, open: &OpenFile, pages: ByteRange) -> (ByteRan
 }
 
 /// Reads past the cache: what lies there may be newer than what the target takes a page for that is read so.
-async fn read_free(mount: &Arc<Mount>, file: &Arc<Inode>, asked: ByteRange, free: &Free) -> Result<Segments> {
+async fn read_past(
+    mount: &Arc<Mount>,
+    file: &Arc<Inode>,
+    asked: ByteRange,
+    under: &(dyn Fn(TargetId) -> Under + Sync),
+) -> Result<Segments> {
     let range = asked.intersect(&ByteRange::new(0, size_now(mount, file).await?));
     if range.is_empty() {
         return Ok(Segments::new());
     }
-    let parts = join_all(direct_pieces(file, range).into_iter().map(|(object, piece)| async move {
-        match free.way(file.layout().target(file.ino, object.stripe)) {
-            Way::Protected(_until_read) => read_piece(mount, file, object, piece, Under::Lock).await,
-            Way::Left(left) => read_piece(mount, file, object, piece, Under::Note(left)).await,
-        }
+    let parts = join_all(direct_pieces(file, range).into_iter().map(|(object, piece)| {
+        let under = under(file.layout().target(file.ino, object.stripe));
+        async move { read_piece(mount, file, object, piece, under).await }
     }))
     .await;
     let mut data = Segments::new();

@@ -2,8 +2,11 @@
 
 use super::sharing::{create, in_cluster, open, read, root, write};
 use crate::api::{Hints, KernelPages, WriteTo};
+use crate::coherence::front_pages;
+use crate::locks;
 use crate::telemetry::stats::Count;
 use crate::{Client, OpenFile, OpenFlags};
+use amphi_dlm::Mode as LockMode;
 use amphi_env::{Buf, Env};
 use amphi_types::{ByteRange, Ino, SetAttr};
 use futures_util::future::join;
@@ -124,4 +127,65 @@ fn a_lock_goes_before_pages_that_cannot_be_had() {
             b.set_pages(None);
         });
     }
+}
+
+/// A kernel that gives no page of a range back while it reads there.
+struct Reading {
+    range: ByteRange,
+    held: Mutex<Vec<Box<dyn FnOnce() + Send>>>,
+    given: Mutex<Vec<ByteRange>>,
+}
+
+impl KernelPages for Reading {
+    fn drop_pages(&self, _: Ino, range: ByteRange, done: Box<dyn FnOnce() + Send>) {
+        if range.overlaps(&self.range) {
+            self.held.lock().push(done);
+        } else {
+            self.given.lock().push(range);
+            done();
+        }
+    }
+
+    fn drop_overwritten(&self, _: Ino, _: ByteRange, done: Box<dyn FnOnce() + Send>) {
+        done();
+    }
+}
+
+/// Goal: while pages of a file are taken back, a read of bytes that another mount has written, and keeps, is answered
+/// with these; and what is taken back does not wait for that read, whose lock may have to wait for it. Method: a mount
+/// with dirty bytes keeps its lock until the other one has taken its pages back; that one's kernel gives no page back
+/// where it reads.
+#[test]
+fn reads_while_pages_are_taken_back_show_what_others_have() {
+    in_cluster(5, async |c| {
+        let [a, b] = c.two().await;
+        let fa = create(&a, "f").await;
+        write(&a, &fa, 0, &vec![b'o'; 4 * PAGE]).await;
+        let fb = open(&b, "f", OpenFlags::READ_WRITE).await;
+        assert_eq!(read(&b, &fb, 0, PAGE).await, vec![b'o'; PAGE]);
+        write(&a, &fa, PAGE as u64, &vec![b'n'; PAGE]).await;
+        let keeps = locks::pin_objects(&a.mount, &fa.file, LockMode::Write, ByteRange::ALL).await.expect("a lock");
+        let range = ByteRange::at(PAGE as u64, PAGE as u64);
+        let kernel = Arc::new(Reading { range, held: Mutex::default(), given: Mutex::default() });
+        b.set_pages(Some(kernel.clone()));
+        let before = c.env.now();
+        let (mount, file) = (b.mount.clone(), fb.file.clone());
+        b.spawn(async move { front_pages::take_all(&mount, &file).await });
+        c.until("the kernel is asked", || !kernel.held.lock().is_empty()).await;
+        let reads = async {
+            let got = b.read(&root(), &fb, PAGE as u64, PAGE, FOR_PAGES).await.expect("a page").to_vec();
+            kernel.held.lock().drain(..).for_each(|done| done());
+            got
+        };
+        let others = async {
+            c.until("all other pages are taken back", || !fb.file.pages.is_taking()).await;
+            drop(keeps);
+        };
+        let (got, ()) = join(reads, others).await;
+        assert!(got.iter().all(|byte| *byte == b'n'), "{:?}", &got[..16]);
+        assert!(c.env.now() < before + Duration::from_millis(500), "took {:?}", c.env.now().since(before));
+        let given = kernel.given.lock().clone();
+        assert_eq!(given, [ByteRange::new(range.end, u64::MAX), ByteRange::new(0, range.start)]);
+        b.set_pages(None);
+    });
 }

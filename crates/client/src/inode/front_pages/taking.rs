@@ -7,7 +7,7 @@
 
 use super::FilePages;
 use crate::inode::Inode;
-use amphi_types::{ByteRange, TargetId};
+use amphi_types::{ByteRange, ObjectId, TargetId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -26,12 +26,73 @@ pub(crate) struct Taking {
     pub(crate) left: BTreeMap<TargetId, u64>,
     /// Targets that are being asked to.
     pub(crate) leaving: BTreeSet<TargetId>,
+    /// Locks that have left the lock cache, and that their targets have not been given back yet.
+    pub(crate) going: Vec<Going>,
+    /// Reads of pages that wait for locks of others, by numbers of their own. The front end has none of these pages.
+    pub(crate) waiting: BTreeMap<u64, ByteRange>,
+    /// Numbers that were given to those.
+    numbered: u64,
+}
+
+/// A lock that goes when the pages beneath it have gone.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Going {
+    pub(crate) number: u64,
+    pub(crate) target: TargetId,
+    pub(crate) object: ObjectId,
+    pub(crate) range: ByteRange,
+}
+
+impl Taking {
+    /// Locks of a target on these ranges of an object have left the lock cache. The number by which they go.
+    pub(crate) fn goes(&mut self, target: TargetId, object: ObjectId, ranges: &[ByteRange]) -> u64 {
+        self.numbered += 1;
+        let number = self.numbered;
+        self.going.extend(ranges.iter().map(|&range| Going { number, target, object, range }));
+        number
+    }
 }
 
 impl FilePages {
     /// Whether the front end is dropping pages.
     pub(crate) fn is_being_dropped(&self) -> bool {
         self.is_taking() && self.taking.lock().is_dropping
+    }
+}
+
+/// A read of pages that waits for locks, whoever has them. The front end keeps these pages to itself until it has been
+/// answered, so no lock waits for it: what is taken back is everything else.
+pub(crate) struct Waiting {
+    file: Arc<Inode>,
+    number: u64,
+    range: ByteRange,
+}
+
+impl Waiting {
+    pub(crate) fn begin(file: &Arc<Inode>, range: ByteRange) -> Waiting {
+        let number = {
+            let mut taking = file.pages.taking.lock();
+            taking.numbered += 1;
+            let number = taking.numbered;
+            taking.waiting.insert(number, range);
+            number
+        };
+        file.signal.notify();
+        Waiting { file: file.clone(), number, range }
+    }
+
+    /// It has its locks. What pages are taken back waits for it from here on.
+    pub(crate) fn granted(self) -> Option<Free> {
+        let mut taking = self.file.pages.taking.lock();
+        taking.waiting.remove(&self.number);
+        Free::enter(&self.file, &mut taking, self.range)
+    }
+}
+
+impl Drop for Waiting {
+    fn drop(&mut self) {
+        self.file.pages.taking.lock().waiting.remove(&self.number);
+        self.file.signal.notify();
     }
 }
 
@@ -45,7 +106,10 @@ impl Free {
         if !file.pages.is_taking() {
             return None;
         }
-        let mut taking = file.pages.taking.lock();
+        Free::enter(file, &mut file.pages.taking.lock(), range)
+    }
+
+    fn enter(file: &Arc<Inode>, taking: &mut Taking, range: ByteRange) -> Option<Free> {
         if !file.pages.is_taking() {
             return None;
         }

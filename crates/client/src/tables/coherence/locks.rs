@@ -38,8 +38,9 @@ pub(crate) struct Locks {
     pub(crate) said_kept_ns: AtomicU64,
     /// Locks that were asked back, by the ids of their targets, and when; until the answer is sent.
     pub(crate) asked_back: Mutex<BTreeMap<(TargetId, u64), u64>>,
-    /// Files of locks that are about to be returned, of which a front end may have pages.
-    pub(crate) pages_due: Mutex<Vec<(TargetId, Arc<Inode>)>>,
+    /// Files of locks that are about to be returned, of which a front end may have pages, and the numbers by which
+    /// these locks go (`Taking::going`).
+    pub(crate) pages_due: Mutex<Vec<(TargetId, Arc<Inode>, u64)>>,
     /// Order: before `caches`.
     pub(crate) making: Mutex<Making>,
     /// Who takes locks of a target one after the other. Order: before `caches`.

@@ -263,7 +263,7 @@ impl Lender {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::fd::OwnedFd;
+    use rustix::fs::{Mode, OFlags};
     use std::sync::Arc;
     use std::sync::atomic::AtomicUsize;
 
@@ -371,7 +371,7 @@ mod tests {
     fn the_walker_may_come_early() {
         let lender = lender(Phase::Starting);
         let root = tempfile::tempdir().expect("a directory");
-        let root = OwnedFd::from(std::fs::File::open(root.path()).expect("its descriptor"));
+        let root = rustix::fs::open(root.path(), OFlags::DIRECTORY, Mode::empty()).expect("its descriptor");
         std::thread::scope(|s| {
             let walker = s.spawn(|| lender.run_walker(&root, || 0));
             // True when the walker has been woken from its wait.
