@@ -243,6 +243,7 @@ pub(crate) fn lose_all(mount: &Arc<Mount>) {
     mount.cache.barrier();
     for target in targets {
         mount.coherence.locks.with(target, LockCache::lose_all);
+        returning::going_is_over(mount, target);
         pump(mount, target);
     }
     for file in mount.files.all() {

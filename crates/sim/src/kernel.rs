@@ -107,6 +107,8 @@ struct Inode {
     /// Changes by this mount under way, and when the last one ended (`amphi-fuse`, `kernel_view`).
     changes: u32,
     changed: u64,
+    /// When it was last cut by this mount.
+    resized: u64,
     /// Answers with attributes that are on their way.
     telling: u32,
     /// Open files, and calls that hold it.
@@ -509,7 +511,7 @@ impl Kernel {
     ///
     /// Errors: those of `read` and `getattr`.
     pub async fn read_page(&self, ctx: &Ctx, open: &Opened, at: u64, mapped: bool) -> Result<Shown> {
-        let (ino, began_ns) = (open.file.ino(), self.now_ns());
+        let (ino, began_ns, began) = (open.file.ino(), self.now_ns(), self.moment());
         if !mapped {
             self.size(ctx, ino).await?;
         }
@@ -518,7 +520,8 @@ impl Kernel {
                 let kept = &mut *lock(&self.kept);
                 let Some(inode) = kept.inodes.get_mut(&ino) else { return Ok(Shown::Nothing) };
                 if at * PAGE >= inode.size {
-                    return Ok(Shown::Nothing);
+                    // Between the question for the size and the look at it came the answer to a cut.
+                    return Ok(if inode.resized > began { Shown::Cut } else { Shown::Nothing });
                 }
                 match inode.pages.get(&at) {
                     Some(Page::There { short_ns: Some(at_ns), .. })
@@ -636,12 +639,13 @@ impl Kernel {
         (inode.version, inode.until_ns) = (kept.moment, 0);
     }
 
-    fn ends(&self, ino: Ino) {
+    fn ends(&self, ino: Ino, is_cut: bool) {
         let kept = &mut *lock(&self.kept);
         kept.moment += 1;
         let inode = kept.inodes.entry(ino).or_default();
         inode.changes -= 1;
         inode.changed = kept.moment;
+        inode.resized = if is_cut { kept.moment } else { inode.resized };
     }
 
     /// Writes through an open file whose writes pass the kernel's pages: beside others within the file, alone behind
@@ -656,7 +660,7 @@ impl Kernel {
         let mut buf = Buf::padded((offset % PAGE) as usize, bytes.len());
         buf.copy_from_slice(bytes);
         let written = self.client.write(ctx, &open.file, offset, buf, Hints::default()).await;
-        self.ends(ino);
+        self.ends(ino, false);
         self.late(self.late_us.1).await;
         if let Ok(n) = written {
             let end = offset + n as u64;
@@ -664,7 +668,8 @@ impl Kernel {
                 let kept = &mut *lock(&self.kept);
                 kept.moment += 1;
                 let inode = kept.inodes.entry(ino).or_default();
-                inode.version = kept.moment;
+                // It is asked for anew all the same (`fuse_write_update_attr`).
+                (inode.version, inode.until_ns) = (kept.moment, 0);
                 inode.size = inode.size.max(end);
             }
             self.drop_pages(ino, ByteRange::new(offset, end)).await;
@@ -683,7 +688,7 @@ impl Kernel {
         let set = SetAttr { size: Some(size), ..SetAttr::default() };
         let done = self.client.setattr(ctx, ino, set, None).await;
         self.late(self.late_us.1).await;
-        self.ends(ino);
+        self.ends(ino, true);
         if let Ok(attr) = &done {
             // Whatever came meanwhile: the kernel goes by this answer.
             self.told(u64::MAX, attr, Duration::ZERO).await;

@@ -273,13 +273,13 @@ fn reads_that_wait_for_a_group_stop_nobody() {
     std::thread::sleep(Duration::from_secs(1));
     assert!(waiting.iter().all(|t| !t.is_finished()), "they wait");
     let (told, others) = mpsc::channel();
-    for dir in [pair.a.clone(), pair.b.clone()] {
+    for (dir, made) in [(pair.a.clone(), "made by a"), (pair.b.clone(), "made by b")] {
         let told = told.clone();
         std::thread::spawn(move || {
             assert_eq!(fs::read(dir.join("other")).expect("read"), b"other");
-            fs::write(dir.join("made"), b"made").expect("write");
+            fs::write(dir.join(made), b"made").expect("write");
             assert_eq!(fs::metadata(dir.join("f")).expect("stat").len(), 4096);
-            fs::remove_file(dir.join("made")).expect("remove");
+            fs::remove_file(dir.join(made)).expect("remove");
             told.send(()).expect("heard");
         });
     }

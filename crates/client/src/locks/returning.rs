@@ -164,7 +164,7 @@ pub(crate) fn keep_others_away(mount: &Mount, file: &Inode, range: ByteRange) ->
     })
 }
 
-/// A target has restarted, and does not know the locks that were on their way back.
+/// A target does not know the locks any more that were on their way back: it has restarted, or the session is over.
 pub(super) fn going_is_over(mount: &Mount, target: TargetId) {
     for file in mount.files.all() {
         file.pages.taking.lock().going.retain(|lock| lock.target != target);
