@@ -1,7 +1,7 @@
 //! The way of locks back to their server.
 //!
-//! Owns: carrying out what a lock cache wants: flush, drop, cancel; what travels together on that way. Does not own:
-//! the stages (`dlm`), which locks go (`locks`, `neighbours`).
+//! Owns: carrying out what a lock cache wants: flush, drop, cancel; what travels together on that way; which bytes are
+//! still covered by locks that are on it. Does not own: the stages (`dlm`), which locks go (`locks`, `neighbours`).
 //!
 //! Invariant: what is dirty under a lock has landed before it is dropped, and pages in front are taken back before its
 //! cancel is sent.

@@ -6,8 +6,10 @@
 //! Invariants: a page in front lies under a lock that is held, or is being taken back. While pages are taken back the
 //! front end waits for reads of these pages that are under way and for the write-back of dirty ones; such a request
 //! therefore waits for nothing that may wait for the lock: it goes to the target without a lock of its own, and what
-//! was read so is taken back once more. Where the lock has gone back before the pages, the target has a note of what
-//! others have changed since, and what is written back leaves that out.
+//! was read so is taken back once more. A read that is not covered by locks which are held or on their way back may
+//! not: others may have newer bytes. It waits for its lock, and the taking back goes around it (`Waiting`). Where the
+//! lock has gone back before the pages, the target has a note of what others have changed since, and what is written
+//! back leaves that out.
 
 use crate::coherence::attributes::size_now;
 use crate::coherence::lease;

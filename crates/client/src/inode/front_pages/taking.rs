@@ -1,7 +1,8 @@
 //! Taking pages of a front end back, as the file knows it, and requests that go without a lock meanwhile.
 //!
-//! Owns: who goes without a lock, and which of those a lock that is on its way back waits for. Does not own: when pages
-//! are taken back and how long a lock waits for that (`coherence::front_pages`).
+//! Owns: who goes without a lock, and which of those a lock that is on its way back waits for; which locks are on that
+//! way, and reads that wait for locks meanwhile. Does not own: when pages are taken back and how long a lock waits for
+//! that (`coherence::front_pages`).
 //!
 //! Invariant: whoever goes without a lock has been counted since a moment at which pages were being taken back.
 
@@ -30,7 +31,7 @@ pub(crate) struct Taking {
     pub(crate) going: Vec<Going>,
     /// Reads of pages that wait for locks of others, by numbers of their own. The front end has none of these pages.
     pub(crate) waiting: BTreeMap<u64, ByteRange>,
-    /// Numbers that were given to those.
+    /// Numbers that were given to locks that go and to reads that wait.
     numbered: u64,
 }
 
