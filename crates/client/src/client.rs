@@ -232,7 +232,17 @@ impl Client {
     /// The operation of a thread ([`Ctx::tid`]) was answered `Stale`, so the thread will walk its path again: what it
     /// looks up from now on stays until the operation has ended.
     pub fn walk_failed(&self, thread: u32) {
-        self.mount.coherence.walks.failed(thread, self.mount.clock.now_ns());
+        self.mount.coherence.walks.failed(thread, None, self.mount.clock.now_ns());
+    }
+
+    /// As `walk_failed`, after an operation on `at` that may be told so once only in one call of a program.
+    pub fn walk_failed_at(&self, thread: u32, at: Ino) {
+        self.mount.coherence.walks.failed(thread, Some(at), self.mount.clock.now_ns());
+    }
+
+    /// Whether a thread walks a path again since an operation on `at` failed (`walk_failed_at`).
+    pub fn repeats_walk_at(&self, thread: u32, at: Ino) -> bool {
+        self.mount.coherence.walks.repeats_at(thread, at)
     }
 
     /// Whether a thread walks a path again.
@@ -384,6 +394,9 @@ impl Client {
 impl Client {
     /// Creates and opens a file; one that exists is opened unless `flags.exclusive`. `perm` with umask applied.
     pub fn create(&self, ctx: &Ctx, dir: Ino, name: &[u8], perm: u16, flags: OpenFlags) -> Pending<Created> {
+        if self.repeats_walk(ctx.tid) {
+            return self.start(walks::create(self.mount.clone(), ctx.clone(), dir, name.to_vec(), perm, flags));
+        }
         self.start(ops::open::create(self.mount.clone(), ctx.clone(), dir, name.to_vec(), perm, flags))
     }
 
@@ -517,6 +530,15 @@ impl Client {
             return Err(Errno::BadFd);
         }
         ahead::ahead(&self.mount, file, if write { Mode::Write } else { Mode::Read }, range)
+    }
+
+    /// As `lock_ahead`, and waits until the servers have answered: `Asked` if one of them has refused.
+    pub fn lock_ahead_answered(&self, file: &Arc<OpenFile>, range: ByteRange, write: bool) -> Pending<Ahead> {
+        if !(if write { file.flags.write } else { file.flags.read }) {
+            return Pending::ready(Err(Errno::BadFd));
+        }
+        let mode = if write { Mode::Write } else { Mode::Read };
+        self.start(ahead::answered(self.mount.clone(), file.clone(), mode, range))
     }
 
     /// A program says how it uses the file: in sequence, at random and once count for all reads of the file on this

@@ -104,7 +104,7 @@ fn commands_of_an_open_file() {
     for bad in [(0, 0, 1), (u64::MAX, 2, 1), (0, 10, 2)] {
         assert_eq!(ahead(&a, bad.0, bad.1, bad.2), -libc::EINVAL, "{bad:?}");
     }
-    assert_eq!(ioctl(&a, LOCK_AHEAD, &mut Range { offset: 0, length: 1, mode: 0, zero: 1 }), -libc::EINVAL);
+    assert_eq!(ioctl(&a, LOCK_AHEAD, &mut Range { offset: 0, length: 1, mode: 0, zero: 2 }), -libc::EINVAL);
     assert_eq!((ioctl(&a, NO_EXPAND, &mut 1u32), ioctl(&a, NO_EXPAND, &mut 2u32)), (0, -libc::EINVAL));
 
     assert_eq!((join(&a, 0, 0), join(&a, 7, 2), leave(&a, 7)), (-libc::EINVAL, -libc::EINVAL, -libc::EINVAL));
@@ -113,6 +113,31 @@ fn commands_of_an_open_file() {
     }
     let dir = File::open(&dir_a).expect("a directory");
     assert_eq!(ioctl(&dir, SET_MODE, &mut 1u32), -libc::ENOTTY);
+}
+
+/// Goal: a lock-ahead that waits for its answer has the lock when it returns, or says that it was refused. Method: two
+/// mounts ask for the same bytes, and for others.
+#[test]
+fn locks_ahead_that_wait_for_the_answer() {
+    let place = Place::new();
+    let _server = place.server(&[]);
+    let _mounts = [place.mount_at("a", &[]), place.mount_at("b", &[])];
+    let (a, b) = (open(&place.path("a")), open(&place.path("b")));
+    assert_eq!((ioctl(&a, NO_EXPAND, &mut 1u32), ioctl(&b, NO_EXPAND, &mut 1u32)), (0, 0));
+    // The lock that came with the file goes.
+    b.write_all_at(b"first", 0).expect("write");
+    let answered = |file: &File, at: u64, length: u64| {
+        ioctl(file, LOCK_AHEAD, &mut Range { offset: (1 << 30) + at, length, mode: 1, zero: 1 })
+    };
+    for round in 0..50u64 {
+        let at = round * 16384;
+        assert_eq!((answered(&a, at, 4096), answered(&b, at, 4096)), (1, 0), "round {round}");
+        assert_eq!((answered(&b, at + 4096, 4096), answered(&a, at + 4096, 100)), (1, 0), "round {round}");
+        assert_eq!(answered(&b, at + 4100, 10), 2, "round {round}");
+    }
+    let reader = File::open(place.path("a").join("f")).expect("open");
+    assert_eq!(answered(&reader, 0, 1), -libc::EBADF);
+    assert_eq!(answered(&a, 0, 0), -libc::EINVAL);
 }
 
 /// Goal: a list of ranges does what one command for each would, tells of each, and asks for nothing if one of them is

@@ -188,6 +188,9 @@ fn creating_beside_another_mount_s_links() {
                         0,
                     );
                 }
+                if n % 7 < 2 {
+                    std::thread::sleep(std::time::Duration::from_millis(30));
+                }
                 let _ = unlink(pair.a.join("n"));
             }
         });

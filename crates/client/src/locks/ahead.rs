@@ -1,7 +1,7 @@
 //! Lock-ahead: locks that a program asks for before it needs them, as it knows its pattern, or as it is seen to have
 //! one.
 //!
-//! Owns: asking without waiting, and what becomes of the answers. Does not own: the rules (`dlm`), which records come
+//! Owns: asking without waiting for whoever is in the way, and what becomes of the answers. Does not own: the rules (`dlm`), which records come
 //! next (`pattern`).
 //!
 //! Invariants: a lock-ahead is granted just as asked or not at all, and takes no lock from anybody. Bound: `AHEAD_MAX`
@@ -13,8 +13,8 @@ use crate::inode::OpenFile;
 use crate::mount::Mount;
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::Tunable;
-use amphi_dlm::{Granted, LockId, Mode};
-use amphi_types::{ByteRange, Cred, Errno, Result};
+use amphi_dlm::{Granted, LockCache, LockId, Mode};
+use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result};
 use amphi_wire::{Lane, LockExtent, Reply, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -25,7 +25,7 @@ const AHEAD_MAX: u64 = 4096;
 /// What a lock-ahead meets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ahead {
-    /// The server is asked; counters tell what it says.
+    /// The server is asked; counters tell what it says. To whoever has waited for it: it has refused.
     Asked,
     /// The mount has just this lock already.
     Same,
@@ -54,6 +54,25 @@ fn is_there(mount: &Mount, open: &OpenFile, range: ByteRange) -> bool {
             cache.covers(object, Mode::Write, span).is_some() || cache.asked(object, Mode::Write, span).is_some()
         })
     })
+}
+
+/// As `ahead`, and waits for what the server says, which asks nobody.
+pub(crate) async fn answered(mount: Arc<Mount>, open: Arc<OpenFile>, mode: Mode, range: ByteRange) -> Result<Ahead> {
+    let found = ahead(&mount, &open, mode, range)?;
+    if found != Ahead::Asked {
+        return Ok(found);
+    }
+    let file = &open.file;
+    let all = |test: &dyn Fn(&LockCache, ObjectId, ByteRange) -> bool| {
+        spans(file, range).into_iter().all(|(object, span)| {
+            let target = file.layout().target(file.ino, object.stripe);
+            mount.coherence.locks.with(target, |cache| test(cache, object, span))
+        })
+    };
+    let is_answered = |cache: &LockCache, object, span| cache.asked(object, mode, span).is_none();
+    mount.coherence.locks.answered.until(|| all(&is_answered)).await;
+    let is_here = |cache: &LockCache, object, span| cache.covers(object, mode, span).is_some();
+    Ok(if all(&is_here) { Ahead::Same } else { Ahead::Asked })
 }
 
 /// Asks for locks of `mode` on `range`, and does not wait.

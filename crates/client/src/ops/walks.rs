@@ -1,10 +1,12 @@
 //! Look-ups of path walks that the kernel repeats because an inode was removed while it walked.
 //!
-//! Owns: the look-up of a repeated walk, which holds what it finds. Does not own: which threads walk again, and what is
+//! Owns: the look-up of a repeated walk, which holds what it finds, and the create at its end, which waits for a name to
+//! be free or a file. Does not own: which threads walk again, and what is
 //! held for them (`tables::coherence::walks`, which says why).
 
 use super::{name, open};
-use crate::api::Ctx;
+use crate::api::{Ctx, OpenFlags};
+use crate::inode::open_file::Created;
 use crate::mount::Mount;
 use crate::tables::coherence::walks::Held;
 use crate::telemetry::stats::Count;
@@ -13,6 +15,10 @@ use std::sync::Arc;
 
 /// How often a name is looked up whose inode goes before it is held. Each time somebody else has replaced it.
 const TRIES: usize = 1000;
+/// How often a name is created that others make a link or a pipe of, and take away again.
+const CREATES: u32 = 100;
+/// The longest pause between two of these; the first is 2^-5 of it. All together take 3 s.
+const PAUSE_NS: u64 = 32_000_000;
 
 /// Looks a name up for a thread that may repeat a walk.
 pub(crate) async fn lookup(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>) -> Result<Attr> {
@@ -37,4 +43,29 @@ pub(crate) async fn lookup(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>)
         }
     }
     Err(Errno::Stale)
+}
+
+/// Creates or opens a file for a thread that repeats its walk since there was something else by this name. It was not
+/// there any more when the kernel looked; if it is there now, others make it and take it away all the time, and will do
+/// so once more.
+///
+/// # Errors
+/// `Loop` if it is still there in the end, and those of a create.
+pub(crate) async fn create(
+    mount: Arc<Mount>,
+    ctx: Ctx,
+    dir: Ino,
+    name: Vec<u8>,
+    perm: u16,
+    flags: OpenFlags,
+) -> Result<Created> {
+    for round in 0..CREATES {
+        match open::create(mount.clone(), ctx.clone(), dir, name.clone(), perm, flags).await {
+            Ok(made) if made.attr.kind != Kind::File => {}
+            Err(Errno::Loop) => {}
+            result => return result,
+        }
+        mount.life.pauses.pause(PAUSE_NS >> 5u32.saturating_sub(round)).await;
+    }
+    Err(Errno::Loop)
 }

@@ -6,6 +6,7 @@ use crate::telemetry::stats::Count;
 use amphi_env::Env;
 use amphi_types::{Errno, Ino, SetAttr};
 use amphi_wire::{RenameMode, XattrMode};
+use futures_util::future::join;
 use std::time::Duration;
 
 /// Goal: what a repeated walk was shown is there for the operation that follows, although another mount has replaced
@@ -49,6 +50,31 @@ fn what_a_repeated_walk_is_shown_stays() {
             assert_eq!(b.getattr(&root(), gone).await.map(|attr| attr.ino), Err(Errno::Stale));
         }
         assert!(!a.repeats_walk(7));
+    });
+}
+
+/// Goal: a create at the end of a repeated walk waits for a link that others will take away, and not for ever; without
+/// one it is told at once. Method: a link that another mount removes later, or never.
+#[test]
+fn a_repeated_create_waits_for_a_link_to_go() {
+    in_cluster(1, async |cluster| {
+        let [a, b] = cluster.two().await;
+        let walker = Ctx { tid: 7, ..root() };
+        let tries =
+            async || a.create(&walker, Ino::ROOT, b"n", 0o644, OpenFlags::READ_WRITE).await.map(|made| made.created);
+        b.symlink(&root(), Ino::ROOT, b"n", b"to").await.expect("symlink");
+        let before = cluster.env.now();
+        assert_eq!(tries().await, Err(Errno::Loop), "who has not walked again yet will");
+        assert!(cluster.env.now().since(before) < Duration::from_millis(100));
+        a.walk_failed(7);
+        assert_eq!(tries().await, Err(Errno::Loop), "it stays");
+        assert!(cluster.env.now().since(before) > Duration::from_secs(1));
+        let remove = async {
+            cluster.env.sleep(Duration::from_millis(500)).await;
+            b.unlink(&root(), Ino::ROOT, b"n").await.expect("unlink");
+        };
+        let (made, ()) = join(tries(), remove).await;
+        assert_eq!(made, Ok(true), "it has gone");
     });
 }
 

@@ -29,8 +29,8 @@ pub const SET_MODE: u32 = command(WRITES, 1, 4);
 pub const GET_MODE: u32 = command(READS, 2, 4);
 /// `u32`: 1: its locks are granted as asked; 0: as wide as nothing conflicts.
 pub const NO_EXPAND: u32 = command(WRITES, 3, 4);
-/// `u64` offset, `u64` length, `u32` mode (0 read, 1 write), `u32` zero: returns 0 asked, 1 the same lock is here, 2
-/// another one that covers it.
+/// `u64` offset, `u64` length, `u32` mode (0 read, 1 write), `u32` flags (1: wait for the answer): returns 0 asked, or
+/// refused if it was waited for, 1 the same lock is here, 2 another one that covers it.
 pub const LOCK_AHEAD: u32 = command(WRITES, 4, 24);
 /// `u64` group, `u32` flags (1: do not wait for another group), `u32` zero.
 pub const GROUP_LOCK: u32 = command(WRITES, 5, 16);
@@ -57,6 +57,8 @@ const RANGE_BYTES: usize = 24;
 const RESULT_AT: usize = 20;
 /// Do not wait for another group.
 const NO_WAIT: u32 = 1;
+/// Wait for what the server says to a lock-ahead.
+const WAIT_ANSWER: u32 = 1;
 
 fn u32_at(input: &[u8], at: usize) -> Result<u32> {
     let bytes = input.get(at..at + 4).ok_or(Errno::Inval)?;
@@ -87,15 +89,16 @@ impl Wake for Fire {
     }
 }
 
-/// The range and whether it is for writing, of 24 bytes; the last four of them are zero.
+/// The range and whether it is for writing, of 20 bytes.
 fn range_at(input: &[u8], at: usize) -> Result<(ByteRange, bool)> {
-    let (offset, len) = (u64_at(input, at)?, u64_at(input, at + 8)?);
-    let (write, zero) = (switch(u32_at(input, at + 16)?)?, u32_at(input, at + RESULT_AT)?);
+    let (offset, len, write) = (u64_at(input, at)?, u64_at(input, at + 8)?, switch(u32_at(input, at + 16)?)?);
     let end = offset.checked_add(len).filter(|end| *end > offset && *end <= i64::MAX as u64);
-    match (end, zero) {
-        (Some(end), 0) => Ok((ByteRange::new(offset, end), write)),
-        _ => Err(Errno::Inval),
-    }
+    Ok((ByteRange::new(offset, end.ok_or(Errno::Inval)?), write))
+}
+
+/// A range of a list: its last four bytes are zero.
+fn range_of_list(input: &[u8], at: usize) -> Result<(ByteRange, bool)> {
+    if u32_at(input, at + RESULT_AT)? == 0 { range_at(input, at) } else { Err(Errno::Inval) }
 }
 
 /// The range and the advice, of 24 bytes.
@@ -117,6 +120,14 @@ fn advice_at(input: &[u8]) -> Result<(ByteRange, FileAdvice)> {
 
 fn done(result: i32) -> Result<IoctlReply> {
     Ok(IoctlReply { result, output: Vec::new() })
+}
+
+fn ahead_result(found: Ahead) -> i32 {
+    match found {
+        Ahead::Asked => 0,
+        Ahead::Same => 1,
+        Ahead::Different => 2,
+    }
 }
 
 impl ClientFs {
@@ -148,7 +159,14 @@ impl ClientFs {
             }
             LOCK_AHEAD => {
                 let (range, write) = range_at(input, 0)?;
-                done(self.ahead(&file, range, write)?)
+                match u32_at(input, RESULT_AT)? {
+                    0 => done(ahead_result(self.client.lock_ahead(&file, range, write)?)),
+                    WAIT_ANSWER => {
+                        let pending = self.client.lock_ahead_answered(&file, range, write);
+                        done(ahead_result(self.wait(caller, pending)?))
+                    }
+                    _ => Err(Errno::Inval),
+                }
             }
             LOCK_AHEAD_LIST => self.ahead_list(&file, input),
             ADVISE => {
@@ -171,14 +189,6 @@ impl ClientFs {
         }
     }
 
-    fn ahead(&self, file: &OpenFile, range: ByteRange, write: bool) -> Result<i32> {
-        Ok(match self.client.lock_ahead(file, range, write)? {
-            Ahead::Asked => 0,
-            Ahead::Same => 1,
-            Ahead::Different => 2,
-        })
-    }
-
     /// Nothing is asked for unless all ranges can be read.
     fn ahead_list(&self, file: &OpenFile, input: &[u8]) -> Result<IoctlReply> {
         let (count, zero) = (u32_at(input, 0)? as usize, u32_at(input, 4)?);
@@ -186,10 +196,10 @@ impl ClientFs {
             return Err(Errno::Inval);
         }
         let places = (0..count).map(|n| LIST_HEAD + n * RANGE_BYTES);
-        let ranges = places.clone().map(|at| range_at(input, at)).collect::<Result<Vec<_>>>()?;
+        let ranges = places.clone().map(|at| range_of_list(input, at)).collect::<Result<Vec<_>>>()?;
         let (mut output, mut asked) = (input.to_vec(), 0);
         for (at, (range, write)) in places.zip(ranges) {
-            let result = self.ahead(file, range, write).unwrap_or_else(|e| -e.raw());
+            let result = self.client.lock_ahead(file, range, write).map_or_else(|e| -e.raw(), ahead_result);
             asked += i32::from(result == 0);
             output[at + RESULT_AT..at + RANGE_BYTES].copy_from_slice(&result.to_ne_bytes());
         }

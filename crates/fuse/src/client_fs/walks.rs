@@ -16,12 +16,13 @@ use std::time::Duration;
 const TRIES: usize = 100;
 
 impl ClientFs {
-    /// Has the kernel walk the path again for what failed with `e`; tells `e` if it did so already.
-    fn walk_again(&self, caller: &Caller<'_>, e: Errno) -> Errno {
-        if self.client.repeats_walk(caller.tid) {
+    /// Has the kernel walk the path again for an operation on `at` that failed with `e`; tells `e` if it did so already.
+    fn walk_again(&self, caller: &Caller<'_>, at: Ino, e: Errno) -> Errno {
+        if self.client.repeats_walk_at(caller.tid, at) {
+            self.client.walk_ended(caller.tid);
             return e;
         }
-        self.client.walk_failed(caller.tid);
+        self.client.walk_failed_at(caller.tid, at);
         Errno::Stale
     }
 
@@ -86,7 +87,7 @@ impl ClientFs {
             }
             // The inode has no name any more, or the directory has been removed.
             let Some((found_in, found_by)) = self.client.walked(caller.tid, ino) else {
-                return Err(self.walk_again(caller, Errno::NoEnt));
+                return Err(self.walk_again(caller, ino, Errno::NoEnt));
             };
             let now = self.asked(caller, |ctx| self.client.lookup(ctx, found_in, &found_by))?.ino;
             if now == ino {
@@ -98,7 +99,8 @@ impl ClientFs {
     }
 
     /// Creates or opens a file. Where another mount has made a symbolic link, a pipe or a socket of that name since the
-    /// kernel looked, the kernel has to follow or open it.
+    /// kernel looked, the kernel has to follow or open it. In the second walk the client has waited for it to go; if it
+    /// has not, the kernel is told once more, since this may be the first walk of a new call.
     pub(super) fn create_walked(
         &self,
         caller: &Caller<'_>,
@@ -110,28 +112,24 @@ impl ClientFs {
         let flags = OpenFlags::from_linux(how.flags);
         // The kernel goes by what it was lent, if this is not to be a new file in any case. In the second walk it asks.
         if self.is_lent_as_absent(caller, dir, name) && !self.client.repeats_walk(caller.tid) {
-            return Err(self.walk_again(caller, Errno::Stale));
+            self.client.walk_failed(caller.tid);
+            return Err(Errno::Stale);
         }
         let opener = self.opener(caller);
         self.moved.ended(caller.tid);
-        for _ in 0..TRIES {
-            let created = |ctx: &Ctx| self.client.create(ctx, dir, name, perm, flags);
-            let again = self.client.repeats_walk(caller.tid);
-            let made = self.asked_as(caller, opener.clone(), created);
-            match self.in_directories(&[dir], again, made) {
-                Ok(made) if made.attr.kind == Kind::File => {
-                    self.client.walk_ended(caller.tid);
-                    return Ok(made);
-                }
-                Ok(_) | Err(Errno::Loop) => {}
-                Err(e) => return Err(e),
+        let again = self.client.repeats_walk(caller.tid);
+        let made = self.asked_as(caller, opener, |ctx| self.client.create(ctx, dir, name, perm, flags));
+        match self.in_directories(&[dir], again, made) {
+            Ok(made) if made.attr.kind == Kind::File => {
+                self.client.walk_ended(caller.tid);
+                Ok(made)
             }
-            // In the second walk there was no such name, or a file: whoever changes it all the time does so once more.
-            if !self.client.repeats_walk(caller.tid) {
-                return Err(self.walk_again(caller, Errno::Loop));
+            Ok(_) | Err(Errno::Loop) => {
+                self.client.walk_failed(caller.tid);
+                Err(Errno::Stale)
             }
+            Err(e) => Err(e),
         }
-        Err(Errno::Loop)
     }
 
     /// As `asked`, for names in `dirs`.

@@ -6,12 +6,10 @@
 
 use super::Backend;
 use crate::error::{Error, Outcome};
-use crate::pace::sleep_on;
 use std::ffi::CStr;
 use std::io::IoSlice;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// Largest request handed to the kernel at once; the kernel itself stops at 2 GiB less a page.
 const REQUEST_BYTES: usize = 1 << 30;
@@ -24,16 +22,13 @@ const BLOCK: usize = 4096;
 
 /// `AMPHI_NO_EXPAND` (docs/IOCTL.md).
 const NO_EXPAND: libc::c_ulong = 0x4004_4103;
-/// `AMPHI_LOCK_AHEAD`: a lock of just these bytes, without waiting. 1: the mount has it.
+/// `AMPHI_LOCK_AHEAD`: a lock of just these bytes, without waiting for anybody who is in the way. 1 or 2: the mount has
+/// it.
 const LOCK_AHEAD: libc::c_ulong = 0x4018_4104;
 /// `AMPHI_GROUP_LOCK`, with the group, and 1 for not to wait; `AMPHI_GROUP_UNLOCK`; `AMPHI_GROUP_WANTED`.
 const GROUP_LOCK: libc::c_ulong = 0x4010_4105;
 const GROUP_UNLOCK: libc::c_ulong = 0x4008_4106;
 const GROUP_WANTED: libc::c_ulong = 0x8004_4108;
-
-/// So often, a millisecond apart, the mount is asked whether it has a lock that it asked for ahead.
-const AHEAD_TRIES: u32 = 10;
-const AHEAD_PAUSE: Duration = Duration::from_millis(1);
 
 /// Whether blocks go past the kernel's page cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,7 +114,7 @@ impl PosixFile {
         if self.identity()? == mine { Ok(()) } else { Err(Error::Refused("what rank 0 shows is another file")) }
     }
 
-    /// Asks for a lock to write these bytes, and waits a little for it; false: it did not come.
+    /// Asks for a lock to write these bytes; false: somebody is in the way.
     fn lock_ahead(&self, offset: u64, bytes: u64) -> bool {
         /// As docs/IOCTL.md has it.
         #[repr(C)]
@@ -127,17 +122,12 @@ impl PosixFile {
             offset: u64,
             bytes: u64,
             mode: u32,
-            zero: u32,
+            /// 1: wait for the answer.
+            flags: u32,
         }
-        let to_write = Ahead { offset, bytes, mode: 1, zero: 0 };
-        (0..AHEAD_TRIES).any(|_| {
-            // SAFETY: the argument has the size that is part of the command and lives through the call.
-            let answer = unsafe { libc::ioctl(self.fd.as_raw_fd(), LOCK_AHEAD, &raw const to_write) };
-            if answer == 0 {
-                sleep_on(&AtomicU32::new(0), 0, AHEAD_PAUSE);
-            }
-            answer > 0
-        })
+        let to_write = Ahead { offset, bytes, mode: 1, flags: 1 };
+        // SAFETY: the argument has the size that is part of the command and lives through the call.
+        unsafe { libc::ioctl(self.fd.as_raw_fd(), LOCK_AHEAD, &raw const to_write) > 0 }
     }
 
     /// A command for both descriptors.

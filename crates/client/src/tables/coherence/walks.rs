@@ -10,6 +10,10 @@
 //! Owns: which threads walk again, and what is held for each. Does not own: who tells that a walk failed (the front
 //! end, which knows its threads), the look-ups (`ops::walks`).
 //!
+//! No message says when the walk has ended if its operation is the kernel's own, as the open of a pipe is. So a thread
+//! may be taken to repeat a walk that is another call's first one. What must not be told twice in one call is therefore
+//! asked by what the operation is about (`repeats_at`).
+//!
 //! Invariants: in a repeated walk the answer to a look-up of anything but a directory is given after the inode was
 //! opened for nothing (as by `O_PATH`), so the operation that follows finds it. Directories need no hold: nothing can
 //! be in one that was removed, and `removed` knows what it was. Cost: nothing but one look at a counter while no walk
@@ -44,6 +48,8 @@ pub(crate) struct Held {
 
 #[derive(Default)]
 struct Walk {
+    /// The inode or directory of the operation that failed, if it was one that may be told so once only.
+    at: Option<Ino>,
     until_ns: u64,
     lookups: u32,
     held: VecDeque<Held>,
@@ -71,14 +77,19 @@ impl Walks {
         self.count.load(SeqCst) > 0 && self.by_thread.lock().contains_key(&thread)
     }
 
-    /// An operation of `thread` was told that its inode has gone: it will walk again.
-    pub(crate) fn failed(&self, thread: u32, now_ns: u64) {
+    /// Whether `thread` repeats a walk after an operation on `at`.
+    pub(crate) fn repeats_at(&self, thread: u32, at: Ino) -> bool {
+        self.count.load(SeqCst) > 0 && self.by_thread.lock().get(&thread).is_some_and(|walk| walk.at == Some(at))
+    }
+
+    /// An operation of `thread` was told that its inode has gone: it will walk again. `at`: see `repeats_at`.
+    pub(crate) fn failed(&self, thread: u32, at: Option<Ino>, now_ns: u64) {
         let _passed_over = self.change(|all| {
             let oldest = all.iter().min_by_key(|(_, walk)| walk.until_ns).map(|(thread, _)| *thread);
             let full = all.len() >= THREADS_MAX && !all.contains_key(&thread);
             let passed_over = oldest.filter(|_| full).and_then(|oldest| all.remove(&oldest));
             let walk = all.entry(thread).or_default();
-            (walk.until_ns, walk.lookups) = (now_ns + WALK_NS, 0);
+            (walk.at, walk.until_ns, walk.lookups) = (at, now_ns + WALK_NS, 0);
             passed_over
         });
     }
@@ -151,20 +162,28 @@ mod tests {
     fn threads_repeat_walks() {
         let walks = Walks::default();
         assert!(!walks.repeats(7) && !walks.looks_up(7));
-        walks.failed(7, 100);
-        assert!(walks.repeats(7) && !walks.repeats(8) && walks.looks_up(7) && !walks.looks_up(8));
+        walks.failed(7, Some(Ino(3)), 100);
+        assert!(walks.repeats_at(7, Ino(3)) && !walks.repeats_at(7, Ino(4)) && !walks.repeats_at(8, Ino(3)));
+        walks.failed(7, None, 100);
+        assert!(
+            !walks.repeats_at(7, Ino(3))
+                && walks.repeats(7)
+                && !walks.repeats(8)
+                && walks.looks_up(7)
+                && !walks.looks_up(8)
+        );
         walks.ended(8);
         assert!(walks.repeats(7));
         walks.ended(7);
         assert!(!walks.repeats(7));
-        walks.failed(0, 100);
+        walks.failed(0, None, 100);
         walks.ended(0);
         assert!(walks.repeats(0), "whose operation it was that ended is not known");
         walks.tick(100 + WALK_NS - 1);
         assert!(walks.repeats(0));
         walks.tick(100 + WALK_NS);
         assert!(!walks.repeats(0));
-        (1..=THREADS_MAX as u32 + 1).for_each(|thread| walks.failed(thread, u64::from(thread)));
+        (1..=THREADS_MAX as u32 + 1).for_each(|thread| walks.failed(thread, None, u64::from(thread)));
         assert!(!walks.repeats(1) && walks.repeats(2) && walks.by_thread.lock().len() == THREADS_MAX);
         (0..LOOKUPS_MAX).for_each(|_| assert!(walks.looks_up(2)));
         assert!(!walks.looks_up(2) && !walks.repeats(2), "no path is as long");
