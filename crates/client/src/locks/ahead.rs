@@ -1,8 +1,8 @@
 //! Lock-ahead: locks that a program asks for before it needs them, as it knows its pattern, or as it is seen to have
 //! one.
 //!
-//! Owns: asking without waiting for whoever is in the way, and what becomes of the answers. Does not own: the rules (`dlm`), which records come
-//! next (`pattern`).
+//! Owns: asking without waiting for whoever is in the way, and what becomes of the answers. Does not own: the rules
+//! (`dlm`), which records come next (`pattern`).
 //!
 //! Invariants: a lock-ahead is granted just as asked or not at all, and takes no lock from anybody. Bound: `AHEAD_MAX`
 //! questions under way in a mount, one message each, sent one behind the other without waiting for answers.

@@ -1,8 +1,8 @@
 //! Look-ups of path walks that the kernel repeats because an inode was removed while it walked.
 //!
-//! Owns: the look-up of a repeated walk, which holds what it finds, and the create at its end, which waits for a name to
-//! be free or a file. Does not own: which threads walk again, and what is
-//! held for them (`tables::coherence::walks`, which says why).
+//! Owns: the look-up of a repeated walk, which holds what it finds, and the create at its end, which waits for a name
+//! to be free or a file. Does not own: which threads walk again, and what is held for them (`tables::coherence::walks`,
+//! which says why).
 
 use super::{name, open};
 use crate::api::{Ctx, OpenFlags};

@@ -16,7 +16,8 @@ use std::time::Duration;
 const TRIES: usize = 100;
 
 impl ClientFs {
-    /// Has the kernel walk the path again for an operation on `at` that failed with `e`; tells `e` if it did so already.
+    /// Has the kernel walk the path again for an operation on `at` that failed with `e`; tells `e` if it did so
+    /// already.
     fn walk_again(&self, caller: &Caller<'_>, at: Ino, e: Errno) -> Errno {
         if self.client.repeats_walk_at(caller.tid, at) {
             self.client.walk_ended(caller.tid);
