@@ -140,21 +140,23 @@ impl ClientFs {
             && self.names.lender.is_on()
         {
             let shows = NameShows::of(entry.map(|entry| &entry.attr));
-            if let Some(path) = self.moved.path(LentName { dir, name: name.into(), shows }) {
-                self.names.lender.walk(path);
+            if let Some(path) = self.moved.path(LentName { dir, name: name.into(), shows })
+                && !self.names.lender.walk(path)
+            {
+                self.names.asked.wants_again(dir, name);
             }
         }
     }
 
-    /// A program was told that a name is not there.
-    pub(super) fn looked(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) {
-        if let Some(loan) = self.client.absent_loan(dir, name) {
-            let mut looks = self.names.looks.lock();
-            if looks.len() >= LOOKS_MAX {
-                looks.clear();
-            }
-            looks.insert(caller.tid, Look { dir, name: name.into(), loan });
+    /// A program was told that a name is not there. Whether the kernel has been lent that.
+    pub(super) fn looked(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) -> bool {
+        let Some(loan) = self.client.absent_loan(dir, name) else { return false };
+        let mut looks = self.names.looks.lock();
+        if looks.len() >= LOOKS_MAX {
+            looks.clear();
         }
+        looks.insert(caller.tid, Look { dir, name: name.into(), loan });
+        true
     }
 
     /// Whether the kernel may have it that a name, which a thread is about to make, is not there. It has not where it
@@ -212,7 +214,11 @@ impl ClientFs {
         if entry_ttl.is_zero() {
             lender.lends_not();
         } else {
-            self.names.asked.begins_anew(dir, name);
+            match lent.shows {
+                // The next who asks may be the one who makes it.
+                NameShows::Nothing => self.names.asked.begins_anew(dir, name),
+                _ => self.names.asked.wants_again(dir, name),
+            }
             LENDS.set(true);
         }
         match known {

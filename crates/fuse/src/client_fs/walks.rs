@@ -34,8 +34,10 @@ impl ClientFs {
         let asked_ns = monotonic_ns();
         let found = match self.look_up(caller, parent, name) {
             Err(Errno::NoEnt) => {
-                self.looked(caller, parent, name);
-                self.shown(caller, parent, name, None);
+                // Who asks although the kernel has that is about to make it.
+                if !self.looked(caller, parent, name) {
+                    self.shown(caller, parent, name, None);
+                }
                 return Err(Errno::NoEnt);
             }
             found => found?,

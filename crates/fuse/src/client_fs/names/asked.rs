@@ -1,52 +1,65 @@
 //! `Asked`: how often the kernel asks for each name.
 //!
-//! Owns: counters by a hash of directory and name. Two names of one slot count anew when they take turns, so none of
-//! them is taken for one that is asked for often; one that meets another's hash is walked to too early, which costs the
-//! walk. Bound: `SLOTS` words.
+//! Owns: counters by a hash of directory and name, several in a group. Where more names than that meet, the one that
+//! was asked for least goes. A name that meets another's hash is walked to too early, which costs the walk. Bound:
+//! `GROUPS * WAYS` words, twice as many as names can be lent.
 
 use amphi_types::Ino;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-const SLOTS: usize = 32_768;
+const GROUPS: usize = 32_768;
+const WAYS: usize = 4;
 /// Questions after which a name is lent. Who removes a tree asks three times for each directory and twice for each
 /// file, and then it would have to be taken back.
 const OFTEN: u64 = 4;
-/// The lowest bits of a slot count, the others tell the name.
+/// The lowest bits of a word count, the others tell the name.
 const COUNT: u64 = 0xff;
 
-pub(super) struct Asked(Box<[AtomicU64]>);
+pub(super) struct Asked(Box<[[AtomicU64; WAYS]]>);
 
 impl Default for Asked {
     fn default() -> Asked {
-        Asked((0..SLOTS).map(|_| AtomicU64::new(0)).collect())
+        Asked((0..GROUPS).map(|_| Default::default()).collect())
     }
 }
 
 impl Asked {
-    fn slot(&self, dir: Ino, name: &[u8]) -> (&AtomicU64, u64) {
+    fn group(&self, dir: Ino, name: &[u8]) -> (&[AtomicU64; WAYS], u64) {
         let mut hasher = DefaultHasher::new();
         (dir, name).hash(&mut hasher);
         let hash = hasher.finish();
-        (&self.0[hash as usize % SLOTS], hash & !COUNT)
+        (&self.0[(hash >> 32) as usize % GROUPS], hash & !COUNT)
+    }
+
+    fn set(&self, dir: Ino, name: &[u8], count: u64) {
+        let (group, tag) = self.group(dir, name);
+        if let Some(word) = group.iter().find(|word| word.load(Relaxed) & !COUNT == tag) {
+            word.store(tag | count, Relaxed);
+        }
     }
 
     /// The kernel has asked for a name. Whether it should be lent: when it has asked often, and should that fail now
     /// and then.
     pub(super) fn asked(&self, dir: Ino, name: &[u8]) -> bool {
-        let (slot, tag) = self.slot(dir, name);
-        let before = slot.load(Relaxed);
-        let count = if before & !COUNT == tag { (before & COUNT) + 1 } else { 1 };
-        slot.store(tag | if count > COUNT { 128 } else { count }, Relaxed);
+        let (group, tag) = self.group(dir, name);
+        let count_of = |word: &AtomicU64| word.load(Relaxed) & COUNT;
+        let known = group.iter().find(|word| word.load(Relaxed) & !COUNT == tag);
+        let word = known.or_else(|| group.iter().min_by_key(|word| count_of(word)));
+        let Some(word) = word else { return false };
+        let count = if known.is_some() { count_of(word) + 1 } else { 1 };
+        word.store(tag | if count > COUNT { 128 } else { count }, Relaxed);
         count >= OFTEN && (count.is_power_of_two() || count.is_multiple_of(64))
     }
 
-    /// It is lent, or changed: when the kernel asks again, that begins anew.
+    /// It is lent, or was to be lent and there was no room: when the kernel asks the next time, it wants it again.
+    pub(super) fn wants_again(&self, dir: Ino, name: &[u8]) {
+        self.set(dir, name, OFTEN - 1);
+    }
+
+    /// It is changed: when the kernel asks again, that begins anew.
     pub(super) fn begins_anew(&self, dir: Ino, name: &[u8]) {
-        let (slot, tag) = self.slot(dir, name);
-        if slot.load(Relaxed) & !COUNT == tag {
-            slot.store(tag, Relaxed);
-        }
+        self.set(dir, name, 0);
     }
 }
 
@@ -54,16 +67,35 @@ impl Asked {
 mod tests {
     use super::*;
 
-    /// Goal: a name is wanted at its fourth question, then less and less often, and anew when it was lent. Method: by
-    /// hand.
+    /// Goal: a name is wanted at its fourth question, then less and less often, at once when it was lent, and anew when
+    /// it was changed. Method: by hand.
     #[test]
     fn names_are_wanted_when_they_were_asked_for_often() {
         let asked = Asked::default();
-        let wanted: Vec<u32> = (1..=300).filter(|_| asked.asked(Ino(1), b"a")).collect();
-        assert_eq!(wanted, [4, 8, 16, 32, 64, 128, 192, 256]);
+        let wanted = |n| (1..=n).filter(|_| asked.asked(Ino(1), b"a")).collect::<Vec<u32>>();
+        assert_eq!(wanted(300), [4, 8, 16, 32, 64, 128, 192, 256]);
+        asked.wants_again(Ino(1), b"a");
+        assert_eq!(wanted(5), [1, 5]);
         asked.begins_anew(Ino(1), b"a");
-        let wanted: Vec<u32> = (1..=5).filter(|_| asked.asked(Ino(1), b"a")).collect();
-        assert_eq!(wanted, [4]);
+        assert_eq!(wanted(5), [4]);
         assert!(!asked.asked(Ino(2), b"a") && !asked.asked(Ino(1), b"b"));
+    }
+
+    /// Goal: as many names as can be lent are counted beside each other, nearly all of them; what is asked for often
+    /// stays when many others are asked for once. Method: many names in turn.
+    #[test]
+    fn many_names_are_counted() {
+        let asked = Asked::default();
+        const MANY: u64 = 65_536;
+        let ask = |n: u64| asked.asked(Ino(n % 100), &n.to_le_bytes());
+        for _ in 1..OFTEN {
+            (0..MANY).for_each(|n| assert!(!ask(n)));
+        }
+        let wanted = (0..MANY).filter(|n| ask(*n)).count() as u64;
+        assert!(wanted > MANY * 9 / 10, "{wanted}");
+        let asked = Asked::default();
+        (1..OFTEN).for_each(|_| assert!(!asked.asked(Ino(1), b"a")));
+        (0..4 * MANY).for_each(|n| assert!(!asked.asked(Ino(2), &n.to_le_bytes())));
+        assert!(asked.asked(Ino(1), b"a"), "others were asked for once");
     }
 }

@@ -40,8 +40,8 @@ use std::time::Duration;
 use taker::{Take, Taking};
 use walker::Walking;
 
-/// Paths that wait to be walked; beyond, they are left.
-const WALKS_MAX: usize = 1024;
+/// Paths that wait to be walked, of some hundred bytes each; beyond, they are left.
+const WALKS_MAX: usize = 8192;
 /// How much later than its answer a call may return; the client counts on it.
 const LATE_NS: u64 = 400_000_000;
 /// How often somebody looks at a thread that does not come back.
@@ -174,13 +174,15 @@ impl Lender {
         self.in_phase(Phase::On)
     }
 
-    /// Has a path lent, from a name in the root to the last one.
-    pub(super) fn walk(&self, path: Vec<LentName>) {
+    /// Has a path lent, from a name in the root to the last one. False if too many wait for that.
+    pub(super) fn walk(&self, path: Vec<LentName>) -> bool {
         let mut state = self.state.lock();
-        if state.phase == Phase::On && state.walks.len() < WALKS_MAX {
+        let is_taken = state.phase == Phase::On && state.walks.len() < WALKS_MAX;
+        if is_taken {
             state.walks.push_back(path);
             self.to_walk.notify_one();
         }
+        is_taken
     }
 
     /// What the walker asks for now, if it is this name.
@@ -351,7 +353,7 @@ mod tests {
     #[test]
     fn paths_and_takers_are_bounded() {
         let lender = lender(Phase::On);
-        (0..2 * WALKS_MAX as u64).for_each(|n| lender.walk(vec![step(n)]));
+        (0..2 * WALKS_MAX as u64).for_each(|n| assert_eq!(lender.walk(vec![step(n)]), n < WALKS_MAX as u64));
         assert_eq!(lender.state.lock().walks.len(), WALKS_MAX);
         let file = LentName { shows: NameShows::Nothing, ..step(7) };
         for (takers, step, lends) in
@@ -382,7 +384,7 @@ mod tests {
             let mut state = lender.state.lock();
             lender.set_phase(&mut state, Phase::On);
             drop(state);
-            lender.walk(vec![step(7)]);
+            assert!(lender.walk(vec![step(7)]));
             while !lender.state.lock().walks.is_empty() {
                 assert!(!walker.is_finished(), "it has ended");
                 std::thread::yield_now();
