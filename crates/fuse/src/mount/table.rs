@@ -1,6 +1,7 @@
-//! The mount table: what is mounted at a path, asked without touching the mount itself (it may be dead).
+//! The mount table: what is mounted at a path, asked without a question to who serves it (it may be dead).
 
 use super::FS_TYPE;
+use rustix::fs::{AtFlags, StatxFlags};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
@@ -15,6 +16,17 @@ struct Line {
 /// Device number of what is mounted at exactly `path`, the topmost one.
 pub(super) fn device_at(path: &Path) -> Option<u64> {
     top_at(path).map(|l| l.device)
+}
+
+/// `STATX_MNT_ID_UNIQUE`.
+const OWN_NUMBER: StatxFlags = StatxFlags::from_bits_retain(0x4000);
+
+/// The number of what is mounted at `path` that no other mount gets, if the kernel gives any (Linux 6.8). Nothing is
+/// asked of who serves it.
+pub(super) fn own_number_at(path: &Path) -> Option<u64> {
+    let flags = AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
+    let seen = rustix::fs::statx(rustix::fs::CWD, path, flags, OWN_NUMBER).ok()?;
+    (seen.stx_mask & OWN_NUMBER.bits() != 0).then_some(seen.stx_mnt_id)
 }
 
 /// Whether an AmphiFS is mounted at exactly `path`.
