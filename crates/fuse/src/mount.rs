@@ -7,9 +7,9 @@
 //! at the same path. Numbers of devices are given again at once, so a mount that was made at that path since may have
 //! this one's; Linux 6.8 and later give each mount a number that no other one gets, which is compared as well.
 //!
-//! Requests: `fs.fuse.max_pages_limit` is 256 (1 MiB) by default; 2049 pages let 8 MiB of a call arrive at once wherever
-//! its memory begins. More gains nothing: a buffer of 16 MiB no longer stays in the processor's cache, and direct calls
-//! of 16 MiB were 5 % slower in one piece than in two.
+//! Requests: `fs.fuse.max_pages_limit` is 256 (1 MiB) by default; 2049 pages let 8 MiB of a call arrive at once
+//! wherever its memory begins. More gains nothing: a buffer of 16 MiB no longer stays in the processor's cache, and
+//! direct calls of 16 MiB were 5 % slower in one piece than in two.
 
 mod device;
 mod fusermount;
