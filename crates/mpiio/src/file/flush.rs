@@ -14,6 +14,8 @@ use std::sync::atomic::Ordering::Release;
 /// A page that leaves in more parts than these is made one part, where nobody else writes the file, or the file system
 /// is told.
 const FEW_PARTS: usize = 8;
+/// So often, in parts that leave, the file system is told to expect more of them.
+const PARTS_EXPECTED: usize = 16;
 
 impl CachedFile {
     /// Writes the dirty bytes of all ranks that belong to this share of the file: the runs `r` of `run_bytes` with
@@ -119,12 +121,20 @@ impl CachedFile {
             })
             .collect();
         let mut in_parts = ranges.chunk_by(|a, b| a.1 == b.1).filter(|page| page.len() > few).peekable();
+        // The page in parts that is being written, and how many of them have left.
+        let mut parted: Option<(u64, usize)> = None;
         for run in ranges.chunk_by(|a, b| a.0 + a.2.len() as u64 == b.0) {
             let held: Vec<(u32, Range<usize>)> = run.iter().map(|r| (r.1, r.2.clone())).collect();
             self.write_frames(&held, run[0].0)?;
-            // The first part has made whoever was in its way give way.
             while let Some(page) = in_parts.next_if(|page| page[0].0 <= run[0].0) {
-                self.backend.expect_parts(page[0].0 / page_bytes * page_bytes, page_bytes);
+                parted = Some((page[0].0 / page_bytes * page_bytes, 0));
+            }
+            if let Some((page, left)) = parted.as_mut().filter(|(page, _)| run[0].0 < *page + page_bytes) {
+                // The first part has made whoever was in its way give way. What is got may be lost to others again.
+                if left.is_multiple_of(PARTS_EXPECTED) {
+                    self.backend.expect_parts(*page, page_bytes);
+                }
+                *left += 1;
             }
         }
         for (_, frame) in pages {
