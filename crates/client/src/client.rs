@@ -532,7 +532,8 @@ impl Client {
         ahead::ahead(&self.mount, file, if write { Mode::Write } else { Mode::Read }, range)
     }
 
-    /// As `lock_ahead`, and waits until the servers have answered: `Asked` if one of them has refused.
+    /// As `lock_ahead`, and waits until the servers have answered, which ask nobody for it: `Asked` if one has refused.
+    /// Errors as there.
     pub fn lock_ahead_answered(&self, file: &Arc<OpenFile>, range: ByteRange, write: bool) -> Pending<Ahead> {
         if !(if write { file.flags.write } else { file.flags.read }) {
             return Pending::ready(Err(Errno::BadFd));

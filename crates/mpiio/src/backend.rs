@@ -20,7 +20,7 @@ pub trait Backend: Send {
     /// Writes all of the parts one behind the other from `offset` on, as one request where the system allows it.
     fn write_at(&self, parts: &[IoSlice<'_>], offset: u64) -> Outcome;
     /// A small part of the range was written and many more are about to be: the file system may get ready for all of
-    /// them at once.
+    /// them at once. Told again from time to time while they are written.
     fn expect_parts(&self, _offset: u64, _bytes: u64) {}
     /// The length of the file as it is on the file system.
     fn size(&self) -> Outcome<u64>;

@@ -165,7 +165,8 @@ fn links_of_names_that_are_replaced() {
 }
 
 /// Goal: opening with O_CREAT follows a symbolic link and opens a pipe that another mount has just made of that name,
-/// as one that was there before. Method: one mount makes and removes a link and a pipe of the name, the other opens.
+/// as one that was there before. Method: one mount makes and removes a link and a pipe of the name,
+/// and leaves some of them there for a while; the other opens.
 #[test]
 fn creating_beside_another_mount_s_links() {
     let pair = Pair::new(1, &[], &[]);
