@@ -26,7 +26,7 @@ use amphi_types::{ByteRange, Cred, Ino, ObjectId, TargetId};
 use amphi_wire::{HeldLock, Lane, LockMode, Request};
 pub(crate) use pins::{Pin, pin_objects, pin_spans, try_pin_objects};
 use returning::take_due;
-pub(crate) use returning::{keep_others_away, pump};
+pub(crate) use returning::{permit, pump};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};

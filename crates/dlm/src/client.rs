@@ -124,6 +124,8 @@ pub enum LockAction {
     Drop {
         /// Its object.
         object: ObjectId,
+        /// The lock's mode.
+        mode: Mode,
         /// Ranges that no other held lock covers.
         ranges: Vec<ByteRange>,
         /// The lock was lost, so dirty data goes too.

@@ -52,6 +52,10 @@ pub enum Owner {
     /// The target itself holds it while it carries out one direct request of that session: just the exact range, just
     /// for its duration, never grown and never called back.
     Direct(SessionId),
+    /// As `Direct`, for bytes that the session has changed under cached locks of its own, also read locks: it passes
+    /// whoever waits, since these wait for just such a lock, and that for this request. The lock server makes it of
+    /// what a session asks as `Holder`; it is a `Direct` one where the session holds no lock on the bytes any more.
+    Holder(SessionId),
     /// As `Direct`, of a session that holds a lock of that group on the object. The lock server makes it of `Direct` by
     /// itself.
     Member(SessionId, GroupId),
@@ -64,15 +68,17 @@ impl Owner {
     /// The session on whose behalf the lock exists.
     pub fn session(self) -> SessionId {
         match self {
-            Owner::Cached(session) | Owner::Direct(session) | Owner::Member(session, _) | Owner::Group(session, _) => {
-                session
-            }
+            Owner::Cached(session)
+            | Owner::Direct(session)
+            | Owner::Holder(session)
+            | Owner::Member(session, _)
+            | Owner::Group(session, _) => session,
         }
     }
 
     /// Whether the target itself holds the lock.
     pub fn is_direct(self) -> bool {
-        matches!(self, Owner::Direct(_) | Owner::Member(..))
+        matches!(self, Owner::Direct(_) | Owner::Holder(_) | Owner::Member(..))
     }
 
     /// The group, of a group lock.

@@ -8,6 +8,7 @@
 //! * a request waits only while it conflicts with a granted lock or with a request that asked before it, so nobody
 //!   starves;
 //! * a request for a group lock that is in force, and direct requests of its members, pass whoever waits for its end;
+//! * a request that brings back what its session changed under a lock passes whoever waits, perhaps for that lock;
 //! * whoever a waiting request waits for, and can be called back, has been called back exactly once;
 //! * a grant contains its request, and what was added conflicts with nothing granted and nothing waiting.
 //!
@@ -228,7 +229,7 @@ type Trees = [Tree; CLASSES];
 fn class(owner: Owner, mode: Mode) -> usize {
     match owner {
         Owner::Cached(_) => usize::from(mode.raw()),
-        Owner::Direct(_) => 2 + usize::from(mode.raw()),
+        Owner::Direct(_) | Owner::Holder(_) => 2 + usize::from(mode.raw()),
         Owner::Group(..) => GROUP,
         Owner::Member(..) => 5 + usize::from(mode.raw()),
     }

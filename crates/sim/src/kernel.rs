@@ -9,7 +9,7 @@
 //! mapping asks nothing. An invalidation of pages waits for those that are being read; the answer to a question from
 //! before an invalidation of attributes or pages is shown to whoever asked, and not kept; the mount asks again itself
 //! then, and pages are taken back when answers that were given have arrived (`amphi-fuse`, `client_fs/sizes.rs`, which
-//! has a bound for both). A name is kept for the time
+//! has a bound for both). What a program stores into a mapping is written back late (`stores`). A name is kept for the time
 //! that it was lent for: to whoever asked while the mount is alone, to a walk of the mount's own in company, which can
 //! be taken back. Answers arrive late.
 //!
@@ -17,6 +17,7 @@
 
 pub mod games;
 mod names;
+mod stores;
 
 use crate::dice::Dice;
 use amphi_client::{Client, Ctx, Hints, KernelPages, LentName, OpenFile, OpenFlags, Rule};
@@ -30,6 +31,7 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
+use stores::Stored;
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;
@@ -58,11 +60,13 @@ pub enum Mistake {
     TakenNamesStay,
     /// The mount does not see to it that the kernel takes the sizes that it is told.
     DroppedSizes,
+    /// One changed page in three is dropped without being written back.
+    LostStores,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Mistake; 7] = [
+    pub const ALL: [Mistake; 8] = [
         Mistake::PagesStay,
         Mistake::ReadsStay,
         Mistake::AttributesStay,
@@ -70,6 +74,7 @@ impl Mistake {
         Mistake::NamesStay,
         Mistake::TakenNamesStay,
         Mistake::DroppedSizes,
+        Mistake::LostStores,
     ];
 }
 
@@ -80,6 +85,7 @@ enum Page {
         bytes: Vec<u8>,
         /// When it came, if the file ended before it by then: its bytes are zeros that nobody wrote.
         short_ns: Option<u64>,
+        stored: stores::Stored,
     },
 }
 
@@ -92,6 +98,8 @@ pub enum Shown {
     Nothing,
     /// Zeros, since a truncate went by before the kernel knew of it.
     Cut,
+    /// A store that is not written back yet: other mounts need not see it.
+    Unsynced,
 }
 
 /// What is kept of an inode that is known.
@@ -115,6 +123,17 @@ struct Inode {
     users: u32,
     /// The inode's lock: so many hold it shared; `EXCLUSIVE` one alone.
     lock: u32,
+    write_back: stores::WriteBack,
+}
+
+impl Inode {
+    /// Marks the missing page `at`, and some behind it, as being read.
+    fn begin_reading(&mut self, at: u64) -> std::ops::Range<u64> {
+        let end = (at + AHEAD).min(self.size.div_ceil(PAGE));
+        let end = (at..end).find(|n| self.pages.contains_key(n)).unwrap_or(end);
+        (at..end).for_each(|n| drop(self.pages.insert(n, Page::Reading)));
+        at..end
+    }
 }
 
 struct Name {
@@ -229,6 +248,8 @@ pub struct Tally {
     pub dropped: u64,
     /// Opens that kept the pages that were there.
     pub kept_opens: u64,
+    /// Changed pages that were written back.
+    pub written_back: u64,
 }
 
 impl Tally {
@@ -243,6 +264,7 @@ impl Tally {
         self.drops += other.drops;
         self.dropped += other.dropped;
         self.kept_opens += other.kept_opens;
+        self.written_back += other.written_back;
     }
 }
 
@@ -348,17 +370,28 @@ impl Kernel {
         self.drop_pages(ino, range).await;
     }
 
+    /// Drops pages; changed ones are written back first.
     async fn drop_pages(&self, ino: Ino, range: ByteRange) {
         let numbers = range.start / PAGE..range.end.div_ceil(PAGE);
+        let reads_stay = self.mistake == Some(Mistake::ReadsStay);
         loop {
-            let is_reading = {
+            let (is_busy, changed) = {
                 let kept = &mut *lock(&self.kept);
                 let Some(inode) = kept.inodes.get_mut(&ino) else { return };
-                let (mut is_reading, mut dropped) = (false, 0);
+                let (mut is_busy, mut changed, mut dropped) = (false, None, 0);
                 inode.pages.retain(|number, page| match page {
                     _ if !numbers.contains(number) => true,
                     Page::Reading => {
-                        is_reading = true;
+                        is_busy |= !reads_stay;
+                        true
+                    }
+                    Page::There { stored: Stored::Dirty(_), .. } if self.loses_stores(*number) => false,
+                    Page::There { stored: Stored::Dirty(_), .. } => {
+                        changed = changed.or(Some(*number));
+                        true
+                    }
+                    Page::There { stored: Stored::Writing, .. } => {
+                        is_busy = true;
                         true
                     }
                     Page::There { .. } => {
@@ -367,12 +400,13 @@ impl Kernel {
                     }
                 });
                 self.count(|t| t.dropped += dropped);
-                is_reading && self.mistake != Some(Mistake::ReadsStay)
+                (is_busy, changed)
             };
-            if !is_reading {
-                return;
+            match changed {
+                Some(number) => drop(self.write_back(ino, number).await),
+                None if is_busy => self.env.sleep(LOOK).await,
+                None => return,
             }
-            self.env.sleep(LOOK).await;
         }
     }
 
@@ -519,6 +553,7 @@ impl Kernel {
             let fetch = {
                 let kept = &mut *lock(&self.kept);
                 let Some(inode) = kept.inodes.get_mut(&ino) else { return Ok(Shown::Nothing) };
+                let moment = kept.moment;
                 if at * PAGE >= inode.size {
                     // Between the question for the size and the look at it came the answer to a cut.
                     return Ok(if inode.resized > began { Shown::Cut } else { Shown::Nothing });
@@ -529,18 +564,14 @@ impl Kernel {
                     {
                         return Ok(Shown::Cut);
                     }
+                    Some(Page::There { stored: Stored::Dirty(_) | Stored::Writing, .. }) => return Ok(Shown::Unsynced),
                     Some(Page::There { bytes, .. }) => {
                         self.count(|t| t.hits += 1);
                         let end = PAGE.min(inode.size - at * PAGE) as usize;
                         return Ok(Shown::Bytes(bytes[..end].to_vec()));
                     }
                     Some(Page::Reading) => None,
-                    None => {
-                        let end = (at + AHEAD).min(inode.size.div_ceil(PAGE));
-                        let end = (at..end).find(|n| inode.pages.contains_key(n)).unwrap_or(end);
-                        (at..end).for_each(|n| drop(inode.pages.insert(n, Page::Reading)));
-                        Some((at..end, kept.moment))
-                    }
+                    None => Some((inode.begin_reading(at), moment)),
                 }
             };
             match fetch {
@@ -587,7 +618,7 @@ impl Kernel {
             let mut page = bytes.get(from..).map_or(Vec::new(), |rest| rest[..rest.len().min(PAGE as usize)].to_vec());
             let short_ns = (page.len() < PAGE as usize).then_some(now);
             page.resize(PAGE as usize, 0);
-            inode.pages.insert(number, Page::There { bytes: page, short_ns });
+            inode.pages.insert(number, Page::There { bytes: page, short_ns, stored: Stored::Clean });
         }
         Ok(())
     }
@@ -597,6 +628,7 @@ impl Kernel {
     /// Errors: those of `read`.
     pub async fn read_past(&self, ctx: &Ctx, open: &Opened, offset: u64, len: u64) -> Result<Vec<u8>> {
         self.count(|t| t.passed += 1);
+        self.write_back_range(open.file.ino(), ByteRange::at(offset, len)).await?;
         let read = self.client.read(ctx, &open.file, offset, len as usize, Hints::default()).await;
         self.late(self.late_us.1).await;
         read.map(|segments| segments.to_vec())
@@ -656,6 +688,7 @@ impl Kernel {
         let (ino, end) = (open.file.ino(), offset + bytes.len() as u64);
         let extends = lock(&self.kept).inodes.get(&ino).is_none_or(|inode| end > inode.size);
         self.lock(ino, extends).await;
+        self.drop_pages(ino, ByteRange::new(offset, end)).await;
         self.begins(ino);
         let mut buf = Buf::padded((offset % PAGE) as usize, bytes.len());
         buf.copy_from_slice(bytes);
@@ -684,11 +717,16 @@ impl Kernel {
     pub async fn truncate(&self, ctx: &Ctx, ino: Ino, size: u64) -> Result<()> {
         self.hold(ctx, ino).await?;
         self.lock(ino, true).await;
+        self.hold_write_back(ino).await;
         self.begins(ino);
         let set = SetAttr { size: Some(size), ..SetAttr::default() };
         let done = self.client.setattr(ctx, ino, set, None).await;
         self.late(self.late_us.1).await;
         self.ends(ino, true);
+        if let Ok(attr) = &done {
+            self.cut(ino, attr.size);
+        }
+        self.release_write_back(ino);
         if let Ok(attr) = &done {
             // Whatever came meanwhile: the kernel goes by this answer.
             self.told(u64::MAX, attr, Duration::ZERO).await;

@@ -24,6 +24,13 @@ pub enum CellOp {
         /// What they hold then.
         tag: u64,
     },
+    /// Writes a cell, if there is one.
+    Store {
+        /// The cell.
+        at: usize,
+        /// What it holds then.
+        tag: u64,
+    },
     /// Writes `n` cells behind the last one.
     Append {
         /// Number of cells.
@@ -76,6 +83,7 @@ impl Explanation {
                 self.content.resize(self.content.len().max(at + n), 0);
                 self.content[at..at + n].fill(tag);
             }
+            CellOp::Store { at, tag } => self.content.iter_mut().skip(at).take(1).for_each(|cell| *cell = tag),
             CellOp::Append { n, tag } => self.content.resize(self.content.len() + n, tag),
             CellOp::Zero { at, n } => self.content.iter_mut().skip(at).take(n).for_each(|cell| *cell = 0),
             CellOp::Resize { n } => self.content.resize(n, 0),
@@ -121,6 +129,9 @@ impl Linear {
                 for cell in at..at + n {
                     self.written.entry(cell).or_default().insert(tag);
                 }
+            }
+            CellOp::Store { at, tag } => {
+                self.written.entry(at).or_default().insert(tag);
             }
             CellOp::Append { tag, .. } => {
                 self.appended.insert(tag);

@@ -31,6 +31,15 @@ struct Access {
     append: OwnedFd,
 }
 
+/// A store through a shared mapping that is not synced yet: until then others may show what was there before.
+struct Unsynced {
+    by: usize,
+    /// The mapping: address and bytes.
+    map: (usize, usize),
+    /// What was stored, in the file.
+    stored: std::ops::Range<u64>,
+}
+
 /// Each operation goes by one of the mounts; all of them have to show the same file.
 pub struct Tester {
     mounts: Vec<Access>,
@@ -38,6 +47,7 @@ pub struct Tester {
     by: usize,
     /// Shared mappings are used.
     maps: bool,
+    unsynced: Option<Unsynced>,
     model: Vec<u8>,
     random: Random,
     log: Vec<String>,
@@ -64,7 +74,15 @@ impl Tester {
             Access { path, plain, direct, append }
         };
         let mounts: Vec<Access> = dirs.iter().map(access).collect();
-        Tester { mounts, by: 0, maps: true, model: Vec::new(), random: Random::new(seed), log: Vec::new() }
+        Tester {
+            mounts,
+            by: 0,
+            maps: true,
+            unsynced: None,
+            model: Vec::new(),
+            random: Random::new(seed),
+            log: Vec::new(),
+        }
     }
 
     /// Leaves shared mappings out.
@@ -113,6 +131,11 @@ impl Tester {
         let (offset, len) = self.offset_len();
         let at = offset as usize;
         let op = self.random.below(100);
+        let may_go_beside = matches!(op, 0..66 | 72..83 | 94..);
+        let meets = |u: &Unsynced| offset < u.stored.end && u.stored.start < offset + len as u64;
+        if self.unsynced.as_ref().is_some_and(|u| !may_go_beside || meets(u)) || self.random.below(8) == 0 {
+            self.sync_stores();
+        }
         match op {
             0..22 => {
                 self.note(format!("write {offset}+{len}"));
@@ -169,7 +192,8 @@ impl Tester {
                 self.model[at..at + len].fill(0);
             }
             83..88 => self.copy_range(offset, len),
-            88..94 if self.maps => self.map(offset, len),
+            88..91 if self.maps => self.map(offset, len),
+            91..94 if self.maps => self.store(offset, len),
             88..94 => self.read(offset, len, false),
             94..97 => {
                 self.note("fsync".into());
@@ -320,8 +344,65 @@ impl Tester {
         }
     }
 
+    /// Stores through a shared mapping that stays, dirty, while other operations go on beside it. Perhaps the others
+    /// have what was there in their caches.
+    fn store(&mut self, offset: u64, len: usize) {
+        let stored = offset..(offset + len.min(20_000) as u64).min(self.model.len() as u64);
+        if stored.is_empty() {
+            return;
+        }
+        let by = self.by;
+        for other in 0..self.mounts.len() {
+            if self.random.below(2) == 0 {
+                self.by = other;
+                self.read(offset, len, false);
+            }
+        }
+        self.by = by;
+        self.note(format!("store {stored:?}"));
+        self.ask_size();
+        let start = stored.start & !4095;
+        let size = (stored.end - start) as usize;
+        let prot = ProtFlags::READ | ProtFlags::WRITE;
+        let bytes = pattern(self.random.below(u64::MAX), (stored.end - stored.start) as usize);
+        self.model[stored.start as usize..stored.end as usize].copy_from_slice(&bytes);
+        // SAFETY: a fresh mapping of `size` bytes inside the file, which is unmapped by `sync_stores` and not used after.
+        let map = unsafe {
+            let p = mmap(std::ptr::null_mut(), size, prot, MapFlags::SHARED, &self.here().plain, start).expect("mmap");
+            let all = std::slice::from_raw_parts_mut(p.cast::<u8>(), size);
+            all[(stored.start - start) as usize..].copy_from_slice(&bytes);
+            (p as usize, size)
+        };
+        self.unsynced = Some(Unsynced { by, map, stored });
+    }
+
+    /// What was stored through a mapping is seen by all when it was synced.
+    fn sync_stores(&mut self) {
+        let Some(Unsynced { by, map: (address, size), stored }) = self.unsynced.take() else { return };
+        let before = std::mem::replace(&mut self.by, by);
+        let how = self.random.below(3);
+        self.note(format!("sync {stored:?}, way {how}"));
+        let map = address as *mut std::ffi::c_void;
+        // SAFETY: the mapping that `store` has made; nothing uses it after this.
+        unsafe {
+            match how {
+                0 => msync(map, size, MsyncFlags::SYNC).expect("msync"),
+                1 => fsync(&self.here().plain).expect("fsync"),
+                _ => {}
+            }
+            munmap(map, size).expect("munmap");
+        }
+        for by in 0..self.mounts.len() {
+            self.by = by;
+            let direct = self.random.below(2) == 0;
+            self.read(stored.start, (stored.end - stored.start) as usize, direct);
+        }
+        self.by = before;
+    }
+
     /// Compares all of the file, by each mount.
     pub fn verify(&mut self) {
+        self.sync_stores();
         let len = self.model.len();
         for by in 0..self.mounts.len() {
             self.by = by;

@@ -2,9 +2,10 @@
 
 use crate::harness::{Place, pattern, run};
 use crate::two_mounts::Pair;
-use rustix::fs::{Mode, OFlags, ftruncate, open};
+use rustix::fs::{FallocateFlags, Mode, OFlags, fallocate, fsync, ftruncate, open, sendfile};
 use rustix::io::{pread, pwrite};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
+use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -85,6 +86,106 @@ fn stores_are_written_by_sync_and_by_the_end() {
     assert!(std::fs::read(&path).expect("read") == vec![7; size], "after the end");
     up.stop();
     place.fsck();
+}
+
+/// What the first bytes of a file are, in every way to look at them.
+fn looks(path: &Path, kept: &OwnedFd) -> Vec<(&'static str, Vec<u8>)> {
+    let read_of = |fd: &OwnedFd| {
+        let mut page = amphi_env::Buf::zeroed(4096);
+        pread(fd, &mut page, 0).expect("read");
+        page[..8].to_vec()
+    };
+    let direct = open(path, OFlags::RDONLY | OFlags::DIRECT, Mode::empty()).expect("open");
+    let fresh = open(path, OFlags::RDONLY, Mode::empty()).expect("open");
+    let (out, into) = rustix::pipe::pipe().expect("pipe");
+    rustix::fs::fstat(kept).expect("stat");
+    assert_eq!(sendfile(&into, kept, Some(&mut 0), 8), Ok(8));
+    let mut sent = vec![0; 8];
+    assert_eq!(rustix::io::read(&out, &mut sent), Ok(8));
+    // SAFETY: a fresh mapping of a page of the file, unmapped here.
+    let mapped = unsafe {
+        let map = mmap(std::ptr::null_mut(), 4096, ProtFlags::READ, MapFlags::SHARED, &fresh, 0).expect("map");
+        let bytes = std::slice::from_raw_parts(map.cast::<u8>(), 8).to_vec();
+        munmap(map, 4096).expect("munmap");
+        bytes
+    };
+    vec![
+        ("pread", read_of(kept)),
+        ("read of a fresh open", read_of(&fresh)),
+        ("O_DIRECT", read_of(&direct)),
+        ("sendfile", sent),
+        ("mapping", mapped),
+    ]
+}
+
+/// Goal: what a store through a mapping has made stable (msync, fsync, munmap) is seen by the other mount, in whichever
+/// way it looks, also where it has read the page before, keeps a lock for that, and has changed something of the file
+/// between the store and the sync, so that the page is written back while its lock goes. Method: each way to have read
+/// before, to change, to sync and to look, both mounts in turn.
+#[test]
+fn synced_stores_are_seen_by_the_other_mount() {
+    const PAGES: usize = 10;
+    type Change = (&'static str, fn(&OwnedFd));
+    let changes: [Change; 6] = [
+        ("nothing", |_| {}),
+        ("a write elsewhere", |f| assert_eq!(pwrite(f, b"1", 20_000), Ok(1))),
+        ("a write beside", |f| assert_eq!(pwrite(f, b"1", 2_000), Ok(1))),
+        ("an append", |f| assert_eq!(pwrite(f, b"1", PAGES as u64 * 4096), Ok(1))),
+        ("a hole", |f| {
+            fallocate(f, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 16_384, 4096).expect("punch")
+        }),
+        ("a cut", |f| ftruncate(f, 30_000).expect("cut")),
+    ];
+    let pair = Pair::new(1, &[], &[]);
+    let rw = ProtFlags::READ | ProtFlags::WRITE;
+    let mut wrong = Vec::new();
+    for round in 0..2 * 2 * 3 * changes.len() {
+        let (here, there) = if round % 2 == 0 { (&pair.a, &pair.b) } else { (&pair.b, &pair.a) };
+        let (was_read, sync, change) = (round / 2 % 2 == 0, round / 4 % 3, changes[round / 12]);
+        let name = format!("f{round}");
+        std::fs::write(here.join(&name), vec![b'o'; PAGES * 4096]).expect("write");
+        let flags = OFlags::RDWR;
+        let mine = open(here.join(&name), flags, Mode::empty()).expect("open");
+        let theirs = open(there.join(&name), flags, Mode::empty()).expect("open");
+        let map_of = |f: &OwnedFd, prot| {
+            // SAFETY: a fresh mapping within the file, unmapped at the end of the round and not used after.
+            unsafe { mmap(std::ptr::null_mut(), 4 * 4096, prot, MapFlags::SHARED, f, 0) }.expect("map")
+        };
+        let map = map_of(&theirs, rw);
+        // SAFETY: as above.
+        let stored = unsafe { std::slice::from_raw_parts_mut(map.cast::<u8>(), 4 * 4096) };
+        assert_eq!(stored[0], b'o');
+        let kept = map_of(&mine, ProtFlags::READ);
+        // SAFETY: as above. It is a page that others change, so each look is one of its own.
+        let kept_byte = || unsafe { kept.cast::<u8>().read_volatile() };
+        if was_read {
+            std::fs::read(here.join(&name)).expect("read");
+        } else {
+            assert_eq!(kept_byte(), b'o');
+        }
+        stored[..8].copy_from_slice(b"NEW BYTE");
+        change.1(&mine);
+        // SAFETY: the mapping from above.
+        unsafe {
+            match sync {
+                0 => msync(map, 4096, MsyncFlags::SYNC).expect("msync"),
+                1 => fsync(&theirs).expect("fsync"),
+                _ => {}
+            }
+            munmap(map, 4 * 4096).expect("munmap");
+        }
+        let mut looks = looks(&here.join(&name), &mine);
+        looks.retain(|(_, bytes)| bytes != b"NEW BYTE");
+        let kept_is_old = kept_byte() != b'N';
+        if !looks.is_empty() || kept_is_old {
+            let looks: Vec<_> = looks.into_iter().map(|(how, _)| how).collect();
+            wrong.push(format!("read before: {was_read}, {}, sync {sync}: {looks:?}, kept: {kept_is_old}", change.0));
+        }
+        // SAFETY: the mapping from above.
+        unsafe { munmap(kept, 4 * 4096).expect("munmap") };
+    }
+    assert!(wrong.is_empty(), "old bytes: {wrong:#?}");
+    pair.stop();
 }
 
 /// Goal: neither a `pwrite` nor a store through a mapping to other bytes of the same page is lost, whichever comes

@@ -42,11 +42,11 @@ const TURN_NS: u64 = 5_000_000;
 pub(crate) async fn take_back(mount: &Arc<Mount>, file: &Arc<Inode>, target: TargetId, locks: &[u64]) {
     let mut turn_ns = begin(mount, file);
     loop {
-        let is_left = || file.pages.taking.lock().left.contains_key(&target);
+        let is_left = || file.pages.taking.lock().left.contains(&target);
         let over = pin!(file.signal.until(|| !file.pages.is_taking() || is_left()));
         let patience_ns = if file.has_writers() { PATIENCE_NS } else { CLEAN_PATIENCE_NS };
         if let Either::Right(_) = select(over, pin!(mount.life.pauses.pause(turn_ns + patience_ns))).await
-            && let Err(e) = leave(mount, file, target).await
+            && let Err(e) = let_go(mount, file, target).await
         {
             tracing::debug!(ino = %file.ino, "a lock waits for pages of the kernel: {e}");
             file.signal.until(|| !file.pages.is_taking()).await;
@@ -55,7 +55,7 @@ pub(crate) async fn take_back(mount: &Arc<Mount>, file: &Arc<Inode>, target: Tar
         file.signal.until(|| !is_left() || !file.pages.taking.lock().protected.contains_key(&target)).await;
         let mut taking = file.pages.taking.lock();
         let is_protected = taking.protected.contains_key(&target);
-        if !file.pages.is_taking() || (taking.left.contains_key(&target) && !is_protected) {
+        if !file.pages.is_taking() || (taking.left.contains(&target) && !is_protected) {
             taking.going.retain(|lock| !locks.contains(&lock.number));
             return;
         }
@@ -108,7 +108,8 @@ async fn rounds(mount: &Arc<Mount>, file: &Arc<Inode>, turn_ns: u64) {
             is_over.then(|| {
                 taking.is_dropping = false;
                 pages.is_taking.store(false, SeqCst);
-                std::mem::take(&mut taking.left)
+                taking.left.clear();
+                std::mem::take(&mut taking.notes)
             })
         };
         match over {
@@ -151,14 +152,31 @@ async fn drop_around(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) {
     }
 }
 
-/// Has a target note what others change from now on, so that its locks can go.
-async fn leave(mount: &Arc<Mount>, file: &Arc<Inode>, target: TargetId) -> Result<()> {
+/// Lets locks of a target go before the pages beneath them.
+async fn let_go(mount: &Arc<Mount>, file: &Arc<Inode>, target: TargetId) -> Result<()> {
+    have_noted(mount, file, target).await?;
+    {
+        let mut taking = file.pages.taking.lock();
+        if taking.notes.contains_key(&target) && taking.left.insert(target) {
+            mount.stats.count(Count::PagesLeft);
+        }
+    }
+    file.signal.notify();
+    Ok(())
+}
+
+/// Has a target note what others change of the file from now on, until its pages are taken back. The name of the note;
+/// none if no pages are being taken back any more.
+///
+/// Errors: `NoMem` if it has too many notes of this mount.
+pub(crate) async fn have_noted(mount: &Arc<Mount>, file: &Arc<Inode>, target: TargetId) -> Result<Option<u64>> {
     let pages = &file.pages;
     loop {
         {
             let mut taking = pages.taking.lock();
-            if !pages.is_taking() || taking.left.contains_key(&target) {
-                return Ok(());
+            let note = taking.notes.get(&target).copied();
+            if !pages.is_taking() || note.is_some() {
+                return Ok(note);
             }
             if taking.leaving.insert(target) {
                 break;
@@ -174,13 +192,12 @@ async fn leave(mount: &Arc<Mount>, file: &Arc<Inode>, target: TargetId) -> Resul
     {
         let mut taking = pages.taking.lock();
         taking.leaving.remove(&target);
-        if let Ok(left) = noted {
-            taking.left.insert(target, left);
-            mount.stats.count(Count::PagesLeft);
+        if let Ok(note) = noted {
+            taking.notes.insert(target, note);
         }
     }
     file.signal.notify();
-    noted.map(drop)
+    noted.map(Some)
 }
 
 /// Has the front end drop what it caches of the bytes of a file.

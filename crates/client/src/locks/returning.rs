@@ -13,7 +13,7 @@ use crate::inode::cluster_locks::stripe_bit;
 use crate::mount::Mount;
 use crate::telemetry::stats::Count;
 use crate::writeback::{batch, flush};
-use amphi_dlm::{LockAction, LockId};
+use amphi_dlm::{LockAction, LockId, Mode};
 use amphi_pagecache::Dirty;
 use amphi_pagecache::push_joined;
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, RangeSet, TargetId};
@@ -61,7 +61,7 @@ fn next_action(mount: &Arc<Mount>, target: TargetId) -> Option<LockAction> {
     loop {
         let mut caches = mount.coherence.locks.caches.lock();
         match caches.get_mut(&target)?.poll_action()? {
-            LockAction::Drop { object, ranges, discard_dirty } => {
+            LockAction::Drop { object, mode, ranges, discard_dirty } => {
                 forget(mount, object, &ranges, discard_dirty);
                 let file = mount
                     .files
@@ -70,7 +70,7 @@ fn next_action(mount: &Arc<Mount>, target: TargetId) -> Option<LockAction> {
                 if let Some(file) = file {
                     // Nothing keeps others away where the lock was lost.
                     let kept: &[ByteRange] = if discard_dirty { &[] } else { &ranges };
-                    let number = file.pages.taking.lock().goes(target, object, kept);
+                    let number = file.pages.taking.lock().goes(target, object, mode, kept);
                     mount.coherence.locks.pages_due.lock().push((target, file, number));
                 }
             }
@@ -142,21 +142,21 @@ pub(super) fn take_due(mount: &Mount, target: TargetId) -> Vec<(Arc<Inode>, Vec<
     due
 }
 
-/// Whether locks of this mount keep others from writing `range`: those that are held, and those that are still on their
-/// way back.
-pub(crate) fn keep_others_away(mount: &Mount, file: &Inode, range: ByteRange) -> bool {
+/// Whether locks of this mount permit `mode` on all of `range`: those that are held, and those that are still on their
+/// way back. Read locks keep others from writing, write locks also from reading what they may keep.
+pub(crate) fn permit(mount: &Mount, file: &Inode, mode: Mode, range: ByteRange) -> bool {
     let layout = file.layout();
     layout.spans(file.ino, range).into_iter().all(|(object, span)| {
         let target = layout.target(file.ino, object.stripe);
         // Under the table's lock, since a lock leaves the table and is noted as going in one step.
         mount.coherence.locks.with(target, |cache| {
-            let bare = cache.bare(object, span);
+            let bare = cache.bare(object, mode, span);
             if bare.is_empty() {
                 return true;
             }
             let mut going = RangeSet::new();
             let taking = file.pages.taking.lock();
-            taking.going.iter().filter(|lock| lock.object == object).for_each(|lock| {
+            taking.going.iter().filter(|lock| lock.object == object && lock.mode.covers(mode)).for_each(|lock| {
                 going.insert(lock.range);
             });
             bare.into_iter().all(|part| going.gaps(part).is_empty())

@@ -12,6 +12,7 @@
 //! back leaves that out.
 
 use crate::coherence::attributes::size_now;
+use crate::coherence::front_pages;
 use crate::coherence::lease;
 use crate::inode::front_pages::{Free, Overwrite, PAGE, Waiting, Way};
 use crate::inode::range_lock::{Guard, Hold};
@@ -42,6 +43,9 @@ use std::sync::atomic::Ordering::SeqCst;
 /// waits for the lock. A program that goes on touching what has just been taken would otherwise keep others waiting for
 /// as long as it runs. The front end may wait for the very page, so after this time the read goes on without a lock.
 const HELD_BACK_NS: u64 = 10_000_000;
+
+/// Pause until a target that has too many notes is asked for one again, nanoseconds.
+const NOTES_PAUSE_NS: u64 = 10_000_000;
 
 /// What an ordinary request holds.
 type Held = (Guard, Vec<Pin>);
@@ -133,7 +137,7 @@ pub(crate) async fn read(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange) 
             let _free = waiting.granted();
             file.pages.note_of(open, asked, mount.coherence.sharing.rule());
             flush::flush_and_forget(mount, file, asked).await;
-            let notes = file.pages.taking.lock().left.clone();
+            let notes = file.pages.taking.lock().notes.clone();
             read_past(mount, file, asked, &|target| notes.get(&target).map_or(Under::Lock, |left| Under::Note(*left)))
                 .await
         }
@@ -154,7 +158,7 @@ async fn read_protected(
         layout.spans(file.ino, pages).into_keys().map(|object| layout.target(file.ino, object.stripe)).collect();
     let ways: Vec<Way<'_>> = targets.into_iter().map(|target| free.way(target)).collect();
     let is_protected = ways.iter().all(|way| matches!(way, Way::Protected(_)));
-    if !is_protected || !locks::keep_others_away(mount, file, pages) {
+    if !is_protected || !locks::permit(mount, file, LockMode::Read, pages) {
         return None;
     }
     Some(read_past(mount, file, asked, &|_| Under::Lock).await)
@@ -204,21 +208,29 @@ async fn read_past(
     Ok(data)
 }
 
-/// Writes pages back, or through pages that stay. Returns what it holds, with the bytes, if they may go into the cache.
+/// Writes pages back, or through pages that stay. Returns what it holds, with the bytes and where they belong, if they
+/// may go into the cache.
 pub(crate) async fn write(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
     member: u64,
     range: ByteRange,
-    data: Buf,
+    mut data: Buf,
     write_back: bool,
-) -> Result<Option<(Held, Buf)>> {
+) -> Result<Option<(Held, ByteRange, Buf)>> {
     lease::touch(mount, file, range).await?;
     file.pages.keep();
     let (mode, extent) = (LockMode::Write, LockExtent::Grown);
     let needs = Needs { range, hold: Hold::Exclusive, locked: range, mode, extent };
-    let free = match hold(mount, file, member, needs).await? {
-        Entry::Held(held) => return Ok(Some((held, data))),
+    let entry = hold(mount, file, member, needs).await?;
+    if write_back && matches!(entry, Entry::Free(_)) {
+        note_changes(mount, file, range).await?;
+    }
+    let range = if write_back { within_end(mount, file, range).await? } else { range };
+    let data = data.split_to(range.len() as usize);
+    let free = match entry {
+        _ if range.is_empty() => return Ok(None),
+        Entry::Held(held) => return Ok(Some((held, range, data))),
         Entry::Free(free) => free,
     };
     file.pages.keep();
@@ -238,6 +250,27 @@ pub(crate) async fn write(
     done.map(|()| None)
 }
 
+/// What of `range` lies in the file. A page that is written back makes no file longer, whatever the front end takes the
+/// size for: others may have cut it. The caller keeps others from cutting it, by locks or by notes of the targets.
+async fn within_end(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> Result<ByteRange> {
+    // The file is at least as long as what this mount has written under locks that it still has.
+    if range.end <= file.own_end() {
+        return Ok(range);
+    }
+    let end = size_now(mount, file).await?;
+    Ok(ByteRange::new(range.start, range.end.min(end).max(range.start)))
+}
+
+/// Has targets note what others change, where no write lock keeps them from it.
+async fn note_changes(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> Result<()> {
+    for (object, piece) in direct_pieces(file, range) {
+        if !locks::permit(mount, file, LockMode::Write, piece) {
+            note_of(mount, file, file.layout().target(file.ino, object.stripe)).await?;
+        }
+    }
+    Ok(())
+}
+
 async fn write_free(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
@@ -246,23 +279,44 @@ async fn write_free(
     bytes: Buf,
     free: &Free,
 ) -> Result<()> {
-    match free.way(file.layout().target(file.ino, object.stripe)) {
-        Way::Protected(_until_written) => {
+    let target = file.layout().target(file.ino, object.stripe);
+    let note = match free.way(target) {
+        Way::Protected(_until_written) if locks::permit(mount, file, LockMode::Write, piece) => {
             let kind = WriteKind::Direct { server_lock: false, kill_suidgid: false };
             write_piece(mount, file, object, piece.start, bytes, kind).await?;
             file.extend(piece.end);
-            Ok(())
+            return Ok(());
         }
-        // Where the file ends now the target knows: others may have cut it.
-        Way::Left(left) => match write_piece(mount, file, object, piece.start, bytes, WriteKind::Left(left)).await {
-            Err(Errno::Stale) => {
-                tracing::error!(ino = %file.ino, "a mapped page was not written back: its target was restarted meanwhile");
-                mount.writeback.errors.note(Errno::Io, mount.clock.now_ns());
-                file.failures.note(Errno::Io, piece);
-                Err(Errno::Io)
-            }
-            written => written,
-        },
+        Way::Left(note) => note,
+        // Others may keep what these bytes were: the target asks for their locks. Who waits for that does not keep the
+        // locks of this mount from going, as the other one may wait for just these.
+        Way::Protected(until_written) => {
+            drop(until_written);
+            note_of(mount, file, target).await?
+        }
+    };
+    // Where the file ends now the target knows: others may have cut it.
+    match write_piece(mount, file, object, piece.start, bytes, WriteKind::Left(note)).await {
+        Err(Errno::Stale) => {
+            tracing::error!(ino = %file.ino, "a mapped page was not written back: its target was restarted meanwhile");
+            mount.writeback.errors.note(Errno::Io, mount.clock.now_ns());
+            file.failures.note(Errno::Io, piece);
+            Err(Errno::Io)
+        }
+        written => written,
+    }
+}
+
+/// The name of the note of a target, for a request that goes without a lock.
+async fn note_of(mount: &Arc<Mount>, file: &Arc<Inode>, target: TargetId) -> Result<u64> {
+    loop {
+        match front_pages::have_noted(mount, file, target).await {
+            Ok(Some(note)) => return Ok(note),
+            Ok(None) => unreachable!("pages are being taken back until the request has ended"),
+            // Others of this mount end soon.
+            Err(Errno::NoMem) => mount.life.pauses.pause(NOTES_PAUSE_NS).await,
+            Err(e) => return Err(e),
+        }
     }
 }
 

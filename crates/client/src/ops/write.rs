@@ -357,12 +357,13 @@ async fn under_pages(
     write_back: bool,
 ) -> Result<usize> {
     count(mount, open, Reason::BufferedDefault, range.len(), Copied::Apart);
-    if let Some((_held, data)) = pages::write(mount, &open.file, member, range, data, write_back).await? {
+    let len = range.len() as usize;
+    if let Some((_held, range, data)) = pages::write(mount, &open.file, member, range, data, write_back).await? {
         for (part, mut bytes) in pages::parts(&open.file, range, data, write_back) {
             buffered(mount, open, part, &mut bytes, true).await?;
         }
     }
-    Ok(range.len() as usize)
+    Ok(len)
 }
 
 /// What a write that is in the cache still owes its caller: that it is stable, or that the target has room for it.

@@ -46,13 +46,15 @@ impl LockCache {
         }
     }
 
-    /// The parts of `range` that lie under no lock of the table, locks on their way back included.
-    pub fn bare(&self, object: ObjectId, range: ByteRange) -> Vec<ByteRange> {
+    /// The parts of `range` that lie under no lock of the table, locks on their way back included, that permits `mode`.
+    pub fn bare(&self, object: ObjectId, mode: Mode, range: ByteRange) -> Vec<ByteRange> {
         let Some(locks) = self.objects.get(&object) else { return vec![range] };
         let mut covered = RangeSet::new();
         for tree in [locks.usable[0], locks.usable[1], locks.closing] {
             self.forest.visit(tree, range, &mut |entry| {
-                covered.insert(entry.range);
+                if self.locks.get(&entry.id).is_some_and(|held| held.mode.covers(mode)) {
+                    covered.insert(entry.range);
+                }
             });
         }
         covered.gaps(range).into_vec()
@@ -212,7 +214,8 @@ mod tests {
         let mut cache = LockCache::new(CacheLimits::default());
         let object = ObjectId { ino: Ino(5), stripe: 0 };
         let all = ByteRange::new(0, 40);
-        assert_eq!(cache.bare(object, all), [all]);
+        let bare = |cache: &LockCache| cache.bare(object, Mode::Read, all);
+        assert_eq!(bare(&cache), [all]);
         let mut hold = |id, mode, range| {
             let request = cache.ask(object, mode, range);
             match cache.granted(0, request, LockId(id), range) {
@@ -223,18 +226,19 @@ mod tests {
         let write = hold(1, Mode::Write, ByteRange::new(0, 10));
         let read = hold(2, Mode::Read, ByteRange::new(20, 30));
         cache.unpin(read);
-        let bare = [ByteRange::new(10, 20), ByteRange::new(30, 40)];
-        assert_eq!(cache.bare(object, all), bare);
+        let none = [ByteRange::new(10, 20), ByteRange::new(30, 40)];
+        assert_eq!(bare(&cache), none);
+        assert_eq!(cache.bare(object, Mode::Write, all), [ByteRange::new(10, 40)], "a read lock permits no write");
         assert!(matches!(cache.callback(1, write.id, object), CallbackPlan::Started { users: 1, .. }));
-        assert_eq!(cache.bare(object, all), bare, "it is on its way back");
+        assert_eq!(bare(&cache), none, "it is on its way back");
         cache.unpin(write);
         while let Some(action) = cache.poll_action() {
             if let LockAction::Flush { id, .. } = action {
-                assert_eq!(cache.bare(object, all), bare, "it is flushed");
+                assert_eq!(bare(&cache), none, "it is flushed");
                 cache.flushed(id);
             }
         }
-        assert_eq!(cache.bare(object, all), [ByteRange::new(0, 20), ByteRange::new(30, 40)]);
-        assert!(cache.bare(object, ByteRange::new(20, 30)).is_empty());
+        assert_eq!(bare(&cache), [ByteRange::new(0, 20), ByteRange::new(30, 40)]);
+        assert!(cache.bare(object, Mode::Read, ByteRange::new(20, 30)).is_empty());
     }
 }

@@ -65,7 +65,7 @@ impl LockCache {
                     self.flushed(id);
                 }
                 Stage::ToDrop => {
-                    let (urgent, lost) = (held.urgent, held.lost);
+                    let (urgent, lost, mode) = (held.urgent, held.lost, held.mode);
                     let ranges = self.beyond_other_locks(id, object, range, true);
                     self.locks.remove(&id);
                     if let Some(locks) = self.objects.get_mut(&object) {
@@ -76,7 +76,7 @@ impl LockCache {
                         self.queue_cancel(id, urgent);
                     }
                     if !ranges.is_empty() {
-                        return Some(LockAction::Drop { object, ranges, discard_dirty: lost });
+                        return Some(LockAction::Drop { object, mode, ranges, discard_dirty: lost });
                     }
                 }
                 Stage::Usable | Stage::Closing | Stage::Flushing => {}

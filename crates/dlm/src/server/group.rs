@@ -52,10 +52,13 @@ impl LockSpace {
     /// A direct request of a member is one under the group.
     pub(super) fn as_member(&self, object: ObjectId, owner: Owner) -> Owner {
         match owner {
-            Owner::Direct(session) | Owner::Member(session, _) => match self.members.get(&(object, session)) {
-                Some((group, _)) => Owner::Member(session, *group),
-                None => Owner::Direct(session),
-            },
+            Owner::Direct(session) | Owner::Holder(session) | Owner::Member(session, _) => {
+                match (self.members.get(&(object, session)), owner) {
+                    (Some((group, _)), _) => Owner::Member(session, *group),
+                    (None, Owner::Holder(_)) => owner,
+                    (None, _) => Owner::Direct(session),
+                }
+            }
             Owner::Cached(_) | Owner::Group(..) => owner,
         }
     }

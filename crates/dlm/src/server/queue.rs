@@ -11,7 +11,7 @@
 use super::{Action, Dropped, GROUP, Lock, LockRequest, LockSpace, Object, Refusal, State, class, conflicting, party};
 use crate::mode::{Growth, LockId, Mode, Owner};
 use crate::tree::{Entry, Search};
-use amphi_types::{ByteRange, ObjectId, SessionId};
+use amphi_types::{ByteRange, ObjectId, RangeSet, SessionId};
 use std::collections::BTreeSet;
 
 impl LockSpace {
@@ -40,7 +40,7 @@ impl LockSpace {
         if used >= max {
             return Err(Refusal::Full);
         }
-        let owner = self.as_member(object, owner);
+        let owner = self.as_member(object, self.as_holder(object, owner, range));
         let (mode, range) = match owner.group() {
             Some(_) => (Mode::Write, ByteRange::ALL),
             None => (mode, widen(range, self.limits.granularity_bytes)),
@@ -107,7 +107,7 @@ impl LockSpace {
             match (lock.state, lock.owner) {
                 (State::Waiting, _) => dropped.requests.push(id),
                 (State::Granted, Owner::Cached(_) | Owner::Group(..)) => dropped.locks += 1,
-                (State::Granted, Owner::Direct(_) | Owner::Member(..)) => continue,
+                (State::Granted, Owner::Direct(_) | Owner::Holder(_) | Owner::Member(..)) => continue,
             }
             ids.insert(id);
         }
@@ -238,9 +238,26 @@ impl LockSpace {
             Owner::Group(_, group) if self.in_force(view) == Some(group) => return None,
             // Everybody else waits for the end of the group, which waits for its members.
             Owner::Member(..) => self.waiting_member(view, owner, mode, range, id),
+            Owner::Holder(_) => None,
             _ => self.waiting_conflict(view, owner, mode, range, id),
         };
         waiting.or_else(|| self.granted_conflict(view, owner, mode, range)).filter(|_| !self.planted_miss())
+    }
+
+    /// A request of a `Holder` is an ordinary direct one if the session holds no cached lock on some of its bytes.
+    fn as_holder(&self, object: ObjectId, owner: Owner, range: ByteRange) -> Owner {
+        let Owner::Holder(session) = owner else { return owner };
+        let mut covered = RangeSet::new();
+        if let Some(view) = self.objects.get(&object) {
+            for tree in &view.granted[..2] {
+                self.forest.visit(*tree, range, &mut |entry| {
+                    if entry.session == session {
+                        covered.insert(entry.range);
+                    }
+                });
+            }
+        }
+        if covered.gaps(range).is_empty() { owner } else { Owner::Direct(session) }
     }
 
     #[cfg(test)]

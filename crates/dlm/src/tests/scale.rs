@@ -280,7 +280,12 @@ fn ageing_and_bound() {
         matches!(&flush, Some(LockAction::Flush { id: LockId(2), ranges, .. }) if ranges[..] == [ByteRange::at(20, 10)])
     );
     cache.flushed(LockId(2));
-    let drop = LockAction::Drop { object: object(0), ranges: vec![ByteRange::at(20, 10)], discard_dirty: false };
+    let drop = LockAction::Drop {
+        object: object(0),
+        mode: Mode::Write,
+        ranges: vec![ByteRange::at(20, 10)],
+        discard_dirty: false,
+    };
     assert_eq!(cache.poll_action(), Some(drop));
     assert_eq!(cache.poll_action(), None, "the cancel waits for company");
     assert_eq!(cache.callback(60 * SECOND, LockId(2), object(0)), CallbackPlan::Underway);
@@ -312,8 +317,12 @@ fn eviction_loses_all() {
     assert_eq!(pinned.id, used);
     let request = cache.ask(object(0), Mode::Read, ByteRange::at(30, 1));
     cache.lose_all();
-    let drop =
-        |start| LockAction::Drop { object: object(0), ranges: vec![ByteRange::at(start, 10)], discard_dirty: true };
+    let drop = |start| LockAction::Drop {
+        object: object(0),
+        mode: Mode::Write,
+        ranges: vec![ByteRange::at(start, 10)],
+        discard_dirty: true,
+    };
     assert_eq!(cache.poll_action(), Some(drop(0)));
     assert_eq!(cache.poll_action(), None, "one is in use");
     cache.unpin(pinned);

@@ -540,7 +540,7 @@ impl World {
                 Action::Granted { id, owner, range, .. } => {
                     let Some((client, request)) = self.asked.remove(&id) else { continue };
                     match owner {
-                        Owner::Direct(session) | Owner::Member(session, _) => {
+                        Owner::Direct(session) | Owner::Holder(session) | Owner::Member(session, _) => {
                             let Doing::Direct(op) = self.clients[client].doing else { continue };
                             self.directs.push((id, session, op));
                         }
@@ -620,7 +620,7 @@ impl World {
         }
         std::mem::take(&mut client.deferred).into_iter().for_each(|(id, ..)| client.cache.flushed(id));
         while let Some(action) = client.cache.poll_action() {
-            let LockAction::Drop { object, ranges, discard_dirty: true } = action else {
+            let LockAction::Drop { object, ranges, discard_dirty: true, .. } = action else {
                 return Err(format!("client {n} has no session for {action:?}"));
             };
             for key in ranges.iter().flat_map(|&range| bytes(object, range)) {

@@ -233,7 +233,33 @@ impl Locks {
         range: ByteRange,
         sent: impl FnOnce(),
     ) -> Result<DirectLock> {
-        let request = LockRequest { owner: Owner::Direct(session), object, mode, range, growth: Growth::Exact };
+        self.direct_as(now_ns, Owner::Direct(session), object, mode, range, sent).await
+    }
+
+    /// As `direct`, to bring back what the session has changed under cached locks of its own.
+    ///
+    /// Errors: as for `enqueue`.
+    pub async fn bring_back(
+        &self,
+        now_ns: u64,
+        session: SessionId,
+        object: ObjectId,
+        range: ByteRange,
+        sent: impl FnOnce(),
+    ) -> Result<DirectLock> {
+        self.direct_as(now_ns, Owner::Holder(session), object, Mode::Write, range, sent).await
+    }
+
+    async fn direct_as(
+        &self,
+        now_ns: u64,
+        owner: Owner,
+        object: ObjectId,
+        mode: Mode,
+        range: ByteRange,
+        sent: impl FnOnce(),
+    ) -> Result<DirectLock> {
+        let request = LockRequest { owner, object, mode, range, growth: Growth::Exact };
         let (id, receiver) = self.enter(now_ns, request)?;
         let lock = DirectLock { inner: self.inner.clone(), id };
         sent();

@@ -3,10 +3,10 @@
 //! Owns: how they are read anew and written back. Does not own: what is known of changes beneath them (`left_pages`).
 
 use super::data::{WriteKind, write_growth};
+use crate::coherence::locks::DirectLock;
 use crate::session::rights::Touch;
 use crate::target::Target;
 use crate::worker::request::RequestCx;
-use amphi_dlm::Mode;
 use amphi_env::{Buf, Env};
 use amphi_types::limits::FILE_MAX;
 use amphi_types::{ByteRange, Errno, Ino, ObjectId, Result, SessionId};
@@ -60,6 +60,15 @@ impl<E: Env> RequestCx<E> {
         self.read(object, range, false, ReadAdvice::Normal).await
     }
 
+    /// A lock for what the session has changed under cached locks of its own: nobody who waits for one of these goes
+    /// first, and everybody else who has these bytes gives them back.
+    async fn bring_back(&self, object: ObjectId, range: ByteRange) -> Result<DirectLock> {
+        self.target.recovered().await;
+        self.alive()?;
+        let sent = || self.worker.send_callbacks(&self.target);
+        self.target.coherence.locks.bring_back(self.worker.now_ns(), self.session, object, range, sent).await
+    }
+
     /// `Request::PagesWrite`.
     pub(super) async fn pages_write(
         &self,
@@ -76,7 +85,7 @@ impl<E: Env> RequestCx<E> {
         if range.end > FILE_MAX {
             return Err(Errno::FileTooBig);
         }
-        let _lock = self.lock(object, Mode::Write, range, true).await?;
+        let _lock = self.bring_back(object, range).await?;
         self.reserve(write_growth(range.len())).await?;
         let _changing = self.change_unopened(object).await;
         // With the lock held nobody else changes them.

@@ -8,6 +8,7 @@
 //! holds the inode which it leads to. Files are opened and closed all the time, since the kernel serves reads of those
 //! alone that nobody writes when they are opened. In half of the games whoever writes does so on mounts that keep no
 //! pages for readers, whose kernels then give pages back later than a lock waits where pages may be dirty. Mounts
+//! Stores into a mapping are calls that end with the `msync` behind them. Mounts
 //! beyond the first come some time after it, go, and come again, so that the first is alone and in company by turns.
 
 pub use super::Tally;
@@ -289,7 +290,7 @@ impl Player {
                 self.open[file] = None;
             }
             let begin = self.table.cluster.env.now();
-            match self.dice.weighted(&[10, 4, 3, 4 * writes, writes, 3, 2 * writes, 1]) {
+            match self.dice.weighted(&[10, 4, 3, 4 * writes, writes, 3, 2 * writes, 1, 4 * writes]) {
                 0 => self.read(file, false).await?,
                 1 => self.read(file, true).await?,
                 2 => self.size(file).await?,
@@ -297,6 +298,7 @@ impl Player {
                 4 => self.truncate(file).await?,
                 5 => self.look().await?,
                 6 => self.replace().await?,
+                8 => self.store(file).await?,
                 _ => self.kernel.evict(self.table.files[file]),
             }
             let took = self.table.cluster.env.now().since(begin);
@@ -349,7 +351,7 @@ impl Player {
         let what = if mapped { "map" } else { "read" };
         match read.map_err(|e| format!("{what} of f{file}: {e}"))? {
             // A mapping is cut at the size that the kernel was last told.
-            shown if shown == Shown::Cut || (mapped && shown == Shown::Nothing) => {
+            shown if matches!(shown, Shown::Cut | Shown::Unsynced) || (mapped && shown == Shown::Nothing) => {
                 self.table.note(&self.who, &format!("  ... f{file} {what} shows nothing to judge: {shown:?}"));
                 self.table.histories.borrow_mut()[file].give_up(call.1);
                 Ok(())
@@ -381,6 +383,29 @@ impl Player {
             return Err(format!("{written} of {} bytes", bytes.len()));
         }
         self.end(call, "write", &Cells::default())
+    }
+
+    /// Stores into a page of a mapping, and makes it stable some time later: others see it between these moments.
+    async fn store(&mut self, file: usize) -> Told {
+        let ctx = self.ctx();
+        let open = self.kernel.open(&ctx, self.table.files[file], OpenFlags::READ_WRITE).await;
+        let open = open.map_err(|e| format!("open: {e}"))?;
+        let (at, tag) = (self.dice.below(CELLS), self.table.tag());
+        if self.dice.one_in(2) {
+            self.kernel.read_page(&ctx, &open, at, true).await.map_err(|e| format!("map: {e}"))?;
+        }
+        let call = self.begin(file, CellOp::Store { at: at as usize, tag });
+        let is_stored = self.kernel.store(&ctx, &open, at, &tag.to_le_bytes()).await;
+        if !is_stored.map_err(|e| format!("store: {e}"))? {
+            self.table.note(&self.who, &format!("  ... f{file} ends before the store"));
+            self.table.histories.borrow_mut()[file].give_up(call.1);
+            return Ok(());
+        }
+        self.table.note(&self.who, &format!("  ... f{file} stored {tag:x}"));
+        let us = if self.dice.one_in(4) { 100_000 } else { 2_000 };
+        self.table.cluster.env.sleep(Duration::from_micros(self.dice.below(us))).await;
+        self.kernel.msync(&open, at).await.map_err(|e| format!("msync: {e}"))?;
+        self.end(call, "msync", &Cells::default())
     }
 
     async fn truncate(&mut self, file: usize) -> Told {

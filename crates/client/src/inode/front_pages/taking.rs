@@ -8,6 +8,7 @@
 
 use super::FilePages;
 use crate::inode::Inode;
+use amphi_dlm::Mode;
 use amphi_types::{ByteRange, ObjectId, TargetId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -24,7 +25,9 @@ pub(crate) struct Taking {
     /// Those of them that lie under a lock which is on its way back, by target.
     pub(crate) protected: BTreeMap<TargetId, usize>,
     /// Targets that note what others change, and the names of their notes.
-    pub(crate) left: BTreeMap<TargetId, u64>,
+    pub(crate) notes: BTreeMap<TargetId, u64>,
+    /// Those of them whose locks go without waiting for pages any longer.
+    pub(crate) left: BTreeSet<TargetId>,
     /// Targets that are being asked to.
     pub(crate) leaving: BTreeSet<TargetId>,
     /// Locks that have left the lock cache, and that their targets have not been given back yet.
@@ -41,15 +44,21 @@ pub(crate) struct Going {
     pub(crate) number: u64,
     pub(crate) target: TargetId,
     pub(crate) object: ObjectId,
+    pub(crate) mode: Mode,
     pub(crate) range: ByteRange,
 }
 
 impl Taking {
+    /// The name of a target's note, if its locks may go before pages.
+    pub(crate) fn left(&self, target: TargetId) -> Option<u64> {
+        self.notes.get(&target).copied().filter(|_| self.left.contains(&target))
+    }
+
     /// Locks of a target on these ranges of an object have left the lock cache. The number by which they go.
-    pub(crate) fn goes(&mut self, target: TargetId, object: ObjectId, ranges: &[ByteRange]) -> u64 {
+    pub(crate) fn goes(&mut self, target: TargetId, object: ObjectId, mode: Mode, ranges: &[ByteRange]) -> u64 {
         self.numbered += 1;
         let number = self.numbered;
-        self.going.extend(ranges.iter().map(|&range| Going { number, target, object, range }));
+        self.going.extend(ranges.iter().map(|&range| Going { number, target, object, mode, range }));
         number
     }
 }
@@ -124,8 +133,8 @@ impl Free {
     /// How it goes to a target.
     pub(crate) fn way(&self, target: TargetId) -> Way<'_> {
         let mut taking = self.0.pages.taking.lock();
-        if let Some(left) = taking.left.get(&target) {
-            return Way::Left(*left);
+        if let Some(note) = taking.left(target) {
+            return Way::Left(note);
         }
         *taking.protected.entry(target).or_default() += 1;
         Way::Protected(Protected(self, target))
