@@ -5,10 +5,10 @@ use amphi_sim::kernel::games::{Tally, play};
 
 /// Seeds that run with the tests.
 const SEEDS: u64 = 30;
-/// Seeds that once failed. 54: a mount that had just been alone cut a file by its name beside an open of it, and showed
-/// zeros and the old size behind that. 433: an answer that the kernel dropped, and a read that ended at the old size.
-/// 10,289 and 10,320: reads without a lock beside a truncate, of what another mount had written.
-const KEPT: [u64; 4] = [54, 433, 10_289, 10_320];
+/// Seeds that once failed. 103: a store that `msync` had made stable, and of which another mount that had read the page
+/// before showed the old bytes. 165 and 267: a page that was written back behind another mount's cut made the file
+/// longer.
+const KEPT: [u64; 3] = [103, 165, 267];
 /// Seeds within which a mistake must be found.
 const FOUND_WITHIN: u64 = 50;
 /// The same, of a mistake that shows only where one call crosses another within an answer's way.
@@ -40,7 +40,7 @@ fn kernels_show_nothing_old() {
 #[test]
 fn mistakes_are_found() {
     // Where each was found last comes first.
-    let firsts = [0, 41, 27, 53, 27, 7, 433];
+    let firsts: [u64; Mistake::ALL.len()] = [0, 41, 27, 53, 27, 7, 433, 0];
     let find = |(mistake, first): (Mistake, u64)| {
         // Pages are not taken back while answers are on their way, so few are late.
         let is_rare = matches!(mistake, Mistake::LateAnswers | Mistake::DroppedSizes);
