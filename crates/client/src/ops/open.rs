@@ -84,7 +84,7 @@ pub(crate) async fn tmpfile(mount: Arc<Mount>, ctx: Ctx, dir: Ino, perm: u16, fl
 }
 
 pub(crate) async fn open(mount: Arc<Mount>, ctx: Ctx, ino: Ino, flags: OpenFlags) -> Result<Arc<OpenFile>> {
-    if !flags.write {
+    if !flags.write && !flags.truncate {
         small_files::opened(&mount, &ctx.cred, ino);
         if let Some(file) = small_files::arrived(&mount, &ctx, ino, flags).await {
             return Ok(file);
@@ -104,7 +104,7 @@ pub(crate) async fn open(mount: Arc<Mount>, ctx: Ctx, ino: Ino, flags: OpenFlags
     if view.attr.kind == Kind::Dir && flags.write {
         return Err(Errno::IsDir);
     }
-    if flags.truncate && flags.write {
+    if flags.truncate {
         cut(&mount, &ctx, &file).await?;
     }
     Ok(file)
@@ -122,11 +122,11 @@ pub(crate) async fn hold(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino) -> Result<Arc<
     Ok(file)
 }
 
-/// `O_TRUNC`: permission was checked by the open.
+/// `O_TRUNC`: permission was checked by an open for writing. One for reading alone (`O_RDONLY | O_TRUNC`) needs it too.
 async fn cut(mount: &Arc<Mount>, ctx: &Ctx, file: &Arc<OpenFile>) -> Result<()> {
     let set = SetAttr {
         size: Some(0),
-        open_for_write: true,
+        open_for_write: file.flags.write,
         kill_suidgid: !ctx.cred.may(Caps::FSETID),
         ..SetAttr::default()
     };
