@@ -36,8 +36,8 @@ pub struct ObjectInfo {
 pub enum Preallocate {
     /// The end stays (`FALLOC_FL_KEEP_SIZE`).
     KeepEnd,
-    /// The end becomes at least the end of the range; the mtime is set when it grows.
-    Extend(Timespec),
+    /// The end becomes at least the end of the range.
+    Extend,
 }
 
 /// Result of one step of destroying a file's objects.
@@ -341,8 +341,8 @@ impl DataStore {
         (runs, None)
     }
 
-    /// Preallocates the holes of a range as unwritten blocks and appends the items to `txn` (which may stay
-    /// empty). Nothing needs to be written.
+    /// Preallocates the holes of a range as unwritten blocks and appends the items to `txn`. Nothing needs to be
+    /// written. It is a change of the file at `mtime`, also where no block was missing.
     ///
     /// Errors: `Stale` for an old generation, `NoSpace` (nothing taken), `FileTooBig`.
     pub fn allocate(
@@ -351,6 +351,7 @@ impl DataStore {
         range: ByteRange,
         generation: u64,
         how: Preallocate,
+        mtime: Timespec,
         txn: &mut Txn,
     ) -> Result<()> {
         check_range(range)?;
@@ -363,7 +364,7 @@ impl DataStore {
         };
         let mut placed = Vec::new();
         self.take_all(&holes, object, Purpose::Growth, &mut placed)?;
-        let (is_new, end) = (!self.objects.contains_key(&object), self.end_of(object));
+        let end = self.end_of(object);
         let o = self.objects.entry(object).or_default();
         let mut touched = BTreeSet::new();
         for &(at, run) in &placed {
@@ -371,15 +372,12 @@ impl DataStore {
             o.put(at, Extent { physical: run.start, blocks: run.blocks, written: false }, &mut touched);
         }
         o.log_extents(object, &touched, txn);
-        let grows = matches!(how, Preallocate::Extend(_)) && range.end > end;
-        if let (Preallocate::Extend(mtime), true) = (how, grows) {
+        if how == Preallocate::Extend && range.end > end {
             o.grow(range.end, false);
-            o.mtime = mtime;
         }
+        o.mtime = o.mtime.max(mtime);
         o.has_item = true;
-        if grows || is_new {
-            o.log_object(object, txn);
-        }
+        o.log_object(object, txn);
         Ok(())
     }
 

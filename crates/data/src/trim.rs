@@ -99,7 +99,9 @@ impl DataStore {
     /// Makes a truncate or punch visible and appends its items. Edge blocks must have been written.
     pub fn commit_trim(&mut self, plan: TrimPlan, mtime: Timespec, txn: &mut Txn) -> Freed {
         let mut freed = Freed::default();
-        if plan.is_noop() || (plan.change == TrimChange::Punch && !self.objects.contains_key(&plan.object)) {
+        // Object 0 tells the time of a change also where no byte was written yet; it is made if it does not exist.
+        let is_absent = plan.object.stripe > 0 && !self.objects.contains_key(&plan.object);
+        if plan.is_noop() || (plan.change == TrimChange::Punch && is_absent) {
             return freed;
         }
         let mut touched = BTreeSet::new();
@@ -131,7 +133,8 @@ impl DataStore {
             o.generation = generation;
         }
         o.grow(end, false);
-        o.mtime = mtime;
+        // Others may have written elsewhere in the object since a punch took its time.
+        o.mtime = if plan.change == TrimChange::Punch { o.mtime.max(mtime) } else { mtime };
         o.has_item = true;
         o.log_object(plan.object, txn);
         self.note_freed(&freed);

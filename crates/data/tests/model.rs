@@ -536,9 +536,9 @@ impl Bench {
             Op::Allocate { object, start, len, extend } => {
                 let object = id(object);
                 let generation = self.model.get(&object).map_or(0, |m| m.generation);
-                let how = if extend { Preallocate::Extend(self.mtime()) } else { Preallocate::KeepEnd };
+                let how = if extend { Preallocate::Extend } else { Preallocate::KeepEnd };
                 let free = self.store.space();
-                match self.store.allocate(object, ByteRange::at(start, len), generation, how, &mut txn) {
+                match self.store.allocate(object, ByteRange::at(start, len), generation, how, self.mtime(), &mut txn) {
                     Ok(()) => {
                         let m = self.model.entry(object).or_default();
                         if extend {

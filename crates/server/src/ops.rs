@@ -247,8 +247,8 @@ async fn dispatch<E: Env>(cx: &RequestCx<E>, op: Request, payload: Option<Buf>) 
         Request::Punch { object, range, generation, mtime, server_lock } => {
             Box::pin(cx.punch(object, range, generation, mtime, server_lock)).await
         }
-        Request::Allocate { object, range, generation, server_lock } => {
-            Box::pin(cx.allocate(object, range, generation, server_lock)).await
+        Request::Allocate { object, range, generation, mtime, server_lock } => {
+            Box::pin(cx.allocate(object, range, generation, mtime, server_lock)).await
         }
         Request::DataMap { object, offset, runs_max } => cx.data_map(object, offset, runs_max).await,
         Request::Extents { object, offset, extents_max } => cx.extents(object, offset, extents_max).await,

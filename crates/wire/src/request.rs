@@ -238,6 +238,8 @@ pub enum Request {
         range: ByteRange,
         /// As for `Write`.
         generation: u64,
+        /// Time of the change.
+        mtime: Timespec,
         /// As for `Read`.
         server_lock: bool,
     },

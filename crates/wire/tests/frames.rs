@@ -118,7 +118,7 @@ fn requests() -> Vec<Request> {
         },
         Request::CloseBatch { closes: vec![(ino, access, Some(mtime)), (ino, access, None)] },
         Request::Punch { object, range, generation: 1, mtime, server_lock: true },
-        Request::Allocate { object, range, generation: 1, server_lock: true },
+        Request::Allocate { object, range, generation: 1, mtime, server_lock: true },
         Request::DataMap { object, offset: u64::MAX, runs_max: u32::MAX },
         Request::Extents { object, offset: u64::MAX, extents_max: u32::MAX },
         Request::PagesLeft { ino },

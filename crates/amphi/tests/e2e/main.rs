@@ -4,6 +4,7 @@
 mod asynchronous;
 mod bad_input;
 mod bench;
+mod changes;
 mod checksums;
 mod cluster;
 mod crash;

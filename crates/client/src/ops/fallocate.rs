@@ -2,6 +2,9 @@
 //!
 //! Order as for a direct write: range lock, flush and forget what is cached, then the targets; then forget what fills
 //! of whole pages have brought meanwhile.
+//!
+//! Each is a change of the file with a time, also where it finds nothing to do, as on local file systems. The targets
+//! take it with the request.
 
 use crate::api::{Ctx, Fallocate};
 use crate::coherence::attributes;
@@ -133,10 +136,12 @@ async fn punch(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, server_l
 async fn allocate(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, server_lock: bool) -> Result<()> {
     attributes::size_now(mount, file).await?;
     let view = file.view();
+    let now = mount.wall();
     let mut pieces = view.layout.pieces(file.ino, range);
     loop {
         let batch: Vec<_> = pieces.by_ref().take(BATCH).collect();
         if batch.is_empty() {
+            file.touched_past_cache(now);
             return Ok(());
         }
         let mut calls = Vec::with_capacity(batch.len());
@@ -144,7 +149,7 @@ async fn allocate(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, serve
             if object.stripe > 0 {
                 spread(mount, file).await?;
             }
-            let op = Request::Allocate { object, range, generation: view.generation, server_lock };
+            let op = Request::Allocate { object, range, generation: view.generation, mtime: now, server_lock };
             calls.push(mount.call_for_io(file, view.layout.target(file.ino, object.stripe), op, server_lock));
         }
         for reply in join_all(calls).await {

@@ -89,6 +89,7 @@ impl<E: Env> RequestCx<E> {
         object: ObjectId,
         range: ByteRange,
         generation: u64,
+        mtime: Timespec,
         server_lock: bool,
     ) -> Result<Reply> {
         self.check_object(object, Touch::Change).await?;
@@ -110,7 +111,8 @@ impl<E: Env> RequestCx<E> {
             let part = ByteRange::new(at, end);
             let mut txn = Txn::default();
             self.target.storage.below.mind(&self.target, part.len());
-            self.plan_growth(|data| data.allocate(object, part, generation, Preallocate::KeepEnd, &mut txn)).await?;
+            let how = Preallocate::KeepEnd;
+            self.plan_growth(|data| data.allocate(object, part, generation, how, mtime, &mut txn)).await?;
             if object.stripe == 0 {
                 self.note_write(object, self.is_for_a_user(), &mut txn);
             }

@@ -646,7 +646,7 @@ fn writes_without_an_open_are_changes() {
             checksums: Default::default(),
         };
         let punch = Request::Punch { object, range, generation: 0, mtime, server_lock: true };
-        let allocate = Request::Allocate { object, range, generation: 0, server_lock: true };
+        let allocate = Request::Allocate { object, range, generation: 0, mtime, server_lock: true };
         for (op, payload) in [(write, Some(Buf::zeroed(4096))), (punch, None), (allocate, None)] {
             assert!(b.told(Request::GetAttr { ino: f }).await.1.attributes.is_some());
             waits_for(b, &[TokenKey::Attributes(f)], a.ask(op, payload)).await.0.unwrap();

@@ -56,7 +56,7 @@ fn replies_of_every_kind_tell() {
                 (join_group(object, 7, false, None), None),
                 (write, Some(Buf::zeroed(100))),
                 (Request::Read { object, range, server_lock, advice: Default::default() }, None),
-                (Request::Allocate { object, range, generation, server_lock }, None),
+                (Request::Allocate { object, range, generation, mtime, server_lock }, None),
                 (Request::Punch { object, range, generation, mtime, server_lock }, None),
             ];
             for (op, payload) in requests {

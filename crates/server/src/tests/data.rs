@@ -314,9 +314,15 @@ fn space() {
         assert_eq!(c.call(map(0, 0)).await, told(&runs[..1], Some(49152)));
         assert_eq!(c.call(map(12288, 1)).await, told(&runs[1..], None));
         assert_eq!(c.call(map(u64::MAX, 1)).await, told(&[], None));
-        c.call(Request::Allocate { object, range: ByteRange::new(0, 1 << 20), generation: 0, server_lock: true })
-            .await
-            .unwrap();
+        c.call(Request::Allocate {
+            object,
+            range: ByteRange::new(0, 1 << 20),
+            generation: 0,
+            mtime,
+            server_lock: true,
+        })
+        .await
+        .unwrap();
         assert_eq!(c.stat(f).await.unwrap().size, 100_000);
         assert_eq!(c.stat(f).await.unwrap().blocks, 2048);
         let mut at = 1 << 20;
@@ -347,9 +353,15 @@ fn large_requests_and_a_small_log() {
         c.write(object, 777, 0, bytes(5, 777, len)).await.unwrap();
         assert_eq!(c.stat(f).await.unwrap().size, 777 + len as u64);
         assert!(c.read(object, 777, 777 + len as u64).await.unwrap() == bytes(5, 777, len)[..]);
-        c.call(Request::Allocate { object, range: ByteRange::new(0, 20 << 20), generation: 0, server_lock: true })
-            .await
-            .unwrap();
+        c.call(Request::Allocate {
+            object,
+            range: ByteRange::new(0, 20 << 20),
+            generation: 0,
+            mtime: Timespec::default(),
+            server_lock: true,
+        })
+        .await
+        .unwrap();
         assert_eq!(c.stat(f).await.unwrap().blocks, (20 << 20) / 512);
     });
 }

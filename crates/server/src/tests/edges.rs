@@ -79,7 +79,7 @@ fn neighbours(seed: u64) {
                 let hole = Request::Punch { object, range, generation: 0, mtime: MTIME, server_lock: true };
                 c.call(hole).await.unwrap();
                 model[8192..8192 + 3 * 4096].fill(0);
-                let reserve = Request::Allocate { object, range, generation: 0, server_lock: true };
+                let reserve = Request::Allocate { object, range, generation: 0, mtime: MTIME, server_lock: true };
                 c.call(reserve).await.unwrap();
             }
             let mut cuts: Vec<u64> = (0..8 + env.rand() % 20).map(|_| env.rand() % LEN).collect();

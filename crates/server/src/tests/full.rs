@@ -148,7 +148,15 @@ fn growth_waits_for_overwrites_on_their_way() {
                         return put(&b, g, n, 0, left).await;
                     }
                     let range = ByteRange::new(0, left);
-                    b.call(Request::Allocate { object, range, generation: 0, server_lock: true }).await.map(drop)
+                    b.call(Request::Allocate {
+                        object,
+                        range,
+                        generation: 0,
+                        mtime: Timespec::default(),
+                        server_lock: true,
+                    })
+                    .await
+                    .map(drop)
                 };
                 let (written, grown) = futures_util::join!(join_all(writes), grows);
                 grown.unwrap_or_else(|e| panic!("seed {seed}, round {n}: there is room for the growth: {e}"));

@@ -192,9 +192,15 @@ fn against_bytes(seed: u64) {
                     None
                 }
                 13 => {
-                    by.call(Request::Allocate { object: object(f), range, generation, server_lock: true })
-                        .await
-                        .unwrap();
+                    by.call(Request::Allocate {
+                        object: object(f),
+                        range,
+                        generation,
+                        mtime: MTIME,
+                        server_lock: true,
+                    })
+                    .await
+                    .unwrap();
                     None
                 }
                 14 => {

@@ -119,7 +119,7 @@ fn data_needs_an_open() {
         let (generation, mtime, server_lock) = (0, Timespec::default(), true);
         let changes = [
             Request::Punch { object, range, generation, mtime, server_lock },
-            Request::Allocate { object, range, generation, server_lock },
+            Request::Allocate { object, range, generation, mtime, server_lock },
             Request::Spread { ino: f },
         ];
         let looks = [data_read(object), Request::DataMap { object, offset: 0, runs_max: 8 }];

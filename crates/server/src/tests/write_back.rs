@@ -274,7 +274,9 @@ fn against_bytes(seed: u64) {
                 _ => {
                     let object = ObjectId { ino: f, stripe: 0 };
                     let range = ByteRange::new(at, end);
-                    by.call(Request::Allocate { object, range, generation, server_lock: true }).await.unwrap();
+                    by.call(Request::Allocate { object, range, generation, mtime: MTIME, server_lock: true })
+                        .await
+                        .unwrap();
                 }
             }
             assert_eq!(by.stat(f).await.unwrap().size, model.len() as u64, "step {step}");
@@ -473,7 +475,7 @@ fn what_a_place_does_not_take_goes_elsewhere() {
                 0 => {}
                 1 => {
                     let range = ByteRange::new(0, 100_000);
-                    let op = Request::Allocate { object, range, generation: 0, server_lock: true };
+                    let op = Request::Allocate { object, range, generation: 0, mtime: MTIME, server_lock: true };
                     c.call(op).await.unwrap();
                 }
                 _ => {

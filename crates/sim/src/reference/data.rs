@@ -136,7 +136,7 @@ impl Reference {
             self.content_mut(ino)?.resize(end as usize, 0);
             self.effects.push(Effect::Cut(ino, end));
         }
-        self.may_stamp(ino, true);
+        self.stamp(ino, true, true);
         Ok(Outcome::Done)
     }
 }
