@@ -72,7 +72,11 @@ impl Client {
             if mount.policy.group_short.load(Ordering::Relaxed) {
                 return Some(0);
             }
-            let bytes = mount.tunables.get(Tunable::PopulateBytes).min(mount.tunables.get(Tunable::CacheBytes) / 4);
+            let mut bytes = mount.first_cache_bytes();
+            if mount.policy.growth.is_dear() {
+                // The cache turns round in what it has: only what it may take beyond that is touched ahead.
+                bytes = bytes.min(mount.cache_bytes().saturating_sub(mount.cache.used_bytes()));
+            }
             Some(usize::try_from(bytes).unwrap_or(usize::MAX))
         }
     }

@@ -11,7 +11,7 @@ use crate::conn::pauses::Pauses;
 use crate::conn::pending::Keeper;
 use crate::conn::queue::{Item, Outgoing, Queue};
 use crate::inode::{AskedAt, Inode, InodeTable, OpenFile};
-use crate::policy::Policy;
+use crate::policy::{Policy, growth};
 use crate::tables::coherence::Coherence;
 use crate::tables::prefetch::Prefetch;
 use crate::tables::writeback::{FLIGHT_PARTS_MAX, WriteBack};
@@ -194,7 +194,27 @@ impl Mount {
 
     /// Bytes that may be dirty.
     pub(crate) fn dirty_max(&self) -> u64 {
-        self.tunables.get(Tunable::CacheBytes) / 100 * self.tunables.get(Tunable::DirtyPercent)
+        self.cache_bytes() / 100 * self.tunables.get(Tunable::DirtyPercent)
+    }
+
+    /// How much memory the cache may take now.
+    pub(crate) fn cache_bytes(&self) -> u64 {
+        let most = self.tunables.get(Tunable::CacheBytes);
+        if !self.policy.growth.is_dear() {
+            return most;
+        }
+        growth::bound(growth::Memory {
+            most,
+            first: self.first_cache_bytes(),
+            used: self.cache.used_bytes(),
+            waiting: amphi_env::buf::waiting_bytes() as u64,
+            returned: self.cache.returned_bytes(),
+        })
+    }
+
+    /// The memory that the cache starts with.
+    pub(crate) fn first_cache_bytes(&self) -> u64 {
+        self.tunables.get(Tunable::PopulateBytes).min(self.tunables.get(Tunable::CacheBytes) / 4)
     }
 
     /// Whether writers of `bytes` more have to wait for write-back.
@@ -207,14 +227,14 @@ impl Mount {
 
     /// Whether half of what may be dirty is.
     pub(crate) fn dirty_is_high(&self) -> bool {
-        let limit = self.tunables.get(Tunable::CacheBytes) / 100 * self.tunables.get(Tunable::DirtyPercent);
-        self.cache.dirty_bytes() > limit / 2
+        self.cache.dirty_bytes() > self.dirty_max() / 2
     }
 
     /// Makes room for `bytes` more in the cache. Returns whether there is.
     pub(crate) fn make_room(&self, bytes: u64) -> bool {
-        let limit = self.tunables.get(Tunable::CacheBytes);
-        self.cache.set_limit(limit);
+        let most = self.tunables.get(Tunable::CacheBytes);
+        self.cache.set_limit(most);
+        let limit = if self.cache.used_bytes() + bytes <= self.first_cache_bytes() { most } else { self.cache_bytes() };
         if self.cache.used_bytes() + bytes <= limit {
             return true;
         }

@@ -1,12 +1,13 @@
 //! Policy: which way a request takes, from what is known and measured.
 //!
 //! Owns: the hybrid decision and who serves reads, as pure functions, and their inputs: access locality of a file,
-//! measured throughput of the two ways, memory groups of the mount and of the calling processes, rotational storage;
+//! measured throughput of the two ways, what new memory costs beside it, memory groups of the mount and of the calling processes, rotational storage;
 //! how far one stream is read ahead, and which records follow each other at equal distances.
 //! Does not own: carrying a decision out (`ops`).
 
 pub(crate) mod caller_memory;
 pub mod decision;
+pub(crate) mod growth;
 pub(crate) mod kernel_reads;
 pub mod readahead;
 pub(crate) mod records;
@@ -15,6 +16,7 @@ pub(crate) mod throughput;
 
 use amphi_env::memory_groups::Trees;
 use caller_memory::CallerMemory;
+use growth::Growth;
 use rotational::Rotational;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
@@ -33,4 +35,6 @@ pub(crate) struct Policy {
     pub(crate) rotational: Rotational,
     /// What direct requests and the cache carry.
     pub(crate) throughput: Throughput,
+    /// Whether the cache turns round in the memory that it has.
+    pub(crate) growth: Growth,
 }

@@ -25,7 +25,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use memory::{ALIGN, decay, in_use_bytes, keep_bytes, populate};
+pub use memory::{ALIGN, decay, in_use_bytes, keep_bytes, populate, waiting_bytes};
 pub use stream::copy_streaming;
 
 /// What `scratch` is filled with in a simulation.
@@ -43,6 +43,12 @@ pub(crate) fn plant_scratch() {
 /// may depend on what was before it.
 pub fn new_bytes() -> u64 {
     if PLANT.load(Ordering::Relaxed) { 0 } else { memory::new_bytes() }
+}
+
+/// What a page of 4 KiB costs that was never touched before, ns, as far as it was measured by touching memory ahead of
+/// its use (`populate`); nothing in a simulation.
+pub fn new_page_ns() -> Option<u64> {
+    if PLANT.load(Ordering::Relaxed) { None } else { memory::new_page_ns() }
 }
 
 /// Boxed, because parts are few and buffers travel in messages.

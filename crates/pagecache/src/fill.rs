@@ -42,6 +42,9 @@ impl<F: CachedFile> PageCache<F> {
                 continue;
             }
             file.cached().locality.bring(part.len().div_ceil(super::PAGE));
+            if !shard.units.contains_key(&(file.id(), u)) {
+                self.ghosts.asked((file.id(), u));
+            }
             if self.adopt(&mut shard, file, u, part, range, bytes, ahead) {
                 continue;
             }

@@ -16,6 +16,7 @@
 mod file;
 mod fill;
 mod forget;
+mod ghosts;
 mod locality;
 mod segments;
 mod slab;
@@ -26,6 +27,7 @@ mod model;
 
 use amphi_env::Buf;
 use amphi_types::ByteRange;
+use ghosts::Ghosts;
 use parking_lot::RwLock;
 use slab::{Slab, Slabs};
 use smallvec::SmallVec;
@@ -163,6 +165,7 @@ pub struct PageCache<F> {
     turns: AtomicU64,
     spare: Spare,
     slabs: Slabs,
+    ghosts: Ghosts,
     /// Memory of units that were evicted.
     pub evicted_bytes: AtomicU64,
     /// Bytes that came before anybody asked and left before anybody read them.
@@ -194,6 +197,7 @@ impl<F: CachedFile> PageCache<F> {
             turns: AtomicU64::new(0),
             spare: Spare::default(),
             slabs: Slabs::default(),
+            ghosts: Ghosts::default(),
             evicted_bytes: AtomicU64::new(0),
             wasted_ahead_bytes: AtomicU64::new(0),
             used_ahead_bytes: AtomicU64::new(0),
@@ -203,6 +207,11 @@ impl<F: CachedFile> PageCache<F> {
     /// Memory of all units, and what waits for the rest of streams.
     pub fn used_bytes(&self) -> u64 {
         self.used.load(Relaxed) + self.slabs.bytes()
+    }
+
+    /// Bytes of units that were evicted and then read from the server again, as far as that is remembered.
+    pub fn returned_bytes(&self) -> u64 {
+        self.ghosts.returned_bytes()
     }
 
     /// What the cache may take from now on.
@@ -497,6 +506,7 @@ impl<F: CachedFile> PageCache<F> {
             }
             let Some(unit) = shard.units.remove(&key) else { continue };
             self.evicted_bytes.fetch_add(unit.cost(), Relaxed);
+            self.ghosts.left(key);
             let file = unit.file.clone();
             self.account_gone(unit);
             if file.cached().bytes.load(SeqCst) == 0 {

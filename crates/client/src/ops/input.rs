@@ -133,7 +133,7 @@ impl Mount {
     /// Clean bytes make room; a cache is short when it is full of dirty ones.
     fn is_full_of_dirty(&self) -> bool {
         let t = &self.tunables;
-        let limit = || self.share(t.get(Tunable::CacheBytes) / 100 * t.get(Tunable::DirtyPercent));
+        let limit = || self.share(self.dirty_max());
         t.on(Tunable::Memory) && self.cache.dirty_bytes() >= limit()
     }
 

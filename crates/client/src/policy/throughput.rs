@@ -301,6 +301,12 @@ impl Throughput {
         (share as u64).min(SHARE_MAX)
     }
 
+    /// What direct requests of the quickest kind carry, bytes per second.
+    pub(crate) fn fastest_direct(&self) -> Option<u64> {
+        let of = |side: &Mutex<Side>| side.lock().rates[..CACHED].iter().map(|rate| rate.per_s).max();
+        self.sides.iter().filter_map(of).max().filter(|per_s| *per_s > 0)
+    }
+
     /// What is known, in MiB/s: a name and a number for each rate.
     pub(crate) fn shown(&self) -> Vec<(String, u64)> {
         let mut all = Vec::new();

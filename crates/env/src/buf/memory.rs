@@ -18,11 +18,13 @@ mod store;
 
 use mappings::Mappings;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+use rustix::time::{ClockId, clock_gettime};
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::num::NonZero;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use store::{GiveBack, Store};
 
 /// Alignment of every buffer, bytes.
@@ -56,6 +58,9 @@ static MAPPINGS: Mutex<Mappings> = Mutex::new(Mappings::new());
 
 /// Bytes that were taken new from the system.
 static NEW_BYTES: AtomicU64 = AtomicU64::new(0);
+
+/// What a new page costs, ns of the processor; 0 before any was touched ahead of its use.
+static NEW_PAGE_NS: AtomicU64 = AtomicU64::new(0);
 
 /// What the content of new memory has to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -231,6 +236,30 @@ pub fn decay(all: bool) {
     unmapped.into_iter().for_each(|(ptr, size)| unmap(ptr.0, size));
 }
 
+/// Bytes of used memory that wait for their next use.
+pub fn waiting_bytes() -> usize {
+    lock(&CHUNKS).kept()
+}
+
+/// What a page of 4 KiB cost in the runs that were touched last, ns of the processor; `None` before the first.
+pub(super) fn new_page_ns() -> Option<u64> {
+    Some(NEW_PAGE_NS.load(Relaxed)).filter(|ns| *ns > 0)
+}
+
+fn note_touched(took: Duration) {
+    let ns = (took.as_nanos() as u64 / (RUN_BYTES / ALIGN) as u64).max(1);
+    let before = NEW_PAGE_NS.load(Relaxed);
+    // One run may have come from memory that the host had not taken back.
+    let mean = if before == 0 { ns } else { (7 * before + ns) / 8 };
+    NEW_PAGE_NS.store(mean, Relaxed);
+}
+
+/// Time of the processor that this thread has had.
+fn processor_time() -> Duration {
+    let now = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(now.tv_sec as u64, now.tv_nsec as u32)
+}
+
 /// Bytes of pooled buffers in use.
 pub fn in_use_bytes() -> usize {
     lock(&CHUNKS).in_use()
@@ -247,6 +276,7 @@ pub fn populate(goal: usize) -> bool {
     let bare = chunks.take_bare();
     drop(chunks);
     let at = bare.unwrap_or_else(|| map_huge(RUN_BYTES, RUN_BYTES).expose_provenance().get());
+    let begun = processor_time();
     // SAFETY: the run is mapped, starts at a page, and nobody finds it before it is added.
     let touched = unsafe { madvise(pointer(at).as_ptr().cast(), RUN_BYTES, Advice::LinuxPopulateWrite) };
     if touched.is_err() {
@@ -254,6 +284,7 @@ pub fn populate(goal: usize) -> bool {
         lock(&CHUNKS).gave_back(GiveBack::run(at));
         return false;
     }
+    note_touched(processor_time().saturating_sub(begun));
     let mut chunks = lock(&CHUNKS);
     chunks.add_touched(at);
     chunks.wants_touched(goal)

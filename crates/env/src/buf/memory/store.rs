@@ -212,6 +212,11 @@ impl Store {
         self.classes[class].with_fresh.insert(run);
     }
 
+    /// Touched bytes that nobody uses.
+    pub(super) fn kept(&self) -> usize {
+        self.kept
+    }
+
     /// Bytes of chunks in use.
     pub(super) fn in_use(&self) -> usize {
         self.out
