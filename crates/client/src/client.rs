@@ -263,7 +263,7 @@ impl Client {
 
     /// Whether an inode was shown as a directory lately: if its server does not know it any more, it was removed.
     pub fn has_shown_directory(&self, ino: Ino) -> bool {
-        self.mount.coherence.unlinked.attr(ino).is_ok_and(|attr| attr.kind == Kind::Dir)
+        self.mount.coherence.unlinked.kind(ino) == Ok(Kind::Dir)
     }
 
     /// The directory and the name under which a repeated walk of a thread was shown an inode.

@@ -1,6 +1,6 @@
 //! Directories that are removed while a program has them open.
 
-use crate::harness::rerrno;
+use crate::harness::{counter, eventually, rerrno};
 use crate::two_mounts::Pair;
 use rustix::fs::{
     AtFlags, CWD, Dir, FileType, Mode, OFlags, fchmod, fstat, fsync, linkat, mkdirat, mknodat, open, openat, renameat,
@@ -96,6 +96,49 @@ fn removed_while_open() {
             }
             assert!(!path.exists());
         }
+    }
+    pair.stop();
+}
+
+/// Goal: a directory that is kept open lists nothing when another mount has emptied and removed it, however often its
+/// kernel has listed it before. Method: both mounts make names in it, so that neither holds its attributes and hears of
+/// the end; then it is listed until the kernel answers by itself, emptied and removed elsewhere, and listed again
+/// through the same descriptor. (Promise S6)
+#[test]
+fn a_kept_listing_ends_with_its_directory() {
+    let pair = Pair::new(1, &[], &[]);
+    let list = |dir: &mut Dir| {
+        dir.rewind();
+        let names = dir.map(|e| e.expect("entry").file_name().to_bytes().to_vec());
+        let mut names: Vec<_> = names.filter(|name| !name.starts_with(b".")).collect();
+        names.sort();
+        names
+    };
+    for there in ["rmdir", "replaced"] {
+        fs::create_dir(pair.a.join("d")).expect("mkdir");
+        fs::metadata(pair.b.join("d")).expect("stat");
+        let kept = open(pair.b.join("d"), OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty()).expect("open");
+        let mut kept = Dir::new(kept).expect("its listing");
+        assert_eq!(list(&mut kept), [b""; 0]);
+        fs::write(pair.a.join("d/of a"), b"").expect("make");
+        fs::write(pair.b.join("d/of b"), b"").expect("make");
+        fs::write(pair.a.join("d/of a too"), b"").expect("make");
+        eventually("the kernel keeps the listing", || {
+            let before = counter(&pair.b, "readdir");
+            assert_eq!(list(&mut kept), [&b"of a"[..], b"of a too", b"of b"]);
+            counter(&pair.b, "readdir") == before
+        });
+        for name in ["of a", "of a too", "of b"] {
+            fs::remove_file(pair.a.join("d").join(name)).expect("unlink");
+        }
+        if there == "rmdir" {
+            fs::remove_dir(pair.a.join("d")).expect("rmdir");
+        } else {
+            fs::create_dir(pair.a.join("new")).expect("mkdir");
+            fs::rename(pair.a.join("new"), pair.a.join("d")).expect("rename over it");
+        }
+        (0..3).for_each(|_| assert_eq!(list(&mut kept), [b""; 0], "{there}"));
+        let _ = fs::remove_dir(pair.a.join("d"));
     }
     pair.stop();
 }

@@ -3,7 +3,9 @@
 //! A file that lost its last name lives on at its server until it is closed. Nothing can happen any more in a directory
 //! that was removed, and what happens in a pipe or a device is the kernel's affair, which tells nobody that it is open:
 //! so its server forgets it at once. Programs that still hold it may ask what it is all the same (`fstat`, a shell
-//! whose directory is gone), and change its permissions: they see what it was, with no links.
+//! whose directory is gone), and change its permissions: they see what it was, with no links. Of a directory they see
+//! other times as well: it was emptied before it was removed, and a kernel that keeps a listing of it takes that for
+//! true as long as the time of modification is the one with which it was read.
 //!
 //! Owns: what was last shown of them. Does not own: whether one is there: it is looked for here only when its server
 //! does not know it any more (`Stale`), and inode numbers do not come again.
@@ -34,6 +36,10 @@ struct Shown {
 }
 
 impl Shown {
+    fn attr(&self, ino: Ino) -> Result<Attr> {
+        self.young.get(&ino).or_else(|| self.old.get(&ino)).copied().ok_or(Errno::Stale)
+    }
+
     fn keep(&mut self, attr: Attr) {
         if self.young.len() >= GENERATION_MAX && !self.young.contains_key(&attr.ino) {
             self.old = std::mem::take(&mut self.young);
@@ -54,16 +60,29 @@ impl Unlinked {
         }
     }
 
-    /// What is to be told of an inode that its server does not know any more; `Stale` if nothing was shown of it.
-    pub(crate) fn attr(&self, ino: Ino) -> Result<Attr> {
-        let shown = self.0.lock();
-        let attr = shown.young.get(&ino).or_else(|| shown.old.get(&ino)).ok_or(Errno::Stale)?;
-        Ok(Attr { nlink: 0, size: 0, ..*attr })
+    /// What an inode was that its server does not know any more; `Stale` if nothing was shown of it.
+    pub(crate) fn kind(&self, ino: Ino) -> Result<Kind> {
+        self.0.lock().attr(ino).map(|attr| attr.kind)
+    }
+
+    /// What is to be told of such an inode at the time `now`; `Stale` if nothing was shown of it. The times of a
+    /// directory become later than any that it had, once.
+    pub(crate) fn attr(&self, ino: Ino, now: Timespec) -> Result<Attr> {
+        let mut shown = self.0.lock();
+        let last = shown.attr(ino)?;
+        let removed = Attr { nlink: 0, size: 0, ..last };
+        if last.kind != Kind::Dir || last.nlink == 0 {
+            return Ok(removed);
+        }
+        let changed = now.max(after(last.mtime)).max(after(last.ctime));
+        let removed = Attr { mtime: changed, ctime: changed, ..removed };
+        shown.keep(removed);
+        Ok(removed)
     }
 
     /// Changes what is told of it.
     pub(crate) fn change(&self, ino: Ino, set: &SetAttr, now: Timespec) -> Result<Attr> {
-        let old = self.attr(ino)?;
+        let old = self.attr(ino, now)?;
         let time = |set: Option<TimeSet>, old| match set {
             Some(TimeSet::Now) => now,
             Some(TimeSet::At(time)) => time,
@@ -84,13 +103,13 @@ impl Unlinked {
 
     /// Value of an extended attribute that was set since it was removed: what it had before went with it.
     pub(crate) fn xattr(&self, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
-        self.attr(ino)?;
+        self.kind(ino)?;
         self.0.lock().xattrs.get(&ino).and_then(|all| all.get(name)).cloned().ok_or(Errno::NoData)
     }
 
     /// Names of these, each followed by NUL.
     pub(crate) fn xattr_names(&self, ino: Ino) -> Result<Vec<u8>> {
-        self.attr(ino)?;
+        self.kind(ino)?;
         let shown = self.0.lock();
         let names = shown.xattrs.get(&ino).into_iter().flat_map(Xattrs::keys);
         Ok(names.flat_map(|name| name.iter().copied().chain([0])).collect())
@@ -98,7 +117,7 @@ impl Unlinked {
 
     /// Sets one.
     pub(crate) fn set_xattr(&self, ino: Ino, name: Vec<u8>, value: Vec<u8>, mode: XattrMode) -> Result<()> {
-        self.attr(ino)?;
+        self.kind(ino)?;
         let mut shown = self.0.lock();
         if shown.xattrs.len() >= XATTRS_MAX && !shown.xattrs.contains_key(&ino) {
             shown.xattrs.clear();
@@ -120,9 +139,17 @@ impl Unlinked {
 
     /// Removes one.
     pub(crate) fn remove_xattr(&self, ino: Ino, name: &[u8]) -> Result<()> {
-        self.attr(ino)?;
+        self.kind(ino)?;
         let mut shown = self.0.lock();
         shown.xattrs.get_mut(&ino).and_then(|all| all.remove(name)).map(drop).ok_or(Errno::NoData)
+    }
+}
+
+/// The next moment.
+fn after(time: Timespec) -> Timespec {
+    match time.nsec {
+        999_999_999 => Timespec { sec: time.sec + 1, nsec: 0 },
+        nsec => Timespec { nsec: nsec + 1, ..time },
     }
 }
 
@@ -149,27 +176,51 @@ mod tests {
         }
     }
 
+    /// Goal: a kernel that goes by the time of modification does not take what it has listed for true when the
+    /// directory was removed, and the times of such a directory stay then. Method: clocks of servers that are ahead, one
+    /// that had its time set. (Promise S6)
+    #[test]
+    fn times_of_a_removed_directory_are_later() {
+        let time = |sec, nsec| Timespec { sec, nsec };
+        let removed = Unlinked::default();
+        for (ino, (mtime, ctime, now, told)) in [
+            (time(5, 3), time(5, 3), time(5, 9), time(5, 9)),
+            (time(5, 3), time(7, 999_999_999), time(6, 0), time(8, 0)),
+            (time(5, 3), time(5, 3), time(5, 3), time(5, 4)),
+            (time(9, 3), time(5, 3), time(6, 0), time(9, 4)),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            removed.shown(&Attr { mtime, ctime, ..dir(ino as u64) });
+            let is = Ok(Attr { nlink: 0, size: 0, mtime: told, ctime: told, ..dir(ino as u64) });
+            assert_eq!(removed.attr(Ino(ino as u64), now), is);
+            assert_eq!(removed.attr(Ino(ino as u64), time(100, 0)), is, "once");
+        }
+    }
+
     /// Goal: what was shown last is told, of directories and pipes, without links, also when it was changed since;
     /// files are none of its business; memory is bounded and what was shown longest ago goes. Method: shown and asked
     /// for by hand.
     #[test]
     fn what_was_shown_is_told() {
         let removed = Unlinked::default();
-        assert_eq!(removed.attr(Ino(1)), Err(Errno::Stale));
+        let early = Timespec { sec: 4, nsec: 0 };
+        assert_eq!(removed.attr(Ino(1), early), Err(Errno::Stale));
         removed.shown(&dir(1));
         removed.shown(&Attr { perm: 0o700, ..dir(1) });
         removed.shown(&Attr { kind: Kind::File, ..dir(2) });
         let pipe = Attr { kind: Kind::Fifo, nlink: 1, ..dir(3) };
         removed.shown(&pipe);
-        assert_eq!(removed.attr(Ino(3)), Ok(Attr { nlink: 0, size: 0, ..pipe }));
-        let told = Attr { perm: 0o700, nlink: 0, size: 0, ..dir(1) };
-        assert_eq!(removed.attr(Ino(1)), Ok(told));
-        assert_eq!(removed.attr(Ino(2)), Err(Errno::Stale));
+        assert_eq!(removed.attr(Ino(3), early), Ok(Attr { nlink: 0, size: 0, ..pipe }));
+        let told = Attr { perm: 0o700, nlink: 0, size: 0, mtime: early, ctime: early, ..dir(1) };
+        assert_eq!(removed.attr(Ino(1), early), Ok(told));
+        assert_eq!(removed.attr(Ino(2), early), Err(Errno::Stale));
         let now = Timespec { sec: 9, nsec: 0 };
         let set = SetAttr { perm: Some(0o500), mtime: Some(TimeSet::Now), ..SetAttr::default() };
         let changed = Attr { perm: 0o500, mtime: now, ctime: now, ..told };
         assert_eq!(removed.change(Ino(1), &set, now), Ok(changed));
-        assert_eq!(removed.attr(Ino(1)), Ok(changed));
+        assert_eq!(removed.attr(Ino(1), now), Ok(changed));
         assert_eq!(removed.change(Ino(2), &set, now), Err(Errno::Stale));
         let put = |ino, mode| removed.set_xattr(Ino(ino), b"user.x".to_vec(), b"1".to_vec(), mode);
         assert_eq!((put(1, XattrMode::Replace), put(2, XattrMode::Set)), (Err(Errno::NoData), Err(Errno::Stale)));
@@ -184,8 +235,8 @@ mod tests {
             (Ok(()), Err(Errno::NoData))
         );
         (10..10 + 2 * GENERATION_MAX as u64).for_each(|ino| removed.shown(&dir(ino)));
-        assert_eq!(removed.attr(Ino(1)), Err(Errno::Stale));
-        assert!(removed.attr(Ino(9 + 2 * GENERATION_MAX as u64)).is_ok());
+        assert_eq!(removed.attr(Ino(1), now), Err(Errno::Stale));
+        assert!(removed.attr(Ino(9 + 2 * GENERATION_MAX as u64), now).is_ok());
         let shown = removed.0.lock();
         assert!(shown.young.len() + shown.old.len() <= 2 * GENERATION_MAX);
     }

@@ -33,7 +33,7 @@ const LEARN_NS: u64 = 1_000_000_000;
 pub(crate) async fn getattr(mount: Arc<Mount>, ctx: Ctx, ino: Ino) -> Result<Attr> {
     mount.stats.count(Count::GetAttr);
     match ask(&mount, &ctx.cred, ino).await {
-        Err(Errno::Stale) => mount.coherence.unlinked.attr(ino),
+        Err(Errno::Stale) => mount.coherence.unlinked.attr(ino, mount.wall()),
         answer => answer.map(|(_, attr)| attr),
     }
 }

@@ -46,7 +46,7 @@ pub(crate) async fn readdir(
     let mut told = tokens::call(&mount, dir.target(), &ctx.cred, op, &[]).await?;
     let answer = match told.take() {
         // It was removed and is empty to whoever still has it open.
-        Err(Errno::Stale) if mount.coherence.unlinked.attr(dir).is_ok() => {
+        Err(Errno::Stale) if mount.coherence.unlinked.kind(dir).is_ok() => {
             return Ok(Listing { entries: Vec::new(), end: true });
         }
         answer => answer?,
