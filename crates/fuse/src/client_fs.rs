@@ -49,7 +49,7 @@ use handles::Handles;
 use kept_listings::KeptListings;
 use kernel_view::{Changing, KernelView, Since};
 use listings::Listings;
-use moved::Moved;
+use moved::{Moved, inode_of};
 use names::Names;
 use pages::Pages;
 use patience::Patience;
@@ -311,11 +311,11 @@ impl FileSystem for ClientFs {
         if self.names.is_own(caller.tid) {
             return self.own_getattr(caller, ino);
         }
-        self.moved.used(caller.tid, ino);
+        self.moved.used(caller.tid, caller.node);
         let asked_ns = monotonic_ns();
         let attr = self.wait(caller, self.client.getattr(&Self::stream(caller), ino))?;
         self.tells_size(caller, &attr, asked_ns);
-        if caller.by_other_id {
+        if caller.by_other_id() {
             return Ok(AttrReply { attr, ttl: Duration::ZERO });
         }
         Ok(self.attributes(attr, lent::since()))
@@ -339,7 +339,7 @@ impl FileSystem for ClientFs {
         self.client.walk_ended(caller.tid);
         // The kernel lets nobody make names in a directory meanwhile.
         let ttl = match attr.kind {
-            Kind::Dir if caller.by_other_id => Duration::ZERO,
+            Kind::Dir if caller.by_other_id() => Duration::ZERO,
             Kind::Dir => self.lend(&attr, since),
             _ => self.attr_ttl(&attr, since),
         };
@@ -361,7 +361,7 @@ impl FileSystem for ClientFs {
     fn mkdir(&self, caller: &Caller<'_>, parent: Ino, name: &[u8], mode: u32) -> Result<Entry> {
         let made =
             self.changed_entry(caller, (parent, name), |ctx| self.client.mkdir(ctx, parent, name, perm(mode)))?;
-        self.moved.made(made.attr.ino, parent, name);
+        self.moved.made(made.attr.ino, caller.node, name);
         // Nobody knew it before.
         Ok(Entry { attr_ttl: self.lend(&made.attr, lent::since()), ..made })
     }
@@ -391,10 +391,11 @@ impl FileSystem for ClientFs {
             libc::RENAME_EXCHANGE => RenameMode::Exchange,
             _ => return Err(Errno::Inval),
         };
-        let (from, to) = ((parent, name), (new_parent, new_name));
+        let (from_node, to_node) = (caller.node, new_parent);
+        let (from, to) = ((parent, name), (inode_of(to_node.0), new_name));
         [from, to].into_iter().for_each(|(dir, name)| self.changes_name(caller, dir, name));
-        self.changed(caller, &[parent, new_parent], |ctx| self.client.rename(ctx, from, to, mode))?;
-        self.moved.renamed(from, to, mode == RenameMode::Exchange);
+        self.changed(caller, &[from.0, to.0], |ctx| self.client.rename(ctx, from, to, mode))?;
+        self.moved.renamed((from_node, name), (to_node, new_name), mode == RenameMode::Exchange);
         self.client.walk_ended(caller.tid);
         Ok(())
     }

@@ -301,7 +301,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// Renames; `flags` are `RENAME_*` bits.
+    /// Renames; `flags` are `RENAME_*` bits. `new_parent` is the id by which the kernel names that directory.
     fn rename(
         &self,
         caller: &Caller<'_>,

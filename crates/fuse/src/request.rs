@@ -3,7 +3,7 @@
 //! Owns: parsing, and `Caller`. Does not own: reading the bytes or acting on them. Invariant: any bytes give a
 //! value or `Malformed`, never a panic; a parsed name has no NUL and no `/`.
 
-use crate::client_fs::moved::inode_of;
+use crate::client_fs::moved::{inode_of, is_other};
 use crate::file_system::{CopyHow, Handle, IoctlCall, LockHow, LockKind, OpenHow, ReadHow, WriteHow};
 use crate::groups::{GroupCache, Rights};
 use crate::kernel::flags::{bits, setattr};
@@ -23,8 +23,9 @@ pub struct Caller<'a> {
     pub gid: u32,
     /// Thread id; 0 for page write-back and for callers outside our process namespace.
     pub tid: u32,
-    /// The inode is asked for by another id than its own (`client_fs::moved`): nothing is lent under that.
-    pub by_other_id: bool,
+    /// The id by which the kernel names the inode that it asks about: the inode's own, or another one
+    /// (`client_fs::moved`).
+    pub node: Ino,
     /// The supplementary group that decides a create, when the kernel says so.
     pub create_group: Option<u32>,
     /// Fires when the caller got a signal.
@@ -55,12 +56,17 @@ impl<'a> Caller<'a> {
             uid: 0,
             gid: 0,
             tid: 0,
-            by_other_id: false,
+            node: Ino(0),
             create_group: None,
             interrupt,
             before_blocking: None,
             deferral: None,
         }
+    }
+
+    /// Whether the inode is asked for by another id than its own: nothing is lent under that.
+    pub fn by_other_id(&self) -> bool {
+        is_other(self.node.0)
     }
 
     /// To be called before the handler waits for anything that may take longer than waking a thread (50 us): another
@@ -393,11 +399,11 @@ fn operation<'a>(header: &k::InHeader, args: &'a [u8]) -> Option<Operation<'a>> 
         Opcode::Rmdir => Op::Rmdir { name: c.name()? },
         Opcode::Rename => {
             let r = c.get::<k::RenameIn>()?;
-            Op::Rename { name: c.name()?, new_parent: inode_of(r.newdir), new_name: c.name()?, flags: 0 }
+            Op::Rename { name: c.name()?, new_parent: Ino(r.newdir), new_name: c.name()?, flags: 0 }
         }
         Opcode::Rename2 => {
             let r = c.get::<k::Rename2In>()?;
-            Op::Rename { name: c.name()?, new_parent: inode_of(r.newdir), new_name: c.name()?, flags: r.flags }
+            Op::Rename { name: c.name()?, new_parent: Ino(r.newdir), new_name: c.name()?, flags: r.flags }
         }
         Opcode::Link => {
             let l = c.get::<k::LinkIn>()?;

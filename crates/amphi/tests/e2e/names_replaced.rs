@@ -297,6 +297,80 @@ fn both_names_moved_by_another_mount() {
     pair.stop();
 }
 
+/// What is done first with directories below one that another mount has moved: `p` is that one, `q` what it lies in.
+const FIRST_CALLS: &[(&str, fn(&Path, &Path) -> Result<(), Errno>)] = &[
+    ("out", |p, q| rename(p.join("in"), q.join("new"))),
+    ("out of its child", |p, q| rename(p.join("in/deep"), q.join("y/deep"))),
+    ("onto", |p, _| rename(p.join("in2"), p.join("e"))),
+    ("onto, from elsewhere", |p, q| rename(q.join("z"), p.join("e"))),
+    ("onto what is not empty", |p, q| match rename(q.join("z"), p.join("in")) {
+        Err(Errno::NOTEMPTY) => Ok(()),
+        other => other.and(Err(Errno::BADMSG)),
+    }),
+    ("exchanged", |p, q| renameat_with(CWD, p.join("in"), CWD, q.join("z"), RenameFlags::EXCHANGE)),
+    ("not replaced", |p, q| match renameat_with(CWD, q.join("z"), CWD, p.join("e"), RenameFlags::NOREPLACE) {
+        Err(Errno::EXIST) => Ok(()),
+        other => other.and(Err(Errno::BADMSG)),
+    }),
+    ("a file onto it", |p, q| match rename(q.join("f"), p.join("e")) {
+        Err(Errno::ISDIR) => Ok(()),
+        other => other.and(Err(Errno::BADMSG)),
+    }),
+    ("onto a file", |p, q| match rename(p.join("in"), q.join("f")) {
+        Err(Errno::NOTDIR) => Ok(()),
+        other => other.and(Err(Errno::BADMSG)),
+    }),
+    ("into itself", |p, _| match rename(p.join("in"), p.join("in/deep/in")) {
+        Err(Errno::INVAL) => Ok(()),
+        other => other.and(Err(Errno::BADMSG)),
+    }),
+    ("into its neighbour", |p, _| rename(p.join("in"), p.join("in2/in"))),
+    ("removed", |p, _| rmdir(p.join("e"))),
+    ("made", |p, _| match mkdir(p.join("in"), Mode::from_raw_mode(0o755)) {
+        Err(Errno::EXIST) => Ok(()),
+        other => other.and(Err(Errno::BADMSG)),
+    }),
+    ("itself", |p, q| rename(p, q.join("back"))),
+];
+
+/// Goal: the first call on this mount for directories below one that another mount has moved ends as on a local file
+/// system, whichever call that is; the trees look alike afterwards. Method: the kernel is shown a tree, the other mount
+/// moves its top or what that lies in; one call. (Promise S5)
+#[test]
+fn directories_below_one_moved_by_another_mount() {
+    let pair = Pair::new(1, &[], &[]);
+    for (number, (what, call)) in FIRST_CALLS.iter().enumerate() {
+        for (turn, (from, to, now)) in [("x/k", "y/k3", "y/k3"), ("x", "y/x2", "y/x2/k")].into_iter().enumerate() {
+            let top = format!("{number}-{turn}");
+            let (m0, m1) = (pair.a.join(&top), pair.b.join(&top));
+            for dir in ["x/k/in/deep", "x/k/in2", "x/k/e", "y", "z"] {
+                fs::create_dir_all(m1.join(dir)).expect("mkdir");
+            }
+            fs::write(m1.join("f"), b"f").expect("write");
+            for dir in ["x/k/in/deep", "x/k/in2", "x/k/e", "z"] {
+                stat(m0.join(dir)).expect("stat");
+            }
+            rename(m1.join(from), m1.join(to)).expect("rename");
+            assert_eq!(call(&m0.join(now), &m0), Ok(()), "{what}, after {from} was moved");
+            let tree = |m: &Path| {
+                let (mut todo, mut all) = (vec![m.to_path_buf()], Vec::new());
+                while let Some(dir) = todo.pop() {
+                    for entry in fs::read_dir(&dir).expect("list").flatten() {
+                        let attr = entry.metadata().expect("stat");
+                        let path = entry.path().strip_prefix(m).expect("below").to_path_buf();
+                        all.push((path, std::os::unix::fs::MetadataExt::ino(&attr)));
+                        todo.extend(attr.is_dir().then(|| entry.path()));
+                    }
+                }
+                all.sort();
+                all
+            };
+            assert_eq!(tree(&m0), tree(&m1), "{what}, after {from} was moved");
+        }
+    }
+    pair.stop();
+}
+
 /// Goal: an open directory that another mount has removed is empty: names in it are not there, and its attributes can
 /// be asked for and set. Method: each call by the descriptor. (Promise S6)
 #[test]

@@ -18,12 +18,12 @@ const ENTRY_PLUS_MIN_BYTES: usize = 160;
 impl ClientFs {
     /// Opens a directory for its listing.
     pub(super) fn open_directory(&self, caller: &Caller<'_>, ino: Ino) -> OpenReply {
-        self.moved.used(caller.tid, ino);
+        self.moved.used(caller.tid, caller.node);
         // The kernel has just checked that the directory may be read (`default_permissions`). From here on it may,
         // whatever becomes of its permissions and of the caller.
         let opener = caller.cred(&self.groups);
         let opener = Cred { caps: opener.caps.and(Caps::DAC_READ_SEARCH), ..opener };
-        let mark = match caller.by_other_id {
+        let mark = match caller.by_other_id() {
             true => Mark::No,
             false => self.kept_listings.opens(ino, monotonic_ns(), |attr| self.client.lend_listing(attr)),
         };
@@ -70,7 +70,7 @@ impl ClientFs {
             for e in listing.entries {
                 let shown = |attr: &Attr| {
                     // An answer for a program would end the life of a name that is lent.
-                    (attr.kind != Kind::Dir || self.moved.listed(attr.ino, ino, &e.name))
+                    (attr.kind != Kind::Dir || self.moved.listed(attr.ino, caller.node, &e.name))
                         && !self.is_lent(ino, &e.name, attr)
                 };
                 let added = match e.attr.filter(shown) {

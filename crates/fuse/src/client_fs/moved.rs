@@ -9,11 +9,16 @@
 //! moved. It stays the one of this place; both mean the same inode, and the kernel drops what it has at the old place
 //! when it looks there next.
 //!
+//! To the kernel the two ids are two directories. What it has in the one is not in the other: a child that it knows
+//! below the old id has to be moved when it is shown below the new one. So a place is a name in a directory by its node
+//! id.
+//!
 //! Owns: where each directory was shown last and under which id, which threads were shown one at a new place and have
 //! done nothing with it yet. Does not own: names.
 //!
 //! Invariants: a directory gets another id only for a thread whose look-up has just failed in the kernel or that is in
-//! a call which makes or moves a name (`syscall`), or where it would close a circle there. What this mount moves itself
+//! a call which makes or moves a name (`syscall`), or where it would close a circle there; the id is bound to the
+//! place at once, since nothing can keep the kernel from taking it. What this mount moves itself
 //! is moved here too. Nothing is lent under another id but the inode's own (`is_other`): what is lent is taken back by
 //! that. Bounds: `DIRECTORIES_MAX` directories of two generations, about 150 bytes each; beyond, a directory may be
 //! taken for one that was not shown. `THREADS_MAX` threads. `OTHERS` ids in turn for each directory.
@@ -53,7 +58,7 @@ fn next(node: Ino) -> Ino {
     Ino(inode_of(node.0).0 | number << OTHER_SHIFT)
 }
 
-/// A name in a directory.
+/// A name in a directory, which is told by the id that the kernel has of it.
 type Place = (Ino, Box<[u8]>);
 
 /// Where a directory was shown.
@@ -104,14 +109,14 @@ impl Shown {
         }
     }
 
-    /// Whether `above` is `dir` or above it, as the kernel was shown.
+    /// Whether `above` is `dir` or above it, as the kernel was shown; `dir` is a node id.
     fn is_above(&self, above: Ino, dir: Ino) -> bool {
         let mut at = dir;
         for _ in 0..DEPTH_MAX {
-            if at == above {
+            if inode_of(at.0) == above {
                 return true;
             }
-            match self.spot(at) {
+            match self.spot(inode_of(at.0)) {
                 Some(spot) => at = spot.place.0,
                 None => return false,
             }
@@ -144,14 +149,13 @@ pub(super) struct Moved {
 }
 
 impl Moved {
-    /// A look-up of `thread` finds a directory; `changes_names`: whether the thread is in a call that does. The node id
-    /// under which it is shown.
+    /// A look-up of `thread` in `dir`, a node id, finds a directory; `changes_names`: whether the thread is in a call
+    /// that does. The node id under which it is shown.
     pub(super) fn looked_up(
         &self,
         thread: u32,
         ino: Ino,
-        dir: Ino,
-        name: &[u8],
+        (dir, name): (Ino, &[u8]),
         changes_names: impl FnOnce() -> bool,
     ) -> Ino {
         let place: Place = (dir, name.into());
@@ -166,22 +170,43 @@ impl Moved {
         };
         let is_circle = shown.is_above(ino, dir);
         drop(shown);
-        let mut moving = self.moving.lock();
-        if let Some(one) = moving.get_mut(&thread).filter(|one| one.ino == ino && one.place == place) {
-            one.asked += 1;
-            if one.came_back || one.asked > ASKED_MAX {
-                // It has come back without having used what it was shown: the kernel could not move it.
-                (one.node, one.asked, one.came_back) = (next(one.node), 1, false);
+        let in_the_way = is_circle || self.has_failed(thread, ino, &place) || changes_names();
+        if in_the_way {
+            let mut shown = self.shown.lock();
+            if let Some(spot) = shown.spot(ino).filter(|spot| spot.place == place) {
+                // Another thread was faster.
+                return spot.node;
             }
-            return one.node;
+            let node = next(shown.node(ino));
+            shown.put(ino, place, node);
+            return node;
         }
-        let node = if is_circle || changes_names() { next(node) } else { node };
-        if moving.len() >= THREADS_MAX {
-            moving.clear();
+        let mut moving = self.moving.lock();
+        let is_there = moving.get(&thread).is_some_and(|one| one.ino == ino && one.place == place);
+        if !is_there {
+            if moving.len() >= THREADS_MAX {
+                moving.clear();
+            }
+            moving.insert(thread, Moving { ino, place, node, asked: 1, came_back: false });
+            self.threads.store(moving.len(), SeqCst);
         }
-        moving.insert(thread, Moving { ino, place, node, asked: 1, came_back: false });
-        self.threads.store(moving.len(), SeqCst);
         node
+    }
+
+    /// Whether a thread was shown a directory at this place before and has come back without having used it: the kernel
+    /// could not move it.
+    fn has_failed(&self, thread: u32, ino: Ino, place: &Place) -> bool {
+        let mut moving = self.moving.lock();
+        let Some(one) = moving.get_mut(&thread).filter(|one| one.ino == ino && one.place == *place) else {
+            return false;
+        };
+        one.asked += 1;
+        let has_failed = one.came_back || one.asked > ASKED_MAX;
+        if has_failed {
+            moving.remove(&thread);
+            self.threads.store(moving.len(), SeqCst);
+        }
+        has_failed
     }
 
     /// The way from the root to a name, if the kernel has been shown all of it there and under the inodes' own ids.
@@ -210,7 +235,7 @@ impl Moved {
     pub(super) fn walks(&self, thread: u32, dir: Ino, name: &[u8]) {
         if self.threads.load(SeqCst) > 0 {
             // A directory in which something is looked up is where it was shown.
-            self.settle(thread, |moving| moving.ino == dir);
+            self.settle(thread, |moving| moving.node == dir);
             if let Some(one) = self.moving.lock().get_mut(&thread) {
                 one.came_back |= one.place.0 != dir || *one.place.1 != *name;
             }
@@ -250,11 +275,11 @@ impl Moved {
         }
     }
 
-    /// `thread` does something with `ino`: if it was shown that at a new place, the kernel has it there now.
+    /// `thread` does something with `node`: if it was shown that at a new place, the kernel has it there now.
     #[inline]
-    pub(super) fn used(&self, thread: u32, ino: Ino) {
+    pub(super) fn used(&self, thread: u32, node: Ino) {
         if self.threads.load(SeqCst) > 0 {
-            self.settle(thread, |moving| moving.ino == ino);
+            self.settle(thread, |moving| moving.node == node);
         }
     }
 
@@ -273,7 +298,11 @@ impl Moved {
         {
             self.threads.store(moving.len(), SeqCst);
             drop(moving);
-            self.shown.lock().put(ino, place, node);
+            let mut shown = self.shown.lock();
+            // Somebody may have been shown it there under another id.
+            if shown.spot(ino).is_none_or(|spot| spot.place != place) {
+                shown.put(ino, place, node);
+            }
         }
     }
 }
@@ -297,28 +326,33 @@ mod tests {
     #[test]
     fn other_ids_only_when_the_kernel_could_not_move_it() {
         let moved = Moved::default();
-        assert_eq!(moved.looked_up(7, D, A, b"d", no), D);
-        assert_eq!(moved.looked_up(7, D, A, b"d", || true), D, "where it was shown nothing has to be moved");
-        assert_eq!(moved.looked_up(7, D, ROOT, b"d", no), D, "the kernel may be able to move it");
-        assert_eq!(moved.looked_up(8, D, ROOT, b"d", no), D, "so for another thread");
+        assert_eq!(moved.looked_up(7, D, (A, b"d"), no), D);
+        assert_eq!(moved.looked_up(7, D, (A, b"d"), || true), D, "where it was shown nothing has to be moved");
+        assert_eq!(moved.looked_up(7, D, (ROOT, b"d"), no), D, "the kernel may be able to move it");
+        assert_eq!(moved.looked_up(8, D, (ROOT, b"d"), no), D, "so for another thread");
         moved.walks(7, ROOT, b"d");
-        assert_eq!(moved.looked_up(7, D, ROOT, b"d", no), D, "it had something else there");
+        assert_eq!(moved.looked_up(7, D, (ROOT, b"d"), no), D, "it had something else there");
         moved.walks(7, ROOT, b"a");
-        let id = moved.looked_up(7, D, ROOT, b"d", no);
+        let id = moved.looked_up(7, D, (ROOT, b"d"), no);
         assert!(id != D && inode_of(id.0) == D && is_other(id.0) && !is_other(D.0));
-        assert_eq!(moved.looked_up(7, D, ROOT, b"d", no), id, "asked a second time");
-        assert_eq!(moved.looked_up(8, D, ROOT, b"d", no), D);
-        assert_eq!(moved.looked_up(8, D, ROOT, b"d", no), id, "no walk asks three times");
-        moved.used(8, D);
-        assert_eq!(moved.looked_up(7, D, ROOT, b"d", no), id, "the kernel has that there by now");
-        let rename = moved.looked_up(9, D, A, b"e", || true);
+        assert_eq!(moved.looked_up(7, D, (ROOT, b"d"), no), id, "asked a second time");
+        assert_eq!(moved.looked_up(8, D, (ROOT, b"d"), no), id, "the kernel has nothing of it elsewhere");
+        moved.walks(8, ROOT, b"a");
+        assert_eq!(moved.looked_up(8, D, (ROOT, b"d"), no), id, "and so has it there");
+        for _ in 0..ASKED_MAX {
+            assert_eq!(moved.looked_up(8, D, (A, b"d"), no), id, "moved by others again");
+        }
+        let again = moved.looked_up(8, D, (A, b"d"), no);
+        assert!(again != id && again != D && inode_of(again.0) == D, "no walk asks three times");
+        moved.ended(8);
+        let rename = moved.looked_up(9, D, (A, b"e"), || true);
         assert!(rename != D && rename != id && inode_of(rename.0) == D, "one that the kernel has nowhere");
-        assert_eq!(moved.looked_up(9, D, A, b"e", || true), rename);
+        assert_eq!(moved.looked_up(9, D, (A, b"e"), || true), rename);
         moved.used(9, A);
         moved.ended(9);
-        assert_eq!(moved.looked_up(9, D, A, b"e", no), rename);
+        assert_eq!(moved.looked_up(9, D, (A, b"e"), no), rename);
         moved.renamed((A, b"e"), (ROOT, b"f"), false);
-        assert_eq!(moved.looked_up(9, D, ROOT, b"f", no), rename, "the kernel moves what it has");
+        assert_eq!(moved.looked_up(9, D, (ROOT, b"f"), no), rename, "the kernel moves what it has");
         assert!(!moved.listed(D, ROOT, b"f"), "a listing has the inode's own id");
         let mut node = D;
         for _ in 0..OTHERS {
@@ -326,6 +360,27 @@ mod tests {
             assert!(inode_of(node.0) == D && is_other(node.0));
         }
         assert_eq!(next(node), next(D), "they come round");
+    }
+
+    /// Goal: what the kernel knows below a directory has to be moved when that is shown under another id. Method: a
+    /// directory in one that others move, shown to somebody who renames. (Promise S5)
+    #[test]
+    fn children_of_another_id_are_elsewhere() {
+        let (moved, child) = (Moved::default(), Ino(4));
+        assert_eq!((moved.looked_up(7, D, (A, b"d"), no), moved.looked_up(7, child, (D, b"in"), no)), (D, child));
+        let id = moved.looked_up(7, D, (ROOT, b"d"), || true);
+        assert!(is_other(id.0) && !moved.listed(child, id, b"in"));
+        let below = moved.looked_up(7, child, (id, b"in"), || true);
+        assert!(is_other(below.0) && inode_of(below.0) == child, "the kernel has the child below the old id");
+        assert_eq!(moved.looked_up(8, child, (id, b"in"), no), below);
+        assert_eq!(
+            moved.looked_up(8, child, (D, b"in"), no),
+            below,
+            "by whoever still is in the old one: it moves back"
+        );
+        moved.used(8, below);
+        assert_eq!(moved.path(LentName { dir: child, name: b"x"[..].into(), shows: NameShows::Nothing }), None);
+        assert!(moved.looked_up(8, D, (below, b"y"), no) != id, "one below the other in the kernel");
     }
 
     /// Goal: what this mount moves itself is where it says; a listing moves nothing; a directory is never shown below
@@ -336,11 +391,11 @@ mod tests {
         moved.made(A, ROOT, b"a");
         moved.made(D, A, b"d");
         moved.renamed((A, b"d"), (ROOT, b"d"), false);
-        assert_eq!((moved.looked_up(7, D, ROOT, b"d", no), moved.looked_up(7, D, ROOT, b"d", no)), (D, D));
+        assert_eq!((moved.looked_up(7, D, (ROOT, b"d"), no), moved.looked_up(7, D, (ROOT, b"d"), no)), (D, D));
         moved.renamed((ROOT, b"d"), (ROOT, b"a"), true);
         assert!(moved.listed(D, ROOT, b"a") && moved.listed(A, ROOT, b"d") && !moved.listed(D, ROOT, b"d"));
         moved.renamed((ROOT, b"a"), (A, b"x"), false);
-        assert!(moved.looked_up(7, A, D, b"y", no) != A, "the kernel has one below the other");
+        assert!(moved.looked_up(7, A, (D, b"y"), no) != A, "the kernel has one below the other");
         for n in 0..3 * DIRECTORIES_MAX as u64 {
             moved.made(Ino(100 + n), ROOT, &n.to_le_bytes());
         }

@@ -131,7 +131,7 @@ impl ClientFs {
     /// The kernel was shown what a name shows, for a program. If it asks for that again and again, it is lent.
     pub(super) fn shown(&self, caller: &Caller<'_>, dir: Ino, name: &[u8], entry: Option<&Entry>) {
         if self.client.lends_names()
-            && !caller.by_other_id
+            && !caller.by_other_id()
             // What a device is a new inode of the kernel has from the answer that makes it, also from a taker's.
             && entry.is_none_or(|entry| {
                 entry.node == entry.attr.ino && !matches!(entry.attr.kind, Kind::CharDev | Kind::BlockDev)
@@ -197,7 +197,7 @@ impl ClientFs {
                 (NameShows::Other(ino, kind), entry_ttl) => Ok(unknown(ino, kind, entry_ttl)),
             };
         }
-        let lent = lender.asks(caller.tid, dir, name).filter(|_| !caller.by_other_id).ok_or(Errno::Intr)?;
+        let lent = lender.asks(caller.tid, dir, name).filter(|_| !caller.by_other_id()).ok_or(Errno::Intr)?;
         if let NameShows::Directory(ino) = lent.shows
             // Where the kernel has it under another id it would drop what it has, with what is mounted below.
             && !self.moved.is_shown(dir, name, ino)

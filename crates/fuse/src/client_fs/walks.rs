@@ -30,7 +30,7 @@ impl ClientFs {
     /// Looks up a name for a program.
     pub(super) fn lookup_walked(&self, caller: &Caller<'_>, parent: Ino, name: &[u8]) -> Result<Entry> {
         self.client.count_lookup();
-        self.moved.walks(caller.tid, parent, name);
+        self.moved.walks(caller.tid, caller.node, name);
         let asked_ns = monotonic_ns();
         let found = match self.look_up(caller, parent, name) {
             Err(Errno::NoEnt) => {
@@ -45,7 +45,7 @@ impl ClientFs {
         let node = match found.kind {
             Kind::Dir if name != b"." && name != b".." => {
                 let changes = || Syscall::of(caller.tid).is_some_and(|call| call.changes_names());
-                self.moved.looked_up(caller.tid, found.ino, parent, name, changes)
+                self.moved.looked_up(caller.tid, found.ino, (caller.node, name), changes)
             }
             _ => found.ino,
         };

@@ -8,7 +8,6 @@ use super::polling::Polling;
 use super::pool::{Idle, Next, Parked, Pool};
 use super::receive::Receive;
 use super::{Shared, monotonic_ns};
-use crate::client_fs::moved::is_other;
 use crate::dispatch::{Lent, forget, handle};
 use crate::interrupt::Slot;
 use crate::kernel::flags::bits;
@@ -18,7 +17,7 @@ use crate::reply::ReplyTo;
 use crate::request::{BeforeBlocking, Operation, parse};
 use crate::{Caller, mount};
 use amphi_client::{Apart, Wide, has_waited};
-use amphi_types::Errno;
+use amphi_types::{Errno, Ino};
 use rustix::fs::OFlags;
 use rustix::io::Errno as Raw;
 use std::cell::Cell;
@@ -324,7 +323,7 @@ impl Reader {
             uid: header.uid,
             gid: header.gid,
             tid: header.pid,
-            by_other_id: is_other(header.nodeid),
+            node: Ino(header.nodeid),
             create_group: None,
             interrupt: &interrupt,
             before_blocking: Some(&hook),
