@@ -21,7 +21,7 @@ use tracing_subscriber::util::SubscriberInitExt;
     name = "amphi",
     version,
     arg_required_else_help = true,
-    after_help = "Exit codes: 0 done, 1 failed while working, 2 the request or its surroundings are wrong and nothing was changed.\nLog lines go to standard error; AMPHI_LOG=debug shows more.\nAMPHI_IO_MODE=auto|buffered|direct in the environment of a program on a mount chooses how the files that it opens go, AMPHI_JOB=NAME the job for which they are counted."
+    after_help = "Exit codes: 0 done, 1 failed while working, 2 the request or its surroundings are wrong and nothing was changed.\nLog lines go to standard error; AMPHI_LOG=debug shows more.\nAMPHI_IO_MODE=auto|buffered|direct in the environment of a program on a mount chooses how the files that it opens go, AMPHI_ADVISE=large|small says in which pieces it reads, AMPHI_JOB=NAME the job for which they are counted."
 )]
 struct Cli {
     #[command(subcommand)]

@@ -5,6 +5,7 @@
 use amphi_types::{Attr, ByteRange, Cred, Ino, IoMode, Kind, Timespec};
 use std::sync::Arc;
 
+use crate::policy::readers::Pieces;
 use crate::telemetry::jobs::{JOB_VARIABLES, JobName};
 
 /// Time for the half that has no environment. The same clock as the environment of the I/O half, so that the simulator
@@ -96,6 +97,17 @@ pub struct Ctx {
     pub io_mode: Option<IoMode>,
     /// The job that the caller's process belongs to, if the front end knows; counts when it opens a file.
     pub job: Option<JobName>,
+    /// The program that calls, as far as the front end knows it; counts when it opens a file.
+    pub program: Program,
+}
+
+/// What a front end knows of a program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Program {
+    /// A number for its executable, the same for all its processes; 0: unknown.
+    pub executable: u64,
+    /// In which pieces it says that it reads.
+    pub reads: Option<Pieces>,
 }
 
 impl Ctx {

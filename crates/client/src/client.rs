@@ -202,16 +202,16 @@ impl Client {
         self.mount.coherence.file_locks.set_closes(closes);
     }
 
-    /// Who serves the reads of a file that was just opened, and what a front end may keep of its pages. To be asked
+    /// Who serves the reads of a file that `ctx` has just opened, and what a front end may keep of its pages. To be asked
     /// once for each open file, before its first read.
-    pub fn front_cache(&self, open: &OpenFile) -> ops::input::FrontCache {
-        ops::input::front_cache(&self.mount, open)
+    pub fn front_cache(&self, ctx: &Ctx, open: &OpenFile) -> ops::front::FrontCache {
+        ops::front::front_cache(&self.mount, ctx, open)
     }
 
     /// A read that filled pages of a front end was answered: where it serves the reads of the file, the cache need not
     /// hold them as well.
     pub fn kept_by_front(&self, open: &OpenFile, offset: u64, len: usize) {
-        ops::input::kept_by_front(&self.mount, open, ByteRange::at(offset, len as u64));
+        ops::front::kept_by_front(&self.mount, open, ByteRange::at(offset, len as u64));
     }
 
     /// Whether [`IoHalf::run`] has ended.

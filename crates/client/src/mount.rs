@@ -267,7 +267,7 @@ impl Mount {
     /// An open of `file`, made for `ctx`. `ahead`: it was made ahead, so its close waits for company.
     pub(crate) fn open_file(self: &Arc<Self>, file: Arc<Inode>, flags: OpenFlags, ctx: &Ctx, ahead: bool) -> OpenFile {
         let closer: Weak<Mount> = Arc::downgrade(self);
-        OpenFile::new(closer, self.job_of(ctx.job.as_ref()), file, flags, ctx.io_mode, ahead)
+        OpenFile::new(closer, self.job_of(ctx.job.as_ref()), file, flags, ctx, ahead)
     }
 
     /// Runs `task` on the I/O half. Refused, hence dropped, once the client has stopped.

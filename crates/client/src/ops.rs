@@ -5,6 +5,7 @@
 pub(crate) mod attr;
 pub(crate) mod copy;
 pub(crate) mod fallocate;
+pub(crate) mod front;
 pub(crate) mod input;
 pub(crate) mod known;
 pub(crate) mod name;

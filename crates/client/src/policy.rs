@@ -1,8 +1,9 @@
 //! Policy: which way a request takes, from what is known and measured.
 //!
 //! Owns: the hybrid decision and who serves reads, as pure functions, and their inputs: access locality of a file,
-//! measured throughput of the two ways, what new memory costs beside it, memory groups of the mount and of the calling processes, rotational storage;
-//! how far one stream is read ahead, and which records follow each other at equal distances.
+//! measured throughput of the two ways, what new memory costs beside it, memory groups of the mount and of the calling
+//! processes, rotational storage;
+//! how far one stream is read ahead, which records follow each other at equal distances, who reads in which pieces.
 //! Does not own: carrying a decision out (`ops`).
 
 pub(crate) mod caller_memory;
@@ -10,6 +11,7 @@ pub mod decision;
 pub(crate) mod growth;
 pub(crate) mod kernel_reads;
 pub mod readahead;
+pub(crate) mod readers;
 pub(crate) mod records;
 pub(crate) mod rotational;
 pub(crate) mod throughput;
@@ -17,6 +19,7 @@ pub(crate) mod throughput;
 use amphi_env::memory_groups::Trees;
 use caller_memory::CallerMemory;
 use growth::Growth;
+use readers::Readers;
 use rotational::Rotational;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
@@ -37,4 +40,6 @@ pub(crate) struct Policy {
     pub(crate) throughput: Throughput,
     /// Whether the cache turns round in the memory that it has.
     pub(crate) growth: Growth,
+    /// Who reads in which pieces.
+    pub(crate) readers: Readers,
 }

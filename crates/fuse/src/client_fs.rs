@@ -121,8 +121,8 @@ impl ClientFs {
 
     /// With what the environment of the process says as well, for opens.
     fn opener(&self, caller: &Caller<'_>) -> Ctx {
-        let Said { mode, job } = self.environments.said(caller.tid, self.client.job_variables());
-        Ctx { io_mode: mode, job, ..self.ctx(caller) }
+        let Said { mode, job, program } = self.environments.said(caller.tid, self.client.job_variables());
+        Ctx { io_mode: mode, job, program, ..self.ctx(caller) }
     }
 
     fn thread(caller: &Caller<'_>) -> Ctx {
@@ -224,8 +224,8 @@ impl ClientFs {
         AttrReply { attr, ttl: self.attr_ttl(&attr, since) }
     }
 
-    fn opened(&self, file: Arc<OpenFile>) -> OpenReply {
-        let FrontCache { serves, keeps } = self.client.front_cache(&file);
+    fn opened(&self, caller: &Caller<'_>, file: Arc<OpenFile>) -> OpenReply {
+        let FrontCache { serves, keeps } = self.client.front_cache(&Self::thread(caller), &file);
         let flags = match serves || writes::keeps_pages(&file) {
             true => OpenFlags::CACHED,
             false => OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_WRITES,
@@ -421,7 +421,7 @@ impl FileSystem for ClientFs {
             self.kill_suidgid(caller, ino)?;
         }
         self.client.walk_ended(caller.tid);
-        Ok(self.opened(file))
+        Ok(self.opened(caller, file))
     }
 
     fn create(
@@ -439,7 +439,7 @@ impl FileSystem for ClientFs {
         if made.created {
             self.changes_name(caller, parent, name);
         }
-        Ok((self.entry(made.attr), self.opened(made.file)))
+        Ok((self.entry(made.attr), self.opened(caller, made.file)))
     }
 
     fn tmpfile(&self, caller: &Caller<'_>, parent: Ino, mode: u32, how: OpenHow) -> Result<(Entry, OpenReply)> {
@@ -448,7 +448,7 @@ impl FileSystem for ClientFs {
         let again = self.client.repeats_walk(caller.tid);
         let made = self.asked_as(caller, opener, |ctx| self.client.tmpfile(ctx, parent, perm(mode), flags));
         let made = self.in_directories(&[parent], again, made)?;
-        Ok((self.entry(made.attr), self.opened(made.file)))
+        Ok((self.entry(made.attr), self.opened(caller, made.file)))
     }
 
     fn read(&self, caller: &Caller<'_>, _: Ino, how: &ReadHow, sink: &mut ReadSink<'_>) -> Result<()> {

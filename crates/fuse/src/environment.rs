@@ -1,9 +1,9 @@
-//! `Environments`: what the environment of a calling process says (`AMPHI_IO_MODE`, the job), which FUSE requests do
-//! not carry.
+//! `Environments`: what the environment of a calling process says (`AMPHI_IO_MODE`, `AMPHI_ADVISE`, the job), and which
+//! program it is, which FUSE requests do not carry.
 //!
-//! Owns: a bounded cache of what `/proc/<tid>/environ` says. Does not own: what counts more (the client's decision),
-//! which variables name a job (`client::telemetry::jobs`). It is read at an open, by the thread that serves it: about
-//! 10 us. `/proc` shows what a program was started with; what it changes later (`setenv`) is not seen, and nothing is
+//! Owns: a bounded cache of what `/proc/<tid>/environ` and `exe` say. Does not own: what counts more (the client's
+//! decision), which variables name a job (`client::telemetry::jobs`). They are read at an open, by the thread that
+//! serves it: about 10 us. `/proc` shows what a program was started with; what it changes later (`setenv`) is not seen, and nothing is
 //! of one that this process may not look at.
 //!
 //! Invariants. A shell opens the files it redirects to and becomes the program afterwards, with the same number: so an
@@ -13,16 +13,19 @@
 //! page of this very mount: at most `READS_MAX` threads wait for that; further callers go on as if they had said
 //! nothing.
 
-use amphi_client::JobName;
+use amphi_client::{JobName, Pieces, Program};
 use amphi_types::IoMode;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::Read;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
 /// The variable that chooses how files go.
 const MODE: &str = "AMPHI_IO_MODE";
+/// The variable that says in which pieces a program reads.
+const ADVISE: &str = "AMPHI_ADVISE";
 /// How long an environment is believed at most.
 const LIFE: Duration = Duration::from_secs(1);
 /// Most threads remembered; the table is emptied when it is full.
@@ -39,6 +42,16 @@ pub struct Said {
     pub mode: Option<IoMode>,
     /// The job that it belongs to.
     pub job: Option<JobName>,
+    /// Which program it is.
+    pub program: Program,
+}
+
+/// What `/proc` shows of a thread.
+#[derive(Default)]
+struct Shown {
+    environ: Vec<u8>,
+    /// The path of its executable; empty if this process may not know it.
+    executable: Vec<u8>,
 }
 
 #[derive(Clone)]
@@ -73,7 +86,7 @@ impl Environments {
         self.said_at(tid, jobs, crate::session::monotonic_ns(), read)
     }
 
-    fn said_at(&self, tid: u32, jobs: &[String], now_ns: u64, read: impl Fn(u32) -> Vec<u8>) -> Said {
+    fn said_at(&self, tid: u32, jobs: &[String], now_ns: u64, read: impl Fn(u32) -> Shown) -> Said {
         if tid == 0 {
             return Said::default();
         }
@@ -88,7 +101,8 @@ impl Environments {
             self.reading.fetch_sub(1, SeqCst);
             return Said::default();
         }
-        let said = parse(&read(tid), jobs);
+        let shown = read(tid);
+        let said = parse(&shown, jobs);
         self.reading.fetch_sub(1, SeqCst);
         let mut entries = self.entries.lock();
         if entries.len() >= ENTRIES_MAX {
@@ -101,17 +115,30 @@ impl Environments {
 }
 
 #[expect(clippy::disallowed_types, reason = "of a file without an end that is known, no more than so much is read")]
-fn read(tid: u32) -> Vec<u8> {
-    let mut bytes = Vec::new();
+fn read(tid: u32) -> Shown {
+    let mut environ = Vec::new();
     if let Ok(file) = std::fs::File::open(format!("/proc/{tid}/environ")) {
         // What was read before an error counts.
-        let _ = file.take(BYTES_MAX).read_to_end(&mut bytes);
+        let _ = file.take(BYTES_MAX).read_to_end(&mut environ);
     }
-    bytes
+    // The name alone, which no file system is asked for.
+    let executable = std::fs::read_link(format!("/proc/{tid}/exe")).unwrap_or_default();
+    Shown { environ, executable: executable.into_os_string().into_encoded_bytes() }
 }
 
-/// What an environment says. Another word than a mode says nothing.
-fn parse(environ: &[u8], jobs: &[String]) -> Said {
+/// A number for an executable; 0: it is not known.
+fn number_of(executable: &[u8]) -> u64 {
+    if executable.is_empty() {
+        return 0;
+    }
+    let mut hasher = DefaultHasher::new();
+    executable.hash(&mut hasher);
+    hasher.finish().max(1)
+}
+
+/// What an environment and an executable say. Another word than those that are known says nothing.
+fn parse(shown: &Shown, jobs: &[String]) -> Said {
+    let environ = &shown.environ;
     let value =
         |name: &str| environ.split(|b| *b == 0).find_map(|e| e.strip_prefix(name.as_bytes())?.strip_prefix(b"="));
     let mode = match value(MODE) {
@@ -120,7 +147,14 @@ fn parse(environ: &[u8], jobs: &[String]) -> Said {
         Some(b"direct") => Some(IoMode::Direct),
         _ => None,
     };
-    Said { mode, job: JobName::find(jobs, |name| value(name).map(|v| String::from_utf8_lossy(v).into_owned())) }
+    let reads = match value(ADVISE) {
+        Some(b"large") => Some(Pieces::Large),
+        Some(b"small") => Some(Pieces::Small),
+        _ => None,
+    };
+    let program = Program { executable: number_of(&shown.executable), reads };
+    let job = JobName::find(jobs, |name| value(name).map(|v| String::from_utf8_lossy(v).into_owned()));
+    Said { mode, job, program }
 }
 
 #[cfg(test)]
@@ -128,7 +162,11 @@ mod tests {
     use super::*;
     use std::cell::Cell;
 
-    /// Goal: the variables are found and odd content harms nothing. Method: examples.
+    fn of(environ: &[u8]) -> Shown {
+        Shown { environ: environ.into(), executable: Vec::new() }
+    }
+
+    /// Goal: the variables are found and odd content harms nothing; a program has one number. Method: examples.
     #[test]
     fn environments_are_read() {
         for (environ, mode) in [
@@ -140,8 +178,20 @@ mod tests {
             (b"AMPHI_IO_MODE=DIRECT\0\xff\0\0", None),
             (b"", None),
         ] {
-            assert_eq!(parse(environ, &[]), Said { mode, job: None }, "{environ:?}");
+            assert_eq!(parse(&of(environ), &[]), Said { mode, ..Said::default() }, "{environ:?}");
         }
+        for (environ, reads) in [
+            (&b"AMPHI_ADVISE=large\0AMPHI_IO_MODE=auto"[..], Some(Pieces::Large)),
+            (b"X=1\0AMPHI_ADVISE=small\0", Some(Pieces::Small)),
+            (b"AMPHI_ADVISE=LARGE\0", None),
+            (b"AMPHI_ADVISED=large", None),
+        ] {
+            assert_eq!(parse(&of(environ), &[]).program, Program { executable: 0, reads }, "{environ:?}");
+        }
+        let executable = |path: &[u8]| parse(&Shown { executable: path.into(), ..of(b"") }, &[]).program.executable;
+        assert_eq!(executable(b"/usr/bin/tar"), executable(b"/usr/bin/tar"));
+        assert_ne!(executable(b"/usr/bin/tar"), executable(b"/usr/bin/cat"));
+        assert_eq!(executable(b""), 0);
         let jobs = ["OWN".to_string(), "SLURM_JOB_ID".to_string()];
         for (environ, job) in [
             (&b"SLURM_JOB_ID=4711\0AMPHI_IO_MODE=auto\0"[..], Some("4711")),
@@ -150,7 +200,7 @@ mod tests {
             (b"SLURM_JOB_ID=\xff\"x y", Some("__x_y")),
             (b"SLURM_JOB_ID_X=1\0XOWN=2\0SLURM_JOB_ID", None),
         ] {
-            assert_eq!(parse(environ, &jobs).job, job.and_then(JobName::new), "{environ:?}");
+            assert_eq!(parse(&of(environ), &jobs).job, job.and_then(JobName::new), "{environ:?}");
         }
     }
 
@@ -163,7 +213,7 @@ mod tests {
         let mode = |tid, now_us: u64| {
             let read = |_| {
                 reads.set(reads.get() + 1);
-                environ.get().to_vec()
+                of(environ.get())
             };
             e.said_at(tid, &[], now_us * 1000, read).mode
         };
@@ -187,7 +237,7 @@ mod tests {
         fn nested(e: &Environments, tid: u32) -> Option<IoMode> {
             let read = |_| {
                 let inner = nested(e, tid + 1);
-                if inner.is_none() { b"AMPHI_IO_MODE=direct".to_vec() } else { Vec::new() }
+                of(if inner.is_none() { b"AMPHI_IO_MODE=direct" } else { b"" })
             };
             e.said_at(tid, &[], 1, read).mode
         }

@@ -531,7 +531,7 @@ impl Kernel {
                 return Err(e);
             }
         };
-        let front = self.client.front_cache(&file);
+        let front = self.client.front_cache(ctx, &file);
         self.late(self.late_us.1).await;
         if front.keeps {
             self.count(|t| t.kept_opens += 1);

@@ -1,7 +1,7 @@
 //! A random-operation tester in the manner of fsx: one file, every way to change and read it, against a byte
 //! vector.
 
-use crate::harness::{Daemon, Place, Random, pattern};
+use crate::harness::{Daemon, Place, Random, counter, pattern};
 use rustix::fs::{FallocateFlags, Mode, OFlags, copy_file_range, fallocate, fsync, ftruncate, open, sendfile, stat};
 use rustix::io::{pread, pwrite};
 use rustix::mm::{MapFlags, MsyncFlags, ProtFlags, mmap, msync, munmap};
@@ -29,6 +29,19 @@ struct Access {
     plain: OwnedFd,
     direct: OwnedFd,
     append: OwnedFd,
+    /// Opened to be read alone, while nobody had it open for writing.
+    reader: Option<OwnedFd>,
+}
+
+impl Access {
+    fn open(path: std::path::PathBuf, reader: Option<OwnedFd>) -> Access {
+        let flags = OFlags::RDWR | OFlags::CREATE;
+        let mode = Mode::from_raw_mode(0o644);
+        let plain = open(&path, flags, mode).expect("open");
+        let direct = open(&path, flags | OFlags::DIRECT, mode).expect("open O_DIRECT");
+        let append = open(&path, flags | OFlags::APPEND, mode).expect("open O_APPEND");
+        Access { path, plain, direct, append, reader }
+    }
 }
 
 /// A store through a shared mapping that is not synced yet: until then others may show what was there before.
@@ -48,6 +61,8 @@ pub struct Tester {
     /// Shared mappings are used.
     maps: bool,
     unsynced: Option<Unsynced>,
+    /// Open files that only read are used, which the kernel may serve.
+    readers: bool,
     model: Vec<u8>,
     random: Random,
     log: Vec<String>,
@@ -64,21 +79,13 @@ impl Tester {
 
     /// A file that is open on several mounts.
     pub fn on(dirs: &[&Path], seed: u64) -> Tester {
-        let access = |dir: &&Path| {
-            let path = dir.join(format!("fsx-{seed}"));
-            let flags = OFlags::RDWR | OFlags::CREATE;
-            let mode = Mode::from_raw_mode(0o644);
-            let plain = open(&path, flags, mode).expect("open");
-            let direct = open(&path, flags | OFlags::DIRECT, mode).expect("open O_DIRECT");
-            let append = open(&path, flags | OFlags::APPEND, mode).expect("open O_APPEND");
-            Access { path, plain, direct, append }
-        };
-        let mounts: Vec<Access> = dirs.iter().map(access).collect();
+        let mounts = dirs.iter().map(|dir| Access::open(dir.join(format!("fsx-{seed}")), None)).collect();
         Tester {
             mounts,
             by: 0,
             maps: true,
             unsynced: None,
+            readers: false,
             model: Vec::new(),
             random: Random::new(seed),
             log: Vec::new(),
@@ -88,6 +95,12 @@ impl Tester {
     /// Leaves shared mappings out.
     pub fn without_maps(mut self) -> Tester {
         self.maps = false;
+        self
+    }
+
+    /// Reads through open files that only read as well.
+    pub fn with_readers(mut self) -> Tester {
+        self.readers = true;
         self
     }
 
@@ -129,6 +142,14 @@ impl Tester {
             self.by = self.random.below(self.mounts.len() as u64) as usize;
         }
         let (offset, len) = self.offset_len();
+        if self.readers && self.random.below(3) == 0 {
+            self.sync_stores();
+            match self.random.below(4) {
+                0 => self.open_readers(),
+                _ => self.read_alone(offset, len),
+            }
+            return;
+        }
         let at = offset as usize;
         let op = self.random.below(100);
         let may_go_beside = matches!(op, 0..66 | 72..83 | 94..);
@@ -218,6 +239,33 @@ impl Tester {
                 break;
             }
             got += n;
+        }
+        self.same_at(&buf[..got], offset, len);
+    }
+
+    /// Closes the file on all mounts, opens it on each to be read alone, and then as it was open before.
+    fn open_readers(&mut self) {
+        self.note("open to read alone".into());
+        let paths: Vec<_> = self.mounts.drain(..).map(|mount| mount.path).collect();
+        let readers: Vec<_> =
+            paths.iter().map(|path| open(path, OFlags::RDONLY, Mode::empty()).expect("open")).collect();
+        let pairs = paths.into_iter().zip(readers);
+        self.mounts = pairs.map(|(path, reader)| Access::open(path, Some(reader))).collect();
+    }
+
+    /// Reads by the open file that only reads, if there is one.
+    fn read_alone(&mut self, offset: u64, len: usize) {
+        if self.here().reader.is_none() {
+            return;
+        }
+        self.note(format!("read alone {offset}+{len}"));
+        let (mut buf, mut got) = (vec![0; len], 0);
+        while got < len {
+            let reader = self.here().reader.as_ref().expect("looked at above");
+            match pread(reader, &mut buf[got..], offset + got as u64).expect("read") {
+                0 => break,
+                n => got += n,
+            }
         }
         self.same_at(&buf[..got], offset, len);
     }
@@ -454,6 +502,37 @@ fn random_operations_agree_with_a_byte_vector() {
     let after = std::fs::read(place.mount().join("fsx-77")).expect("read");
     assert!(after == model, "same after a restart");
     up.stop();
+}
+
+/// What a mount is set to so that `setting` says who serves the reads, also of files that are not small.
+pub fn served_by(setting: &str) -> [String; 4] {
+    ["--set", &format!("hybrid.kernel_cache={setting}"), "--set", "hybrid.large_read_bytes=256K"].map(String::from)
+}
+
+/// Goal: Promise S1, S3: whoever serves reads, the kernel or the mount, they are those of the file as it is. Method: the
+/// tester with each setting of `hybrid.kernel_cache`, through open files that read alone as well, which stay while the
+/// file is written; what they were served by is counted.
+#[test]
+fn random_operations_whoever_serves_reads() {
+    for setting in ["auto", "on", "off"] {
+        let place = Place::new();
+        let set = served_by(setting);
+        let mut args = vec!["--cache", "8M"];
+        args.extend(set.iter().map(String::as_str));
+        let up = place.up(&args);
+        for seed in 30..32 {
+            println!("{setting}, seed {seed}");
+            let mut tester = Tester::new(&place.mount(), seed).with_readers();
+            (0..250).for_each(|_| tester.step());
+            tester.verify();
+        }
+        let count = |name: &str| counter(&place.mount(), name);
+        let opens = ["open_kernel_small_file", "open_kernel_unknown", "open_kernel_small_reads", "open_kernel_user"];
+        let by_kernel: u64 = opens.iter().map(|name| count(name)).sum();
+        assert_eq!((by_kernel > 0, count("read_direct_kernel") > 0), (setting != "off", setting != "off"), "{setting}");
+        up.stop();
+        place.fsck();
+    }
 }
 
 /// Goal: Promise S3: a file forced to one mode and a mode changed in between read the same. Method: the tester

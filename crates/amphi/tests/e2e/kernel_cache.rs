@@ -7,8 +7,9 @@ use rustix::io::pread;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::pipe::pipe;
 use std::fs::{self, File};
-use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,7 @@ const STORY: Duration = Duration::from_secs(4);
 
 /// Reads that came to a mount.
 fn reads(mount: &Path) -> u64 {
-    ["read_cache_hit", "read_buffered_small", "read_buffered_default", "read_direct_large"]
+    ["read_cache_hit", "read_buffered_small", "read_buffered_default", "read_direct_large", "read_direct_kernel"]
         .iter()
         .map(|name| counter(mount, name))
         .sum()
@@ -176,7 +177,7 @@ fn reads_follow_the_other_mount(servers: usize) {
         println!("{n} writes");
         readers.into_iter().map(|r| r.join().expect("a reader")).collect::<Vec<_>>()
     });
-    for reason in ["contended", "written", "off", "open", "user", "large"] {
+    for reason in ["contended", "written", "off", "open", "user", "large", "look"] {
         println!("{reason} {}", counter(&pair.b, &format!("open_mount_{reason}")));
     }
     println!("looks {looks:?}, opens by the kernel {}, left {}", by_kernel(&pair.b), counter(&pair.b, "pages_left"));
@@ -533,7 +534,7 @@ fn the_kernel_cache_can_be_set() {
     let bytes = pattern(1, 100 << 10);
     let large = mount.join("large");
     fs::write(&large, &bytes).expect("write");
-    assert_eq!(opens(&large, "open_mount_large"), 1);
+    assert_eq!(opens(&large, "open_kernel_unknown"), 1);
     let tune = |tunable: &str| {
         assert!(amphi().args(["set", "-m"]).arg(&mount).arg(tunable).status().expect("amphi").success());
     };
@@ -544,7 +545,7 @@ fn the_kernel_cache_can_be_set() {
     set(&inherits, "off");
     assert_eq!(opens(&inherits, "open_mount_off"), 1, "its own");
     set(&inherits, "auto");
-    assert_eq!(opens(&inherits, "open_mount_large"), 1);
+    assert_eq!(opens(&inherits, "open_mount_large"), 1, "the mount has seen that it was read in one piece");
     let shown = amphi().args(["layout", "get"]).args([&dir, &inherits]).output().expect("amphi").stdout;
     let shown = String::from_utf8(shown).expect("text");
     assert!(
@@ -569,6 +570,88 @@ fn the_kernel_cache_can_be_set() {
     let before = counter(&mount, "open_kernel_user");
     assert_eq!(fs::read(&small).expect("read"), b"1");
     assert_eq!(counter(&mount, "open_kernel_user") - before, 1);
+    up.stop();
+}
+
+/// Goal: a large file of which nothing is known is served by the kernel, from its first open on: small calls come in few
+/// requests, past the cache of the mount, which keeps no copy, and the second pass costs none (docs/HYBRID.md, "Who
+/// serves reads"). Method: a file that was written past all caches, read in 4 KiB through one descriptor.
+#[test]
+fn a_descriptor_opened_first_is_served_by_the_kernel() {
+    const BYTES: usize = 8 << 20;
+    let place = Place::new();
+    let up = place.up(&[]);
+    let (mount, path, bytes) = (place.mount(), place.mount().join("f"), pattern(3, BYTES));
+    let direct = File::options().write(true).create(true).custom_flags(OFlags::DIRECT.bits() as i32).open(&path);
+    direct.expect("create").write_all_at(&bytes, 0).expect("write");
+    let file = File::open(&path).expect("open");
+    assert_eq!(counter(&mount, "open_kernel_unknown"), 1);
+    let pass = || {
+        let mut page = vec![0; PAGE];
+        for at in (0..BYTES).step_by(PAGE) {
+            file.read_exact_at(&mut page, at as u64).expect("read");
+            assert!(page == bytes[at..at + PAGE], "at {at}");
+        }
+    };
+    pass();
+    let asked = reads(&mount);
+    assert!(asked < (BYTES / PAGE / 10) as u64, "{asked} requests for {} calls", BYTES / PAGE);
+    assert!(counter(&mount, "read_direct_kernel") > 0);
+    assert_eq!(counter(&mount, "read_buffered_default"), 0);
+    pass();
+    assert_eq!(reads(&mount), asked, "the kernel has it all");
+    up.stop();
+}
+
+/// Goal: a program that is known to read in large pieces is served by the mount, wherever it reads, others are not; so
+/// are the files of a directory that are read so, and whoever says that it does; a guess that was wrong is not made
+/// again (docs/HYBRID.md, "Who serves reads"). Method: `dd` and `cat` on files of directories of their own, of which one
+/// is set so that the mount sees how it is read.
+#[test]
+fn a_program_known_for_large_reads_is_served_by_the_mount() {
+    const BYTES: usize = 2 << 20;
+    let place = Place::new();
+    let up = place.up(&["--set", "hybrid.large_read_bytes=256K"]);
+    let mount = place.mount();
+    for dir in ["seen", "b", "c", "d", "e"] {
+        fs::create_dir(mount.join(dir)).expect("mkdir");
+        ["f", "g"].iter().for_each(|name| fs::write(mount.join(dir).join(name), vec![1; BYTES]).expect("write"));
+    }
+    // A mount knows in which directory it has looked a file up.
+    up.stop();
+    let up = place.up(&["--set", "hybrid.large_read_bytes=256K"]);
+    let set = |asked: &str| {
+        let mut layout = amphi();
+        layout.args(["layout", "set", "--kernel-cache", asked]).arg(mount.join("seen/f"));
+        assert!(layout.status().expect("amphi").success());
+    };
+    let opens = |reason: &str, program: &[&str], file: &str, advise: Option<&str>| {
+        let before = counter(&mount, reason);
+        let mut command = Command::new(program[0]);
+        command.args(&program[1..]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let path = mount.join(file);
+        match program[0] {
+            "dd" => command.arg(format!("if={}", path.display())),
+            _ => command.arg(&path),
+        };
+        command.env_remove("AMPHI_ADVISE").envs(advise.map(|said| ("AMPHI_ADVISE", said)));
+        assert!(command.status().expect("it runs").success());
+        counter(&mount, reason) - before
+    };
+    let (large, small) = (&["dd", "bs=1M"][..], &["dd", "bs=64K"][..]);
+    assert_eq!(opens("open_kernel_unknown", large, "b/f", None), 1, "nothing is known of it");
+    assert_eq!(opens("open_mount_advised", large, "b/f", Some("large")), 1);
+    set("off");
+    assert_eq!(opens("open_mount_off", large, "seen/f", None), 1);
+    set("auto");
+    assert_eq!(opens("open_mount_large", large, "seen/f", None), 1);
+    assert_eq!(opens("open_mount_large", large, "c/f", None), 1, "by the program");
+    assert_eq!(opens("open_kernel_advised", large, "c/g", Some("small")), 1);
+    assert_eq!(opens("open_kernel_unknown", &["cat"], "d/f", None), 1, "another program");
+    assert_eq!(opens("open_mount_large", &["cat"], "seen/g", None), 1, "by the directory");
+    assert_eq!(opens("open_kernel_small_reads", &["cat"], "c/g", None), 1, "which was wrong");
+    assert_eq!(opens("open_mount_large", small, "e/f", None), 1, "by the program");
+    assert_eq!(opens("open_kernel_small_reads", small, "e/g", None), 1, "which was wrong");
     up.stop();
 }
 

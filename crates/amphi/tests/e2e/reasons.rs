@@ -15,9 +15,10 @@ const KIB64: usize = 64 << 10;
 const MIB: usize = 1 << 20;
 /// A record of ior-hard: in the window, aligned to nothing.
 const RECORD: usize = 47_008;
-pub const REASONS: [&str; 11] = [
+pub const REASONS: [&str; 12] = [
     "direct_user",
     "direct_large",
+    "direct_kernel",
     "direct_contention",
     "direct_memory",
     "direct_overcache",

@@ -1,6 +1,6 @@
 //! Two and three mounts of one server and of three: what one mount's call returned, every other mount sees.
 
-use crate::fsx::Tester;
+use crate::fsx::{Tester, served_by};
 use crate::harness::{Daemon, Place, errno, eventually, is_mounted, pattern, rerrno};
 use crate::reasons::{REASONS, count};
 use rustix::fs::{
@@ -257,6 +257,24 @@ fn random_operations_on_several_mounts_agree_with_a_byte_vector(servers: usize) 
     drop(tester);
     third.stop();
     pair.stop();
+}
+
+/// Goal: Promise S1, S3 across mounts, whoever serves reads. Method: the random-operation tester on two mounts with each
+/// setting of `hybrid.kernel_cache`, through open files that read alone as well.
+#[test]
+fn random_operations_whoever_serves_reads_of_two_mounts() {
+    for setting in ["auto", "on", "off"] {
+        let set = served_by(setting);
+        let mut args = vec!["--cache", "8M"];
+        args.extend(set.iter().map(String::as_str));
+        let pair = Pair::new(1, &["--targets", "2"], &args);
+        println!("two mounts, {setting}");
+        let mut tester = Tester::on(&[&pair.a, &pair.b], 40).with_readers();
+        (0..250).for_each(|_| tester.step());
+        tester.verify();
+        drop(tester);
+        pair.stop();
+    }
 }
 
 /// Goal: Promise S1, S3, S4 across mounts that have no cache (sanityn 16c). Method: the random-operation tester on two

@@ -33,8 +33,6 @@ pub(crate) struct FilePages {
     locked: AtomicBool,
     /// The rule of caching under which all pages that are there were read; 0: older ones may be there.
     pub(crate) covered_rule: AtomicU64,
-    /// Those who read the file past the front end's pages asked for small pieces (`policy::kernel_reads`).
-    pub(crate) small_reads: AtomicBool,
 }
 
 impl FilePages {
@@ -54,7 +52,7 @@ impl FilePages {
     /// that was opened, all pages that are there now were read since: nobody reads through a file that is still being
     /// opened.
     pub(crate) fn note_of(&self, open: &OpenFile, range: ByteRange, rule: u64) {
-        if open.emptied_rule.load(SeqCst) == rule && self.covered_rule.load(SeqCst) != rule {
+        if open.front.emptied_rule.load(SeqCst) == rule && self.covered_rule.load(SeqCst) != rule {
             self.covered_rule.store(rule, SeqCst);
         }
         self.note(range);

@@ -5,7 +5,8 @@
 
 use super::Inode;
 use super::streams::{Pieces, Streams};
-use crate::api::OpenFlags;
+use crate::api::{Ctx, OpenFlags, Program};
+use crate::policy::readers::{Chosen, Reads};
 use crate::telemetry::jobs::Job;
 use crate::telemetry::stats::Ledger;
 use amphi_types::{Attr, Ino, IoMode, Result};
@@ -13,16 +14,10 @@ use amphi_wire::{Access, LockExtent, ReadAdvice};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 
-/// Fewer reads of an open file say nothing of its readers.
-const READS_MIN: u64 = 16;
-
 /// What an open file, or an open that nobody has taken over, needs of the mount when it goes.
 pub(crate) trait Closer: Send + Sync {
-    /// Requests below so many bytes are small.
-    fn small_bytes(&self) -> u64;
-
-    /// The last reference to an open file is gone: `ahead` as in `OpenFile`.
-    fn closed(self: Arc<Self>, open: &OpenFile, ahead: bool);
+    /// The last reference to an open file is gone, which was read so: `ahead` as in `OpenFile`.
+    fn closed(self: Arc<Self>, open: &OpenFile, reads: Reads, ahead: bool);
 
     /// An open of a file that the server counts is given up; `linger`: its close may wait for others.
     fn released(self: Arc<Self>, file: &Arc<Inode>, access: Access, linger: bool);
@@ -37,6 +32,31 @@ struct Told {
     reads: AtomicBool,
 }
 
+/// What a front end that has a page cache does with an open file.
+#[derive(Default)]
+pub(crate) struct Front {
+    /// It serves its reads from pages (`policy::kernel_reads`).
+    pub(crate) serves: AtomicBool,
+    /// The rule of caching under which it was opened, if the front end dropped all pages of the file then; 0 if it kept
+    /// them.
+    pub(crate) emptied_rule: AtomicU64,
+    /// What chose that.
+    chosen: AtomicU8,
+}
+
+impl Front {
+    /// Whether it serves reads, and what chose that.
+    pub(crate) fn choose(&self, serves: bool, chosen: Chosen) {
+        self.serves.store(serves, SeqCst);
+        self.chosen.store(chosen as u8, Relaxed);
+    }
+
+    pub(crate) fn chosen(&self) -> Chosen {
+        let all = [Chosen::NotAsked, Chosen::Otherwise, Chosen::Kernel, Chosen::Known, Chosen::Look];
+        all.into_iter().find(|c| *c as u8 == self.chosen.load(Relaxed)).unwrap_or_default()
+    }
+}
+
 /// An open file. Dropping the last reference closes it, without waiting.
 pub struct OpenFile {
     closer: Weak<dyn Closer>,
@@ -44,6 +64,8 @@ pub struct OpenFile {
     pub(crate) flags: OpenFlags,
     /// What the environment of the process that opened it asks for.
     pub(crate) process_mode: Option<IoMode>,
+    /// The program that opened it.
+    pub(crate) program: Program,
     /// Failures of write-back already reported here.
     reported: AtomicU64,
     pub(super) pieces: Pieces,
@@ -55,11 +77,7 @@ pub struct OpenFile {
     told: Told,
     /// The group under whose lock its requests go; 0: none.
     pub(crate) group: AtomicU64,
-    /// A front end serves its reads from pages (`policy::kernel_reads`).
-    pub(crate) by_front: AtomicBool,
-    /// The rule of caching under which it was opened, if the front end dropped all pages of the file then; 0 if it kept
-    /// them.
-    pub(crate) emptied_rule: AtomicU64,
+    pub(crate) front: Front,
     /// It was opened ahead, as one of many: its close waits for company.
     ahead: bool,
 }
@@ -76,13 +94,13 @@ pub struct Created {
 }
 
 impl OpenFile {
-    /// An open of `file` that is counted for `job`. `ahead`: it was made ahead, so its close waits for company.
+    /// An open of `file` by `ctx` that is counted for `job`. `ahead`: it was made ahead, so its close waits for company.
     pub(crate) fn new(
         closer: Weak<dyn Closer>,
         job: Arc<Job>,
         file: Arc<Inode>,
         flags: OpenFlags,
-        io_mode: Option<IoMode>,
+        ctx: &Ctx,
         ahead: bool,
     ) -> OpenFile {
         let ledger = Arc::new(Ledger::new(job));
@@ -92,15 +110,15 @@ impl OpenFile {
             reported: AtomicU64::new(file.failures.told()),
             file,
             flags,
-            process_mode: io_mode,
+            process_mode: ctx.io_mode,
+            program: ctx.program,
             pieces: Pieces::default(),
             streams: Streams::default(),
             ledger,
             io_mode: AtomicU8::new(IoMode::Auto as u8),
             told: Told::default(),
             group: AtomicU64::new(0),
-            by_front: AtomicBool::new(false),
-            emptied_rule: AtomicU64::new(0),
+            front: Front::default(),
             ahead,
         }
     }
@@ -170,15 +188,10 @@ impl OpenFile {
         Access { read: self.flags.read, write: self.flags.write }
     }
 
-    /// Notes how it was read, for those who open the file next.
-    fn note_readers(&self, small_bytes: u64) {
-        if self.by_front.load(SeqCst) || !self.flags.read {
-            return;
-        }
+    /// What it was asked for since its counters were looked at, calls that came in pieces as one.
+    pub(crate) fn reads(&self) -> Reads {
         let (requests, bytes) = self.ledger.reads();
-        if requests >= READS_MIN {
-            self.file.pages.small_reads.store(bytes / requests < small_bytes, SeqCst);
-        }
+        Reads { requests: requests.saturating_sub(self.pieces.continued()), bytes }
     }
 
     /// Whether there is one to report.
@@ -203,16 +216,13 @@ impl std::fmt::Debug for OpenFile {
 
 impl Drop for OpenFile {
     fn drop(&mut self) {
-        let closer = self.closer.upgrade();
-        if let Some(closer) = &closer {
-            self.note_readers(closer.small_bytes());
-        }
         if self.told.reads.load(Relaxed) {
             self.file.advise_reads(ReadAdvice::Normal);
         }
+        let reads = self.reads();
         self.file.stats.leave(&self.ledger);
-        if let Some(closer) = closer {
-            closer.closed(self, self.ahead);
+        if let Some(closer) = self.closer.upgrade() {
+            closer.closed(self, reads, self.ahead);
         }
     }
 }

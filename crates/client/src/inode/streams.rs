@@ -30,6 +30,15 @@ pub(crate) struct Pieces {
     list: Mutex<Vec<Piece>>,
     /// How many there are, to look at before the lock is taken.
     open: AtomicU32,
+    /// Pieces of reads that were not the first of theirs.
+    continued: AtomicU64,
+}
+
+impl Pieces {
+    /// Pieces of reads that were not the first of theirs.
+    pub(super) fn continued(&self) -> u64 {
+        self.continued.load(Relaxed)
+    }
 }
 
 /// Streams of one open file.
@@ -64,6 +73,9 @@ impl OpenFile {
         let mut pieces = self.pieces.list.lock();
         let at = pieces.iter().position(|p| p.stream == stream && p.way == way);
         let before = at.map(|i| pieces.remove(i)).filter(|p| p.next == range.start).map_or(0, |p| p.bytes);
+        if before > 0 && way == Way::Read {
+            self.pieces.continued.fetch_add(1, Relaxed);
+        }
         if may_continue {
             if pieces.len() >= STREAMS_MAX {
                 pieces.remove(0);

@@ -1,23 +1,19 @@
-//! What is known for the hybrid decision and for who serves the reads of an open file, and the count of what was
-//! decided.
+//! What is known for the hybrid decision, and the count of what was decided.
 //!
-//! Owns: gathering the inputs of `decision` for one request and of `kernel_reads` for one open file. Does not own: the
-//! rules, the measurements (`locality`, `caller_memory`, `cache`).
+//! Owns: gathering the inputs of `decision` for one request. Does not own: the rules, the measurements (`locality`,
+//! `caller_memory`, `cache`), who serves the reads of an open file (`front`).
 //!
 //! Invariants: nothing here waits or reads a file; what only matters in the window is only asked there, and in the
 //! order of the rules, so that a request that contention sends direct uses up no probe of locality.
 
 use crate::api::Ctx;
-use crate::coherence::tokens;
 use crate::inode::{Inode, OpenFile};
 use crate::mount::Mount;
 use crate::ops::read;
 use crate::policy::decision::{self, Input, Mode, Reason};
-use crate::policy::kernel_reads::{self, Server};
-use crate::telemetry::stats::{Copied, Count, Way};
+use crate::telemetry::stats::{Copied, Way};
 use crate::telemetry::tunables::Tunable;
 use amphi_env::memory_groups::SHORT_PERCENT;
-use amphi_pagecache::Dirty;
 use amphi_pagecache::LocalityRule;
 use amphi_pagecache::PAGE;
 use amphi_types::{ByteRange, Errno, IoMode, Result, limits};
@@ -54,6 +50,7 @@ impl Mount {
             mount_mode: t.mode(),
             large_bytes,
             small_bytes,
+            kernel_keeps: false,
             contended,
             memory_short,
             overcache,
@@ -137,7 +134,7 @@ impl Mount {
         t.on(Tunable::Memory) && self.cache.dirty_bytes() >= limit()
     }
 
-    fn is_group_short(&self, ctx: &Ctx) -> bool {
+    pub(crate) fn is_group_short(&self, ctx: &Ctx) -> bool {
         let t = &self.tunables;
         let caller = || {
             t.on(Tunable::CallerMemory)
@@ -164,80 +161,5 @@ impl Mount {
         } else {
             file.cached.locality.speaks_for_direct(rule, least)
         }
-    }
-}
-
-/// What a front end that has a page cache does with an open file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct FrontCache {
-    /// It serves reads from its pages.
-    pub serves: bool,
-    /// Pages of the file that it has from before are true.
-    pub keeps: bool,
-}
-
-/// Decides for a file that was just opened, and counts it.
-pub(crate) fn front_cache(mount: &Mount, open: &OpenFile) -> FrontCache {
-    let t = &mount.tunables;
-    let file = &open.file;
-    let alone = mount.coherence.sharing.is_alone();
-    let (executable, size) = {
-        let attr = &file.known.lock().view.attr;
-        (attr.perm & 0o111 != 0, attr.size)
-    };
-    let only_reads = open.flags.read && !open.flags.write && !open.flags.direct && !open.flags.truncate;
-    // In company who holds the attributes' token knows that nobody else has the file open for writing. But others may
-    // write it later.
-    let follows = || mount.coherence.sharing.pages().is_some_and(|front| front.follows_sizes());
-    let written = || file.has_writers() || !(alone || (tokens::holds_attributes(mount, file.ino) && follows()));
-    let server = kernel_reads::decide(&kernel_reads::Input {
-        kernel_cache: kernel_reads::asked(file.advice().kernel_cache(), t.kernel_cache()),
-        only_reads,
-        asked: decision::asked([open.io_mode(), file.io_mode()], open.process_mode, t.mode()),
-        contended: t.on(Tunable::Contention) && mount.is_contended(file),
-        written: only_reads && written(),
-        executable,
-        size: size.max(file.size()),
-        large_bytes: t.get(Tunable::LargeRead),
-        small_reads: file.pages.small_reads.load(SeqCst),
-    });
-    mount.stats.count(count_of(server));
-    let serves = server.is_kernel();
-    open.by_front.store(serves, SeqCst);
-    let rule = mount.coherence.sharing.rule();
-    // Of a lone mount the front end has seen every change. A read that it serves is not seen here: the first one has to
-    // be.
-    let covered = mount.coherence.sharing.has_always_been_alone() || file.pages.covered_rule.load(SeqCst) == rule;
-    let keeps = covered && !(serves && read_is_missed(mount, open));
-    open.emptied_rule.store(if keeps { 0 } else { rule }, SeqCst);
-    FrontCache { serves, keeps }
-}
-
-/// A read was answered that a front end keeps in its pages: what is clean of these bytes is not kept here as well.
-/// Where the pages will not be kept for the next open it is.
-pub(crate) fn kept_by_front(mount: &Mount, open: &OpenFile, range: ByteRange) {
-    let keeps = !mount.coherence.sharing.is_alone() || mount.coherence.sharing.has_always_been_alone();
-    if keeps && open.by_front.load(SeqCst) {
-        mount.cache.forget(&open.file, range, Dirty::Keep);
-    }
-}
-
-/// Whether a read has to come here, since it renews the access time.
-fn read_is_missed(mount: &Mount, open: &OpenFile) -> bool {
-    !open.flags.no_atime && mount.tunables.on(Tunable::Atime) && open.file.access_is_due(mount.clock.wall())
-}
-
-fn count_of(server: Server) -> Count {
-    match server {
-        Server::KernelSmallFile => Count::OpenKernelSmallFile,
-        Server::KernelExecutable => Count::OpenKernelExecutable,
-        Server::KernelSmallReads => Count::OpenKernelSmallReads,
-        Server::KernelUser => Count::OpenKernelUser,
-        Server::MountOff => Count::OpenMountOff,
-        Server::MountOpen => Count::OpenMountOpen,
-        Server::MountUser => Count::OpenMountUser,
-        Server::MountContended => Count::OpenMountContended,
-        Server::MountWritten => Count::OpenMountWritten,
-        Server::MountLarge => Count::OpenMountLarge,
     }
 }

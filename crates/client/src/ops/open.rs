@@ -2,8 +2,8 @@
 //!
 //! Owns: their steps. Does not own: what follows the last reference (`writeback::release`).
 
-use super::attr;
 use super::name::new_name;
+use super::{attr, front};
 use crate::api::{Ctx, OpenFlags};
 use crate::coherence::attributes;
 use crate::coherence::tokens::{self, name_keys};
@@ -13,9 +13,9 @@ use crate::inode::open_file::{Closer, Created};
 use crate::inode::{AskedAt, Inode, OpenFile};
 use crate::locks::{self, group_lock};
 use crate::mount::Mount;
+use crate::policy::readers::Reads;
 use crate::prefetch::small_files::{self, kept};
 use crate::telemetry::stats::Count;
-use crate::telemetry::tunables::Tunable;
 use crate::writeback::release::release;
 use amphi_dlm::TokenKey;
 use amphi_types::{Caps, Errno, Ino, Kind, Result, SetAttr};
@@ -135,12 +135,9 @@ async fn cut(mount: &Arc<Mount>, ctx: &Ctx, file: &Arc<OpenFile>) -> Result<()> 
 }
 
 impl Closer for Mount {
-    fn small_bytes(&self) -> u64 {
-        self.tunables.get(Tunable::Small)
-    }
-
-    fn closed(self: Arc<Self>, open: &OpenFile, ahead: bool) {
+    fn closed(self: Arc<Self>, open: &OpenFile, reads: Reads, ahead: bool) {
         self.jobs.note_use(&open.ledger.job);
+        front::note_readers(&self, open, reads);
         if open.member() != 0 {
             group_lock::closed(&self, &open.file, open.member());
         }

@@ -108,8 +108,8 @@ async fn take(mount: &Arc<Mount>, file: &Arc<Inode>, member: u64, needs: Needs) 
     }
 }
 
-/// Reads bytes that go into pages.
-pub(crate) async fn read(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange) -> Result<Segments> {
+/// Reads bytes that go into pages, by the cache or past it as `mode` says.
+pub(crate) async fn read(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange, mode: Mode) -> Result<Segments> {
     let file = &open.file;
     lease::touch(mount, file, asked).await?;
     file.pages.note_of(open, asked, mount.coherence.sharing.rule());
@@ -118,8 +118,8 @@ pub(crate) async fn read(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange) 
     let needs = Needs { range: pages, hold: Hold::Shared, locked, mode: LockMode::Read, extent };
     match hold(mount, file, open.member(), needs).await? {
         Entry::Held(_held) => {
-            let data = shared::unlocked(mount, file, asked, pages, Mode::Buffered).await;
-            if !open.by_front.load(SeqCst) {
+            let data = shared::unlocked(mount, file, asked, pages, mode).await;
+            if !open.front.serves.load(SeqCst) {
                 file.pages.read_ns.store(mount.clock.now_ns(), SeqCst);
             }
             data
@@ -170,7 +170,7 @@ async fn read_protected(
 /// takes pages back for the sake of other bytes.
 fn locked_for_read(mount: &Mount, open: &OpenFile, pages: ByteRange) -> (ByteRange, LockExtent) {
     let file = &open.file;
-    if !open.by_front.load(SeqCst) {
+    if !open.front.serves.load(SeqCst) {
         return (pages, LockExtent::Grown);
     }
     if mount.tunables.on(Tunable::Contention) && mount.is_contended(file) {

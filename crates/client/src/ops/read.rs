@@ -24,7 +24,8 @@ use crate::locks::group_lock;
 use crate::mount::Mount;
 use crate::objects::damaged;
 use crate::objects::read::{PAGE, Under, ask_piece, direct, direct_gaps};
-use crate::policy::decision::{Mode, Reason, decide};
+use crate::ops::front;
+use crate::policy::decision::{Input, Mode, Reason, decide};
 use crate::policy::readahead::Plan;
 use crate::policy::throughput::Course;
 use crate::prefetch::large_reads;
@@ -247,8 +248,9 @@ pub(crate) async fn read(
         file.pages.note_of(&open, asked, mount.coherence.sharing.rule());
     }
     if hints.for_pages && !mount.coherence.sharing.is_alone() {
-        count(&mount, &open, Reason::BufferedDefault, asked.len());
-        return super::pages::read(&mount, &open, asked).await;
+        let mode = front::way_of_pages(&mount, &open, asked.len());
+        count(&mount, &open, mode.1, asked.len());
+        return super::pages::read(&mount, &open, asked, mode.0).await;
     }
     let (_guard, _begun) = loop {
         let guard = group_lock::enter(file, open.member(), asked, Hold::Shared).await?;
@@ -294,12 +296,14 @@ pub(crate) async fn read(
     let missing: u64 = gaps.iter().map(ByteRange::len).sum();
     let before = open.request_bytes(Way::Read, ctx.tid, asked) - asked.len();
     open.note_piece(Way::Read, ctx.tid, asked, hints.may_continue);
-    let decision = decide(&mount.input(&ctx, &open, Way::Read, (asked, before + missing)));
+    let kernel_keeps = hints.for_pages && front::keeps_pages(&mount, &open);
+    let input = mount.input(&ctx, &open, Way::Read, (asked, before + missing));
+    let decision = decide(&Input { kernel_keeps, ..input });
     count(&mount, &open, decision.reason, range.len());
     let since_ns = mount.clock.now_ns();
     if decision.mode == Mode::Direct {
         let data = match buf {
-            None if is_stream(decision.reason) => {
+            None if is_stream(decision.reason) || decision.reason == Reason::DirectKernel => {
                 large_reads::read(&mount, &open, range, size, decision.reason == Reason::DirectLarge).await
             }
             None => direct(&mount, file, range).await,

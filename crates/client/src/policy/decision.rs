@@ -41,6 +41,7 @@ macro_rules! reasons {
 reasons! {
     DirectUser = "direct_user", "`O_DIRECT`, or the open file, file, process or mount is set to direct.";
     DirectLarge = "direct_large", "At least the large threshold.";
+    DirectKernel = "direct_kernel", "It is for pages of the kernel, which keeps them and serves the reads of the open file.";
     DirectContention = "direct_contention", "In the window, the file is contended.";
     DirectMemory = "direct_memory", "In the window, memory is short.";
     DirectOvercache = "direct_overcache", "In the window, much of the file is in the cache already.";
@@ -72,6 +73,8 @@ pub struct Input {
     pub large_bytes: u64,
     /// Small threshold, bytes.
     pub small_bytes: u64,
+    /// A read for pages of the kernel, which keeps them: the cache would hold what nobody asks for again.
+    pub kernel_keeps: bool,
     /// A server said lately that an object of the file is contended.
     pub contended: bool,
     /// The cache, the memory group of the mount or that of the caller has reached its share of the limit.
@@ -132,6 +135,8 @@ fn by_rules(input: &Input) -> Decision {
         }
     } else if input.size < input.small_bytes {
         buffered(Reason::BufferedSmall)
+    } else if input.kernel_keeps {
+        direct(Reason::DirectKernel)
     } else if input.contended {
         direct(Reason::DirectContention)
     } else if input.memory_short {
@@ -160,6 +165,7 @@ mod tests {
         mount_mode: IoMode::Auto,
         large_bytes: 2 << 20,
         small_bytes: 32 << 10,
+        kernel_keeps: false,
         contended: false,
         memory_short: false,
         overcache: false,
@@ -198,6 +204,10 @@ mod tests {
                 Reason::DirectLarge,
             ),
             (Input { size: (32 << 10) - 1, ..all }, Reason::BufferedSmall),
+            (Input { size: (32 << 10) - 1, kernel_keeps: true, ..all }, Reason::BufferedSmall),
+            (Input { size: 2 << 20, kernel_keeps: true, ..all }, Reason::DirectLarge),
+            (Input { kernel_keeps: true, ..all }, Reason::DirectKernel),
+            (Input { kernel_keeps: true, file_mode: buffered, ..all }, Reason::BufferedUser),
             (Input { size: 32 << 10, ..all }, Reason::DirectContention),
             (Input { contended: false, ..all }, Reason::DirectMemory),
             (Input { contended: false, memory_short: false, ..all }, Reason::DirectOvercache),

@@ -63,12 +63,17 @@ counters! {
     OpenKernelSmallFile = "open_kernel_small_file", "reqs";
     OpenKernelExecutable = "open_kernel_executable", "reqs";
     OpenKernelSmallReads = "open_kernel_small_reads", "reqs";
+    OpenKernelUnknown = "open_kernel_unknown", "reqs";
+    OpenKernelAdvised = "open_kernel_advised", "reqs";
     OpenKernelUser = "open_kernel_user", "reqs";
     OpenMountOff = "open_mount_off", "reqs";
     OpenMountOpen = "open_mount_open", "reqs";
     OpenMountUser = "open_mount_user", "reqs";
     OpenMountContended = "open_mount_contended", "reqs";
     OpenMountWritten = "open_mount_written", "reqs";
+    OpenMountMemory = "open_mount_memory", "reqs";
+    OpenMountAdvised = "open_mount_advised", "reqs";
+    OpenMountLook = "open_mount_look", "reqs";
     OpenMountLarge = "open_mount_large", "reqs";
     Close = "close", "reqs";
     WriteRefused = "write_refused", "reqs";

@@ -33,8 +33,8 @@ amphi_types::tunables! {
     Locality = "hybrid.locality", Switch, 1, 0 => 1, "requests in the window go direct on files that are not read again";
     LocalityPages = "hybrid.locality_pages", Count, 4096, 16 => 1 << 20, "pages of a file over which reuse is measured";
     LocalityProbe = "hybrid.locality_probe", Count, 64, 2 => 65_536, "without locality one request in this many is still buffered", for_tests;
-    Learn = "hybrid.learn", Switch, 1, 0 => 1, "requests without locality, also large ones, go the way that was measured to carry more";
-    KernelCache = "hybrid.kernel_cache", Words(KERNEL_CACHES), 0, 0 => 2, "whether the kernel serves reads from its page cache of files that nobody has open for writing and that have no setting of their own; auto: of those that are small, executable or read in small pieces";
+    Learn = "hybrid.learn", Switch, 1, 0 => 1, "requests without locality, also large ones, go the way that was measured to carry more; readers whom the kernel serves are looked at now and then";
+    KernelCache = "hybrid.kernel_cache", Words(KERNEL_CACHES), 0, 0 => 2, "whether the kernel serves reads from its page cache of files that nobody has open for writing and that have no setting of their own; auto: unless they are large and known to be read in large pieces";
     CacheBytes = "cache.max_bytes", Bytes, G, 4 * M => 1 << 50, "memory of the page cache", default "a quarter of the memory, at most 3/8 of the memory group's limit";
     PopulateBytes = "cache.populate_bytes", Bytes, 256 * M, 0 => 1 << 50, "memory that is touched before it is needed, so that the first writes of a mount are as fast as later ones; at most a quarter of the cache; what an idle mount does not use goes back; where new memory is measured to cost more than the disk, the cache takes no more than this and what it evicted and had to read again; 0 = none";
     DirtyPercent = "cache.dirty_percent", Percent, 50, 1 => 90, "share of the cache that may be dirty before writers wait";

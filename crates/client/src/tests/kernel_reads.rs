@@ -1,10 +1,14 @@
 //! Open files whose reads the kernel serves.
 
+use super::policy::io;
 use super::sharing::{create, in_cluster, open, root, write};
-use crate::api::{Hints, KernelPages};
+use super::world::World;
+use crate::api::{Ctx, Hints, KernelPages, Program};
+use crate::policy::decision::Reason;
+use crate::telemetry::stats::{Count, Way};
 use crate::{Client, OpenFlags};
 use amphi_env::Env;
-use amphi_types::{ByteRange, DataChecksums, Ino, KernelCache};
+use amphi_types::{ByteRange, DataChecksums, Ino, KernelCache, Pattern};
 use amphi_wire::XattrMode;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
@@ -65,7 +69,7 @@ fn a_contended_file_changes_sides_at_once() {
             let drops = Arc::new(Drops::default());
             b.set_pages(Some(drops.clone()));
             // Who writes is there already: only the setting of the file leaves its reads to the kernel.
-            fb.by_front.store(true, SeqCst);
+            fb.front.serves.store(true, SeqCst);
             if contended {
                 let until = b.mount.clock.now_ns() + 60_000_000_000;
                 fb.file.locks.contended_until_ns.store(until, SeqCst);
@@ -107,12 +111,50 @@ fn a_kernel_that_drops_sizes_serves_no_reads_in_company() {
                 c.env.sleep(Duration::from_secs(1)).await;
                 let fb = open(&b, "f", OpenFlags::READ).await;
                 b.getattr(&root(), fb.ino()).await.expect("stat");
-                serves |= b.front_cache(&fb).serves;
+                serves |= b.front_cache(&root(), &fb).serves;
             }
             assert_eq!(serves, follows);
             b.set_pages(None);
         });
     }
+}
+
+/// Goal: what the kernel asks for to serve the reads of a large file passes the cache; a program whose long streams it
+/// serves is looked at, what is seen counts from then on, and once it was wrong the next look is further (docs/HYBRID.md,
+/// "Who serves reads"). Method: opens by one program, read as its kernel does or as it does itself, whoever serves them.
+#[test]
+fn long_streams_through_the_kernel_are_looked_at() {
+    const BYTES: usize = 2 << 20;
+    let mut w = World::new(1, &[("hybrid.large_read_bytes", "256K")]);
+    let ino = w.server.plant("f", &vec![7; BYTES], Pattern::Whole);
+    let ctx = Ctx { program: Program { executable: 9, reads: None }, ..Ctx::root() };
+    let served_by_kernel = |w: &mut World, step: usize| {
+        let opening = w.client.open(&ctx, ino, OpenFlags::READ);
+        let file = w.run(opening).expect("open");
+        let serves = w.client.front_cache(&ctx, &file).serves;
+        let (step, hints) = (if serves { 128 << 10 } else { step }, Hints { for_pages: serves, ..Hints::default() });
+        for at in (0..BYTES).step_by(step) {
+            let reading = w.client.read(&ctx, &file, at as u64, step, hints);
+            assert_eq!(w.run(reading).expect("read").len(), step);
+            w.client.kept_by_front(&file, at as u64, step);
+        }
+        serves
+    };
+    for _ in 0..64 {
+        assert!(served_by_kernel(&mut w, 1 << 20), "nothing is known of it");
+    }
+    assert_eq!(io(&w, Way::Read, Reason::DirectKernel).0, 64 * BYTES as u64 / (128 << 10));
+    assert_eq!(w.client.mount.stats.of(Count::Fill), (0, 0), "nothing went into the cache");
+    assert!(!served_by_kernel(&mut w, 1 << 20), "a look");
+    assert!(!served_by_kernel(&mut w, 1 << 20), "it was seen to read in large pieces");
+    assert!(!served_by_kernel(&mut w, 32 << 10), "as before, which is wrong");
+    let opens = |w: &World, count| w.client.mount.stats.of(count).0;
+    for _ in 0..256 {
+        assert!(served_by_kernel(&mut w, 32 << 10));
+    }
+    assert_eq!(opens(&w, Count::OpenKernelSmallReads), 256);
+    assert!(!served_by_kernel(&mut w, 32 << 10), "a look, four times as far as the first");
+    assert_eq!((opens(&w, Count::OpenMountLook), opens(&w, Count::OpenMountLarge)), (2, 2));
 }
 
 /// Goal: the setting of a file and of its directory travels to other mounts, one setting leaves the others alone, and

@@ -1,0 +1,171 @@
+//! Who serves the reads of an open file, and what is learnt of those who read it.
+//!
+//! Owns: gathering the inputs of `kernel_reads` for one open file, noting how it was read when it is closed, what a
+//! front end with pages keeps. Does not own: the rules (`policy::kernel_reads`), what readers are known for
+//! (`policy::readers`), how pages get locks (`pages`).
+//!
+//! Invariants: nothing here waits or reads a file. What is known of readers is looked up for large files alone, of
+//! which nothing else decides; what is learnt is learnt where a front end with pages has asked.
+
+use crate::api::Ctx;
+use crate::coherence::tokens;
+use crate::inode::OpenFile;
+use crate::mount::Mount;
+use crate::policy::decision::{self, Mode, Reason};
+use crate::policy::kernel_reads::{self, Input, Server};
+use crate::policy::readers::{Chosen, Reader, Reads};
+use crate::telemetry::stats::Count;
+use crate::telemetry::tunables::Tunable;
+use amphi_pagecache::Dirty;
+use amphi_types::ByteRange;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// What a front end that has a page cache does with an open file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FrontCache {
+    /// It serves reads from its pages.
+    pub serves: bool,
+    /// Pages of the file that it has from before are true.
+    pub keeps: bool,
+}
+
+/// Decides for a file that `ctx` has just opened, and counts it.
+pub(crate) fn front_cache(mount: &Mount, ctx: &Ctx, open: &OpenFile) -> FrontCache {
+    let t = &mount.tunables;
+    let file = &open.file;
+    let alone = mount.coherence.sharing.is_alone();
+    let (executable, size) = {
+        let attr = &file.known.lock().view.attr;
+        (attr.perm & 0o111 != 0, attr.size)
+    };
+    let only_reads = open.flags.read && !open.flags.write && !open.flags.direct && !open.flags.truncate;
+    // In company who holds the attributes' token knows that nobody else has the file open for writing. But others may
+    // write it later.
+    let follows = || mount.coherence.sharing.pages().is_some_and(|front| front.follows_sizes());
+    let written = || file.has_writers() || !(alone || (tokens::holds_attributes(mount, file.ino) && follows()));
+    let input = Input {
+        kernel_cache: kernel_reads::asked(file.advice().kernel_cache(), t.kernel_cache()),
+        only_reads,
+        asked: decision::asked([open.io_mode(), file.io_mode()], open.process_mode, t.mode()),
+        contended: t.on(Tunable::Contention) && mount.is_contended(file),
+        written: only_reads && written(),
+        executable,
+        size: size.max(file.size()),
+        large_bytes: t.get(Tunable::LargeRead),
+        memory_short: false,
+        advised: open.program.reads,
+        known: None,
+        look: false,
+    };
+    let server = decide(mount, ctx, open, input);
+    mount.stats.count(count_of(server));
+    let serves = server.is_kernel();
+    open.front.choose(serves, chosen(server));
+    let rule = mount.coherence.sharing.rule();
+    // Of a lone mount the front end has seen every change. A read that it serves is not seen here: the first one has to
+    // be.
+    let covered = mount.coherence.sharing.has_always_been_alone() || file.pages.covered_rule.load(SeqCst) == rule;
+    let keeps = covered && !(serves && read_is_missed(mount, open));
+    open.front.emptied_rule.store(if keeps { 0 } else { rule }, SeqCst);
+    FrontCache { serves, keeps }
+}
+
+/// Decides, and asks for what is known of those who read only where that matters.
+fn decide(mount: &Mount, ctx: &Ctx, open: &OpenFile, input: Input) -> Server {
+    let server = kernel_reads::decide(&input);
+    if !matches!(server, Server::KernelUnknown | Server::KernelAdvised | Server::MountAdvised) {
+        return server;
+    }
+    let reader = reader_of(mount, open);
+    let known = mount.policy.readers.known(reader);
+    let is_known = reader.program != 0;
+    let server = kernel_reads::decide(&Input {
+        memory_short: mount.is_group_short(ctx),
+        known: known.pieces(is_known),
+        look: mount.tunables.on(Tunable::Learn) && known.program.is_due(),
+        ..input
+    });
+    if server == Server::MountLook {
+        mount.policy.readers.looks(reader);
+    }
+    server
+}
+
+fn reader_of(mount: &Mount, open: &OpenFile) -> Reader {
+    let file = open.ino();
+    let directory = mount.prefetch.small_files.state.lock().directory_of(file);
+    Reader { file, directory, program: open.program.executable }
+}
+
+/// An open file was closed that was read so: for those who open it, its neighbours, or others with this program next.
+pub(crate) fn note_readers(mount: &Mount, open: &OpenFile, reads: Reads) {
+    let t = &mount.tunables;
+    let (chosen, bounds) = (open.front.chosen(), (t.get(Tunable::Small), t.get(Tunable::LargeRead)));
+    let says = chosen != Chosen::NotAsked && !open.flags.direct && reads.says_something(bounds.1);
+    if says && open.file.size() >= bounds.1 {
+        mount.policy.readers.closed(reader_of(mount, open), chosen, reads, bounds);
+    }
+}
+
+/// A read was answered that a front end keeps in its pages: what is clean of these bytes is not kept here as well.
+/// Where the pages will not be kept for the next open it is.
+pub(crate) fn kept_by_front(mount: &Mount, open: &OpenFile, range: ByteRange) {
+    if keeps_pages(mount, open) {
+        mount.cache.forget(&open.file, range, Dirty::Keep);
+    }
+}
+
+/// Whether what is read into pages of the front end stays there, so that nobody asks for it here again.
+pub(crate) fn keeps_pages(mount: &Mount, open: &OpenFile) -> bool {
+    let keeps = || !mount.coherence.sharing.is_alone() || mount.coherence.sharing.has_always_been_alone();
+    open.front.serves.load(SeqCst) && keeps()
+}
+
+/// Which way a read for pages of `bytes` goes in company of other mounts, and why.
+pub(crate) fn way_of_pages(mount: &Mount, open: &OpenFile, bytes: u64) -> (Mode, Reason) {
+    match keeps_pages(mount, open) && bytes >= mount.tunables.get(Tunable::Small) {
+        true => (Mode::Direct, Reason::DirectKernel),
+        false => (Mode::Buffered, Reason::BufferedDefault),
+    }
+}
+
+/// Whether a read has to come here, since it renews the access time.
+fn read_is_missed(mount: &Mount, open: &OpenFile) -> bool {
+    !open.flags.no_atime && mount.tunables.on(Tunable::Atime) && open.file.access_is_due(mount.clock.wall())
+}
+
+/// What chose who serves the reads.
+fn chosen(server: Server) -> Chosen {
+    match server {
+        Server::MountLarge => Chosen::Known,
+        Server::MountLook => Chosen::Look,
+        Server::MountOff
+        | Server::MountOpen
+        | Server::MountUser
+        | Server::MountContended
+        | Server::MountWritten
+        | Server::MountMemory
+        | Server::MountAdvised => Chosen::Otherwise,
+        _ => Chosen::Kernel,
+    }
+}
+
+fn count_of(server: Server) -> Count {
+    match server {
+        Server::KernelSmallFile => Count::OpenKernelSmallFile,
+        Server::KernelExecutable => Count::OpenKernelExecutable,
+        Server::KernelSmallReads => Count::OpenKernelSmallReads,
+        Server::KernelUnknown => Count::OpenKernelUnknown,
+        Server::KernelAdvised => Count::OpenKernelAdvised,
+        Server::KernelUser => Count::OpenKernelUser,
+        Server::MountOff => Count::OpenMountOff,
+        Server::MountOpen => Count::OpenMountOpen,
+        Server::MountUser => Count::OpenMountUser,
+        Server::MountContended => Count::OpenMountContended,
+        Server::MountWritten => Count::OpenMountWritten,
+        Server::MountMemory => Count::OpenMountMemory,
+        Server::MountAdvised => Count::OpenMountAdvised,
+        Server::MountLarge => Count::OpenMountLarge,
+        Server::MountLook => Count::OpenMountLook,
+    }
+}
