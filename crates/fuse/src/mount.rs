@@ -215,6 +215,22 @@ impl MountPoint {
         MountPoint { device_number, own_number: table::own_number_at(&path), by_helper, path }
     }
 
+    /// Raises what the kernel reads ahead of streams through its page cache, which it does not take from INIT if it is
+    /// more than its own default; best effort, for without it they just arrive in smaller requests.
+    pub(crate) fn raise_read_ahead(&self, bytes: u32) {
+        let path = format!("/sys/class/bdi/{}/read_ahead_kb", table::numbers(self.device_number));
+        let Some(now) = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<u32>().ok()) else {
+            return;
+        };
+        let wanted = bytes >> 10;
+        if now < wanted
+            && !self.by_helper
+            && let Err(e) = std::fs::write(&path, wanted.to_string())
+        {
+            tracing::info!(error = %e, "cannot raise {path}; the kernel reads ahead by {now} KiB");
+        }
+    }
+
     /// Whether the mount at the path is still this one.
     fn is_there(&self) -> bool {
         let is_same = table::device_at(&self.path).is_some_and(|d| d == self.device_number || self.device_number == 0);
@@ -264,6 +280,22 @@ impl MountPoint {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Goal: the kernel reads ahead by what is asked for, and by no less than before. Method: two sizes, read back.
+    #[test]
+    fn the_kernel_reads_ahead_as_told() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let (_device, at) = mount(dir.path(), &SessionConfig::default()).expect("mount");
+        let path = format!("/sys/class/bdi/{}/read_ahead_kb", table::numbers(at.device_number));
+        at.raise_read_ahead(768 << 10);
+        at.raise_read_ahead(4 << 10);
+        let told = std::fs::read_to_string(&path);
+        at.unmount().expect("unmount");
+        // Where the system's settings cannot be written there is nothing to see.
+        if std::fs::OpenOptions::new().write(true).open("/proc/sys/fs/fuse/max_pages_limit").is_ok() {
+            assert_eq!(told.expect("a setting").trim(), "768");
+        }
+    }
 
     /// Goal: who ends late takes no mount away that somebody else has made at its place since, though it has the same
     /// device number. Method: mount, unmount, mount again, and end the first one in both ways. Another test may have

@@ -132,6 +132,7 @@ impl Session {
         let guard = MountGuard(Some(mount_point));
         let limits = init::negotiate(&device, &config, fs.keeps_locks())?;
         let mount_point = Arc::new(guard.disarm());
+        mount_point.raise_read_ahead(init::READ_AHEAD_BYTES);
         let device = Arc::new(device);
         fs.mounted(Notifier::new(Arc::downgrade(&device)), &limits);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);

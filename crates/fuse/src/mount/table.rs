@@ -40,6 +40,11 @@ pub(crate) fn is_mounted(device: u64) -> bool {
     table.split(|&b| b == b'\n').filter_map(parse).any(|line| line.device == device)
 }
 
+/// A device as the system writes it: `major:minor`.
+pub(super) fn numbers(device: u64) -> String {
+    format!("{}:{}", device >> 32, device & u64::from(u32::MAX))
+}
+
 fn top_at(path: &Path) -> Option<Line> {
     let table = std::fs::read("/proc/self/mountinfo").ok()?;
     table.split(|&b| b == b'\n').rev().filter_map(parse).find(|l| l.path == path.as_os_str().as_bytes())
@@ -86,6 +91,7 @@ mod tests {
         let line = br"99 1 0:52 / /mnt/a\040b rw,nodev shared:7 master:1 - fuse.amphi amphi rw,user_id=0";
         let want = Line { device: 52, path: b"/mnt/a b".to_vec(), fs_type: b"fuse.amphi".to_vec() };
         assert_eq!(parse(line), Some(want));
+        assert_eq!([52, 7 << 32 | 3].map(numbers), ["0:52", "7:3"]);
         for bad in [&b""[..], b"1 2", b"1 2 x:y / /m o - t", b"1 2 3:4 / /m o no separator"] {
             assert_eq!(parse(bad), None);
         }

@@ -40,8 +40,11 @@ const WANTED_FOR_LOCKS: u64 = flag::POSIX_LOCKS | flag::FLOCK_LOCKS;
 /// Background requests in flight: read-ahead and pieces of O_DIRECT calls. The kernel's default of 12 cuts a
 /// 16 MiB call of 1 MiB pieces in two rounds.
 const BACKGROUND_MAX: u16 = 128;
-/// Read-ahead of the kernel for files it caches (executables), bytes.
-const READ_AHEAD_BYTES: u32 = 1 << 20;
+/// Read-ahead of the kernel for open files whose reads it serves, bytes: streams of small calls come in requests of so
+/// much. A mapping is read by so much around each of its first faults, so it is not the largest request. The kernel
+/// begins with less and lets a session only lower that, so a mount by root raises it elsewhere as well
+/// (`MountPoint::raise_read_ahead`).
+pub(super) const READ_AHEAD_BYTES: u32 = 1 << 20;
 /// Page of the protocol's page counts, bytes.
 const PAGE: usize = 4096;
 
