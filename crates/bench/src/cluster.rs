@@ -9,6 +9,9 @@ use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
+/// What a mount is set to whose own way of reading is measured: by default the kernel serves what it can.
+pub const OWN_READS: &str = "hybrid.kernel_cache=off";
+
 /// A cluster with a mount, in a process of its own.
 pub struct Cluster {
     program: Program,
@@ -21,7 +24,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts `amphi up` in the fresh folder `dir`, with further arguments.
+    /// Starts `amphi up` in the folder `dir`, a fresh one or one that was left, with further arguments.
     pub fn up(dir: &Path, args: &[&str]) -> Outcome<Cluster> {
         let (data, mount) = (dir.join("data"), dir.join("mount"));
         for d in [&data, &mount] {
@@ -73,11 +76,17 @@ impl Cluster {
         Ok(Counters { client, server })
     }
 
+    /// Stops it; its folder stays, for the next one.
+    pub fn leave(self) -> Outcome {
+        self.program.stop()?;
+        self.server.map_or(Ok(()), Program::stop)
+    }
+
     /// Stops it and removes its folder.
     pub fn stop(self) -> Outcome {
-        self.program.stop()?;
-        self.server.map_or(Ok(()), Program::stop)?;
-        let dir = self.data.parent().unwrap_or(&self.data);
+        let data = self.data.clone();
+        self.leave()?;
+        let dir = data.parent().unwrap_or(&data);
         std::fs::remove_dir_all(dir).during(|| format!("remove {}", dir.display()))
     }
 }

@@ -4,18 +4,22 @@
 //! the program's own front end: a child process `amphi up` and the mount it makes.
 
 mod cluster;
+mod folder;
 mod picture;
 mod real;
+pub mod stop;
 mod table;
 pub mod tree;
 
 use amphi_env::Time;
 use amphi_env::real::monotonic;
-use amphi_host::failure::{Failure, Outcome};
+use amphi_host::failure::{During, Outcome};
 use clap::Args;
 use cluster::Cluster;
+use folder::Folder;
 use indicatif::{ProgressBar, ProgressStyle};
 use std::path::PathBuf;
+use stop::Stop;
 
 /// Start a cluster, run real programs on it, measure, stop, start again, compare; under 5 minutes.
 #[derive(Args, Debug)]
@@ -59,23 +63,16 @@ fn done(what: &str, since: Time) {
 }
 
 impl Demo {
-    /// Runs every step; stops at the first that fails, with nothing left running.
+    /// Runs every step; stops at the first that fails, or when a signal says so, with nothing left running.
     pub fn run(self) -> Outcome {
-        self.clear()?;
+        let stop = Stop::on_signals()?;
+        let folder = Folder::take(&self.dir)?;
         let start = monotonic();
-        let (data, mount) = (self.dir.join("data"), self.dir.join("mount"));
-        for d in [&data, &mount] {
-            std::fs::create_dir_all(d).map_err(|e| Failure::broken(format!("cannot make {}: {e}", d.display())))?;
-        }
-        let outcome = self.steps(&data, &mount);
-        if !self.keep {
-            for d in [&data, &mount, &self.dir.join("raw")] {
-                let _ = std::fs::remove_dir_all(d);
-            }
-            // Only if nothing is in it that is worth a look.
-            let _ = std::fs::remove_dir(&self.dir);
-        }
-        outcome?;
+        let outcome = self.steps(&folder, &stop);
+        let ended = folder.end(self.keep);
+        // Whatever fails because of it, a signal is why.
+        stop.check()?;
+        outcome.and(ended)?;
         println!(
             "\nAll compared equal, nothing is left running. {:.0} s in all.",
             monotonic().since(start).as_secs_f64()
@@ -84,56 +81,37 @@ impl Demo {
         Ok(())
     }
 
-    /// Takes away what a demo before has left of its own; everything else is somebody's.
-    fn clear(&self) -> Outcome {
-        let shown = self.dir.display();
-        let names = match std::fs::read_dir(&self.dir) {
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-            Err(e) => return Err(Failure::refused(format!("{shown}: {e}; name another folder with --dir"))),
-            Ok(entries) => entries.filter_map(|e| Some(e.ok()?.file_name())).collect::<Vec<_>>(),
-        };
-        if let Some(other) = names.iter().find(|n| !RESULTS.iter().any(|r| *n == r)) {
-            return Err(Failure::refused(format!(
-                "{shown}: exists already and has more in it than table and picture of a demo ({}); remove it or name another folder with --dir",
-                other.display()
-            )));
-        }
-        for name in RESULTS {
-            let _ = std::fs::remove_file(self.dir.join(name));
-        }
-        Ok(())
-    }
-
-    fn steps(&self, data: &std::path::Path, mount: &std::path::Path) -> Outcome {
+    fn steps(&self, folder: &Folder, stop: &Stop) -> Outcome {
+        let (data, mount) = (&folder.make("data")?, &folder.make("mount")?);
         let more = if self.servers > 1 { format!(" --servers {}", self.servers) } else { String::new() };
         println!("1. A cluster: amphi up --data {} --mount {}{more}", data.display(), mount.display());
         let t = monotonic();
         let cluster = Cluster::up(data, mount, self.cache, self.servers)?;
+        stop.check()?;
         done("ready", t);
 
         println!("2. A real source tree");
         let source = tree::choose(self.files)?;
         let t = monotonic();
         let copy = mount.join("tree");
-        tree::copy(&source, &copy)?;
+        tree::copy(&source, &copy, stop)?;
         done(&format!("{} files, {} copied", source.files.len(), amphi_host::size::show(source.bytes)), t);
         let t = monotonic();
-        tree::compare(&source, &copy)?;
+        tree::compare(&source, &copy, stop)?;
         done("compared byte for byte", t);
 
         println!("3. Real programs on it");
-        real::run(mount)?;
+        real::run(mount, stop)?;
 
         println!(
             "4. Streams of {} through a cache of {}",
             amphi_host::size::show(2 * self.cache),
             amphi_host::size::show(self.cache)
         );
-        let rows = table::measure(mount, &self.dir.join("raw"), 2 * self.cache, self.largest)?;
+        let rows = table::measure(mount, &folder.make("raw")?, 2 * self.cache, self.largest, stop)?;
         let text = table::render(&rows);
         print!("{text}");
-        std::fs::write(self.dir.join(TABLE), &text)
-            .map_err(|e| Failure::broken(format!("cannot write the table: {e}")))?;
+        std::fs::write(self.dir.join(TABLE), &text).during(|| "write the table".into())?;
         picture::draw(&rows.rows, &self.dir.join(PICTURE))?;
 
         println!("5. Stop, start again on the same folder");
@@ -142,13 +120,15 @@ impl Demo {
         done("stopped", t);
         let t = monotonic();
         let cluster = Cluster::up(data, mount, self.cache, self.servers)?;
+        stop.check()?;
         done("ready", t);
         let t = monotonic();
-        tree::compare(&source, &copy)?;
+        tree::compare(&source, &copy, stop)?;
         done("compared byte for byte again", t);
         let t = monotonic();
         let listed = tree::list_all(&source, &copy)?;
         done(&format!("{listed} entries listed"), t);
+        stop.check()?;
         let t = monotonic();
         tree::delete(&copy)?;
         done("deleted", t);

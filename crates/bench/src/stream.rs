@@ -98,6 +98,11 @@ impl Stream {
 
     /// As `write`; calls `ready` when the file is open and the clock is about to run.
     pub fn write_when(&self, ready: &dyn Fn()) -> Outcome<Moved> {
+        self.write_until(ready, &|| false)
+    }
+
+    /// As `write_when`; ends behind the transfer during which `over` came to say so.
+    pub fn write_until(&self, ready: &dyn Fn(), over: &dyn Fn() -> bool) -> Outcome<Moved> {
         let fd = self.open(OFlags::CREATE | OFlags::WRONLY | OFlags::TRUNC)?;
         let mut buf = Buf::zeroed(self.transfer);
         for (i, byte) in buf.iter_mut().enumerate() {
@@ -114,7 +119,7 @@ impl Stream {
                 done += n;
             }
             bytes += done as u64;
-            if self.is_late(start) {
+            if self.is_late(start) || over() {
                 break;
             }
         }
@@ -129,6 +134,11 @@ impl Stream {
 
     /// As `read`; calls `ready` when the file is open and the clock is about to run.
     pub fn read_when(&self, ready: &dyn Fn()) -> Outcome<Moved> {
+        self.read_until(ready, &|| false)
+    }
+
+    /// As `read_when`; ends behind the transfer during which `over` came to say so.
+    pub fn read_until(&self, ready: &dyn Fn(), over: &dyn Fn() -> bool) -> Outcome<Moved> {
         let fd = self.open(OFlags::RDONLY)?;
         let mut buf = Buf::zeroed(self.transfer);
         ready();
@@ -147,7 +157,7 @@ impl Stream {
                 return Err(Failure::broken(format!("{}: wrong bytes at {offset}", self.path.display())));
             }
             bytes += done as u64;
-            if self.is_late(start) {
+            if self.is_late(start) || over() {
                 break;
             }
         }

@@ -13,6 +13,7 @@ use super::program::Program;
 use super::raw::RawFile;
 use super::report::{Finding, Goal, Table, digits, spread};
 use super::series::{Arm, Series, as_given};
+use crate::demo::stop::Stop;
 use crate::demo::tree;
 use amphi_host::failure::{During, Failure, Outcome};
 use rustix::fs::OFlags;
@@ -140,7 +141,7 @@ fn show(run: &mut Run, (files, bytes): (usize, u64), series: &[Series], counts: 
 fn pack(run: &Run, archive: &Path) -> Outcome<(usize, u64)> {
     let source = tree::choose(if run.quick { 1_000 } else { FILES })?;
     let folder = run.dir.join("source");
-    tree::copy(&source, &folder)?;
+    tree::copy(&source, &folder, &Stop::default())?;
     let entries = tree::list(&folder)?;
     let mut tar = Command::new("tar");
     tar.arg("-cf").arg(archive).arg("-C").arg(&folder).arg(".");

@@ -1,7 +1,10 @@
 //! `amphi demo` in small: every step of it, on a source tree of the test.
 
-use crate::harness::{Place, amphi, pattern};
+use crate::harness::{Place, amphi, eventually, pattern};
+use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
 /// Programs that the demo runs on the mount.
@@ -15,6 +18,66 @@ fn is_there(program: &str) -> bool {
     command.status().is_ok_and(|status| status.success())
 }
 
+/// Source files of the test, where they are looked for: where cargo keeps them.
+fn sources(place: &Place) -> PathBuf {
+    let home = place.path("home");
+    for i in 0..40u64 {
+        let dir = home.join(format!("registry/src/crate{}", i % 4));
+        fs::create_dir_all(&dir).expect("mkdir");
+        let text: Vec<u8> =
+            pattern(i, 3000 * (1 + i as usize % 5)).iter().map(|b| b"abcdef \n"[usize::from(b % 8)]).collect();
+        fs::write(dir.join(format!("file{i}.rs")), text).expect("write");
+    }
+    home
+}
+
+fn is_mounted(place: &Place) -> bool {
+    fs::read_to_string("/proc/self/mounts").expect("mounts").contains(&place.text("out"))
+}
+
+/// Processes that were started for the folder of the demo.
+fn processes(place: &Place) -> usize {
+    let of = |pid: fs::DirEntry| fs::read(pid.path().join("cmdline")).unwrap_or_default();
+    let out = place.text("out").into_bytes();
+    let lines = fs::read_dir("/proc").expect("processes").flatten().map(of);
+    lines.filter(|line| line.windows(out.len()).any(|part| part == out)).count()
+}
+
+/// Goal: a demo that is ended by a signal at any step leaves nothing: no process, no mount, no folder; what one leaves
+/// that is killed is taken over by the next one. Method: demos that are ended when they say which step begins; the last
+/// one is killed, with its cluster left running.
+#[test]
+fn an_interrupted_demo_leaves_nothing() {
+    let place = Place::new();
+    let home = sources(&place);
+    let demo = |cache: &str| {
+        let mut command = amphi();
+        command.args(["demo", "--dir", &place.text("out"), "--files", "40", "--cache", cache]);
+        command.env("CARGO_HOME", &home).stdin(Stdio::null()).stderr(Stdio::null());
+        command
+    };
+    for (step, signal) in [("1.", Signal::INT), ("2.", Signal::TERM), ("3.", Signal::INT), ("2.", Signal::KILL)] {
+        let mut child = demo("4M").stdout(Stdio::piped()).spawn().expect("amphi starts");
+        let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+        let begun = lines.any(|line| line.expect("a line").starts_with(step));
+        assert!(begun, "it comes to {step}");
+        kill_process(Pid::from_child(&child), signal).expect("a signal");
+        lines.for_each(drop);
+        let code = child.wait().expect("it ends").code();
+        if signal == Signal::KILL {
+            assert!(is_mounted(&place), "as nobody could clear up");
+            continue;
+        }
+        assert_eq!(code, Some(1), "{step}");
+        assert!(!place.path("out").exists(), "{step}: {:?}", fs::read_dir(place.path("out")).map(Iterator::count));
+        assert_eq!((is_mounted(&place), processes(&place)), (false, 0), "{step}");
+    }
+    // It takes the folder over, and then finds that no machine has such a cache.
+    assert_eq!(demo("900T").stdout(Stdio::null()).status().expect("amphi starts").code(), Some(1));
+    assert_eq!((is_mounted(&place), place.path("out").exists()), (false, false));
+    eventually("the cluster has ended", || processes(&place) == 0);
+}
+
 /// Goal: the demo goes through all its steps, says so, leaves table and picture and nothing else: no process, no mount,
 /// no cluster; the next one takes its folder, also where the one before failed, but not one with anything else in it.
 /// Method: a small tree, a small cache, small streams; what it prints and what is in its folder.
@@ -25,15 +88,7 @@ fn the_demo_leaves_a_table_and_a_picture() {
         return;
     }
     let place = Place::new();
-    // Sources are looked for where cargo keeps them.
-    let home = place.path("home");
-    for i in 0..40u64 {
-        let dir = home.join(format!("registry/src/crate{}", i % 4));
-        fs::create_dir_all(&dir).expect("mkdir");
-        let text: Vec<u8> =
-            pattern(i, 3000 * (1 + i as usize % 5)).iter().map(|b| b"abcdef \n"[usize::from(b % 8)]).collect();
-        fs::write(dir.join(format!("file{i}.rs")), text).expect("write");
-    }
+    let home = sources(&place);
     let demo = |more: &[&str]| {
         let mut command = amphi();
         command.args(["demo", "--dir", &place.text("out")]).args(more);
@@ -63,8 +118,7 @@ fn the_demo_leaves_a_table_and_a_picture() {
         fs::read_dir(place.path("out")).expect("list").map(|e| e.expect("entry").file_name()).collect();
     left.sort();
     assert_eq!(left, ["stream.svg", "table.txt"]);
-    let table_of_mounts = fs::read_to_string("/proc/self/mounts").expect("mounts");
-    assert!(!table_of_mounts.contains(&place.text("out")), "{table_of_mounts}");
+    assert!(!is_mounted(&place));
     for _ in 0..2 {
         // A cache that no machine has: the folder is not in the way of the next one.
         let failed = demo(&["--cache", "900T"]);

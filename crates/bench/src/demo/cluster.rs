@@ -1,10 +1,18 @@
-//! The child process `amphi up` of the demo: started, waited for, stopped; killed and unmounted if the demo fails.
+//! The child process `amphi up` of the demo: started, waited for, stopped; also if the demo fails, and killed and
+//! unmounted if it does not end then.
 
+use crate::clock::pause;
 use amphi_host::failure::{During, Failure, Outcome};
 use rustix::process::{Pid, Signal, kill_process};
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// How long it has to end after a demo that failed: in looks.
+const LOOKS: u32 = 300;
+const LOOK: Duration = Duration::from_millis(50);
 
 /// A running embedded cluster with its mount.
 pub struct Cluster {
@@ -28,6 +36,8 @@ impl Cluster {
             .args(is_new.then_some("--format"))
             .stdout(Stdio::piped())
             .stdin(Stdio::null())
+            // A terminal's signal is the demo's, which ends it when nobody uses it any more.
+            .process_group(0)
             .spawn()
             .during(|| "start amphi up".into())?;
         let stdout = child.stdout.take();
@@ -56,7 +66,17 @@ impl Cluster {
 
 impl Drop for Cluster {
     fn drop(&mut self) {
-        if !matches!(self.child.try_wait(), Ok(Some(_))) {
+        // In order, so that it ends its servers and its mount.
+        let _ = kill_process(Pid::from_child(&self.child), Signal::TERM);
+        let mut has_ended = || matches!(self.child.try_wait(), Ok(Some(_)));
+        let ended = (0..LOOKS).any(|_| {
+            let ended = has_ended();
+            if !ended {
+                pause(LOOK);
+            }
+            ended
+        });
+        if !ended {
             let _ = self.child.kill();
             let _ = self.child.wait();
             let _ = rustix::mount::unmount(&self.mount, rustix::mount::UnmountFlags::DETACH);

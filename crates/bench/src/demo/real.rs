@@ -1,25 +1,54 @@
 //! Real programs on the mount: git, SQLite, the Rust compiler and the program it makes.
 
 use super::done;
+use super::stop::Stop;
 use amphi_env::real::monotonic;
-use amphi_host::failure::{Failure, Outcome};
+use amphi_host::failure::{During, Failure, Outcome};
+use rustix::process::{Pid, Signal, kill_process_group};
+use std::os::unix::process::CommandExt;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::Duration;
 
 /// Runs a shell script in `dir`; its output is shown only if it fails.
-fn shell(dir: &Path, what: &str, script: &str) -> Outcome<String> {
+fn shell(dir: &Path, what: &str, script: &str, stop: &Stop) -> Outcome<String> {
     let t = monotonic();
-    let out = Command::new("bash")
-        .args(["-euo", "pipefail", "-c", script])
-        .current_dir(dir)
-        .output()
-        .map_err(|e| Failure::broken(format!("cannot run bash: {e}")))?;
+    let out = output(dir, script, stop)?;
     if !out.status.success() {
         let (o, e) = (String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
         return Err(Failure::broken(format!("{what} failed ({}):\n{o}{e}", out.status)));
     }
     done(what, t);
     Ok(String::from_utf8_lossy(&out.stdout).trim().to_string())
+}
+
+/// How often it is asked whether the demo is to end.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Runs a script to its end, or to that of the demo: then with all processes that it has started.
+fn output(dir: &Path, script: &str, stop: &Stop) -> Outcome<Output> {
+    let mut command = Command::new("bash");
+    command.args(["-euo", "pipefail", "-c", script]).current_dir(dir).process_group(0);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let child = command.spawn().during(|| "run bash".into())?;
+    let group = Pid::from_child(&child);
+    let (sender, ended) = channel();
+    let waits = std::thread::Builder::new().name("bash".into());
+    let waits = waits.spawn(move || sender.send(child.wait_with_output())).during(|| "wait for bash".into())?;
+    let out = loop {
+        match ended.recv_timeout(LOOK) {
+            Err(RecvTimeoutError::Timeout) if stop.is_wanted() => {
+                let _ = kill_process_group(group, Signal::KILL);
+            }
+            Err(RecvTimeoutError::Timeout) => {}
+            Ok(out) => break out.during(|| "wait for bash".into()),
+            Err(RecvTimeoutError::Disconnected) => break Err(Failure::broken("nobody waits for bash")),
+        }
+    };
+    let _ = waits.join();
+    stop.check()?;
+    out
 }
 
 const GIT: &str = r#"
@@ -87,9 +116,9 @@ fi
 "#;
 
 /// Runs all three on `mount`, which holds the tree in `tree/`.
-pub fn run(mount: &Path) -> Outcome {
-    shell(mount, "git: init, add, commit, fsck, clone, diff", GIT)?;
-    shell(mount, "SQLite: 100,000 rows in WAL mode, index, vacuum, check", SQLITE)?;
-    shell(mount, "C and Rust programs built and run from the mount", BUILD)?;
+pub fn run(mount: &Path, stop: &Stop) -> Outcome {
+    shell(mount, "git: init, add, commit, fsck, clone, diff", GIT, stop)?;
+    shell(mount, "SQLite: 100,000 rows in WAL mode, index, vacuum, check", SQLITE, stop)?;
+    shell(mount, "C and Rust programs built and run from the mount", BUILD, stop)?;
     Ok(())
 }

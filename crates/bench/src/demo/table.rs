@@ -7,6 +7,7 @@
 //! the picture.
 
 use super::bar;
+use super::stop::Stop;
 use crate::clock::now;
 use crate::cluster::set_mode;
 use crate::stream::{Moved, Stream, drop_kernel_cache, prepare_shifted};
@@ -31,6 +32,7 @@ const CELL: Duration = Duration::from_secs(10);
 /// The time that is left, and for how many cells.
 struct Budget {
     start: Instant,
+    stop: Stop,
     cells: u32,
     /// Cells whose time was over.
     cut: usize,
@@ -49,16 +51,19 @@ impl Budget {
     fn stream(&mut self, stream: &Stream, run: impl FnOnce(&Stream) -> Outcome<Moved>) -> Outcome<f64> {
         let stream = Stream { most: Some(self.next()), ..stream.clone() };
         let moved = run(&stream)?;
+        self.stop.check()?;
         self.cut += usize::from(moved.bytes < stream.bytes / stream.transfer as u64 * stream.transfer as u64);
         Ok(moved.rate())
     }
 
     fn write(&mut self, stream: &Stream) -> Outcome<f64> {
-        self.stream(stream, |s| s.write_when(&|| ()))
+        let stop = self.stop.clone();
+        self.stream(stream, |s| s.write_until(&|| (), &|| stop.is_wanted()))
     }
 
     fn read(&mut self, stream: &Stream) -> Outcome<f64> {
-        self.stream(stream, |s| s.read_when(&|| ()))
+        let stop = self.stop.clone();
+        self.stream(stream, |s| s.read_until(&|| (), &|| stop.is_wanted()))
     }
 }
 
@@ -134,8 +139,7 @@ impl Row {
 }
 
 /// Measures all rows of transfers up to `largest`. `bytes` is the size of the streamed file.
-pub fn measure(mount: &Path, raw: &Path, bytes: u64, largest: u64) -> Outcome<Rows> {
-    std::fs::create_dir_all(raw).during(|| format!("make {}", raw.display()))?;
+pub fn measure(mount: &Path, raw: &Path, bytes: u64, largest: u64, stop: &Stop) -> Outcome<Rows> {
     let streams = SIZES.iter().filter(|size| **size as u64 <= largest).count() * 2 * STREAMS;
     let start = now();
     let mut found = Rows { rows: Vec::new(), cut: 0, rounds: 0 };
@@ -147,7 +151,7 @@ pub fn measure(mount: &Path, raw: &Path, bytes: u64, largest: u64) -> Outcome<Ro
             break;
         }
         let progress = bar(&format!("streaming, round {}", found.rounds + 1), streams as u64);
-        let mut budget = Budget { start, cells: 2 * streams as u32, cut: 0 };
+        let mut budget = Budget { start, stop: stop.clone(), cells: 2 * streams as u32, cut: 0 };
         let round = measure_round(mount, raw, bytes, largest, &mut budget, &progress)?;
         progress.finish_and_clear();
         found.cut += budget.cut;
@@ -336,7 +340,7 @@ mod tests {
     fn cells_keep_to_the_budget() {
         let cells = (SIZES.len() * 2 * STREAMS * 2) as u32;
         let share = BUDGET / cells;
-        let mut budget = Budget { start: now(), cells, cut: 0 };
+        let mut budget = Budget { start: now(), stop: Stop::default(), cells, cut: 0 };
         let mut all = Duration::ZERO;
         for left in (1..=cells).rev() {
             let most = budget.next();

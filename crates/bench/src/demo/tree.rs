@@ -1,6 +1,7 @@
 //! The demo's source tree: what real source code this machine has, copied, compared, listed, deleted.
 
 use super::bar;
+use super::stop::Stop;
 use amphi_host::failure::{During, Failure, Outcome};
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -68,12 +69,13 @@ fn gather(dir: &Path, to: &Path, most: usize, source: &mut Source) {
 }
 
 /// Copies the tree to `to`.
-pub fn copy(source: &Source, to: &Path) -> Outcome {
+pub fn copy(source: &Source, to: &Path, stop: &Stop) -> Outcome {
     for d in &source.dirs {
         fs::create_dir_all(to.join(d)).during(|| format!("make {}", to.join(d).display()))?;
     }
     let progress = bar("copying", source.files.len() as u64);
     for (from, at) in &source.files {
+        stop.check()?;
         let target = to.join(at);
         if from.is_symlink() {
             let link = fs::read_link(from).during(|| format!("read {}", from.display()))?;
@@ -88,9 +90,10 @@ pub fn copy(source: &Source, to: &Path) -> Outcome {
 }
 
 /// Compares every file, its permissions and every link target with the original.
-pub fn compare(source: &Source, copy: &Path) -> Outcome {
+pub fn compare(source: &Source, copy: &Path, stop: &Stop) -> Outcome {
     let progress = bar("comparing", source.files.len() as u64);
     for (from, at) in &source.files {
+        stop.check()?;
         let target = copy.join(at);
         if from.is_symlink() {
             let same = fs::read_link(from).ok() == fs::read_link(&target).ok();
@@ -174,7 +177,7 @@ mod tests {
         }
         let mut source = Source { files: Vec::new(), dirs: Vec::new(), bytes: 0 };
         gather(&from, Path::new("part"), 100, &mut source);
-        copy(&source, &copied).expect("copied");
+        copy(&source, &copied, &Stop::default()).expect("copied");
         assert_eq!(list_all(&source, &copied).ok(), Some(6));
         fs::remove_file(copied.join("part/a/y")).expect("removed");
         assert!(list_all(&source, &copied).is_err());
