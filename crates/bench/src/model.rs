@@ -9,7 +9,7 @@
 //! is filled, give it.
 
 use super::Run;
-use super::cluster::{Cluster, set_mode};
+use super::cluster::{Cluster, OWN_READS, set_mode};
 use super::embedded::{Embedded, Remote};
 use super::library::LibraryFile;
 use super::mounted::{MountedFile, Op};
@@ -34,12 +34,13 @@ const MIB: f64 = (1 << 20) as f64;
 /// Measures all ways, sizes and both directions.
 pub fn run(run: &mut Run) -> Outcome {
     let null = Program::null_mount(&run.dir.join("null"))?;
-    let cluster = Cluster::up(&run.dir.join("model"), &[])?;
+    let cluster = Cluster::up(&run.dir.join("model"), &["--set", OWN_READS])?;
     let embedded = Embedded::start(&run.dir.join("model-library"))?;
     way(run, Way::Thread, &cluster.mount, embedded.client())?;
     embedded.stop()?;
     cluster.stop()?;
     let cluster = Cluster::apart(&run.dir.join("model-unix"), Way::Unix)?;
+    cluster.set(OWN_READS)?;
     let remote = Remote::start(&run.dir.join("model-unix-library"), Way::Unix)?;
     way(run, Way::Unix, &cluster.mount, remote.client())?;
     remote.stop()?;

@@ -2,10 +2,10 @@
 //!
 //! Writes are timed to the end of fsync; before each read the file is written anew by large direct writes, so that
 //! neither client nor server has any of it in memory. Each size begins with empty files: small direct writes leave a
-//! file in pieces on the disk.
+//! file in pieces on the disk. The mount serves all reads itself.
 
 use super::Run;
-use super::cluster::{Cluster, set_mode};
+use super::cluster::{Cluster, OWN_READS, set_mode};
 use super::embedded::Embedded;
 use super::library::LibraryFile;
 use super::mounted::Op;
@@ -28,7 +28,7 @@ pub fn run(run: &mut Run) -> Outcome {
             [4, 16, 32, 64, 256, 512, 1 << 10, 2 << 10, 4 << 10, 8 << 10, 16 << 10, 64 << 10].map(|k| k << 10).into()
         }
     };
-    let cluster = Cluster::up(&run.dir.join("modes"), &[])?;
+    let cluster = Cluster::up(&run.dir.join("modes"), &["--set", OWN_READS])?;
     let mount = cluster.mount.clone();
     for op in [Op::Write, Op::Read] {
         let fresh = || MODES.iter().map(|m| mount.join(m)).filter(|p| p.exists()).try_for_each(remove);

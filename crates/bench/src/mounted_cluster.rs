@@ -1,5 +1,6 @@
 //! A cluster in processes of its own with several mounts: servers, and an `amphi mount` for each folder.
 
+use super::cluster::OWN_READS;
 use super::links::Links;
 use super::memory_group::MemoryGroup;
 use super::program::Program;
@@ -24,6 +25,8 @@ pub struct Setup<'a> {
     pub group: Option<&'a MemoryGroup>,
     /// Mbit/s of the link between each mount and the servers; none: all share a Unix socket.
     pub link_mbit: Option<u32>,
+    /// The mounts serve all reads themselves: what is measured is their own way, as the papers have it.
+    pub own_reads: bool,
 }
 
 /// Servers with their mounts.
@@ -82,6 +85,9 @@ impl Mounts {
             std::fs::create_dir_all(&mount).during(|| format!("make {}", mount.display()))?;
             let mut command: Vec<OsString> = vec!["mount".into(), "--cluster".into(), addr.clone().into()];
             command.extend(with.iter().cloned());
+            if setup.own_reads {
+                command.extend(["--set".into(), OWN_READS.into()]);
+            }
             command.push(mount.clone().into());
             let command: Vec<&OsStr> = command.iter().map(OsString::as_os_str).collect();
             let mut enter = setup.group.map(MemoryGroup::enter).unwrap_or_default();

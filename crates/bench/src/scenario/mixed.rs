@@ -83,7 +83,7 @@ pub fn run(run: &mut Run) -> Outcome {
         ("Nek5000-like", nek5000(steps(2)), true),
     ];
     for layout in layouts() {
-        let setup = Setup { mounts: TASKS, link_mbit: layout.link_mbit, ..Setup::default() };
+        let setup = Setup { mounts: TASKS, link_mbit: layout.link_mbit, own_reads: true, ..Setup::default() };
         let cluster = Mounts::start(&run.dir.join(format!("mixed{}", layout.name.replace(", ", "-"))), &setup)?;
         let title = format!("Shared files of simulations, {TASKS} processes on {TASKS} mounts, {}", layout.title);
         let mut table = Table::new(

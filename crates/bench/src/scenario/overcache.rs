@@ -45,8 +45,10 @@ struct Place {
 /// Measures all sizes for few and many processes.
 pub fn run(run: &mut Run) -> Outcome {
     let group = MemoryGroup::make("amphi-bench-overcache", GROUP_BYTES)?;
-    let cluster =
-        Mounts::start(&run.dir.join("overcache"), &Setup { mounts: 1, group: Some(&group), ..Setup::default() })?;
+    let cluster = Mounts::start(
+        &run.dir.join("overcache"),
+        &Setup { mounts: 1, group: Some(&group), own_reads: true, ..Setup::default() },
+    )?;
     let place = Place { cluster, group };
     let (sizes, tasks): (&[u64], &[usize]) = match run.quick {
         true => (&[PARTS_SIZE], &[2]),

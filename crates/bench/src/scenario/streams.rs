@@ -40,7 +40,7 @@ fn calls(tasks: usize, size: u64) -> u64 {
 
 /// Measures single streams, then many, then telling ones without each part.
 pub fn run(run: &mut Run) -> Outcome {
-    let cluster = Mounts::start(&run.dir.join("streams"), &Setup { mounts: 1, ..Setup::default() })?;
+    let cluster = Mounts::start(&run.dir.join("streams"), &Setup { mounts: 1, own_reads: true, ..Setup::default() })?;
     let (one, many): (&[u64], &[u64]) = match run.quick {
         true => (&[64 << 10, 4 << 20], &[512 << 10]),
         false => (

@@ -38,7 +38,7 @@ const WAYS: [&str; 2] = ["write", "read"];
 /// Measures both.
 pub fn run(run: &mut Run) -> Outcome {
     for layout in layouts() {
-        let setup = Setup { mounts: TASKS, link_mbit: layout.link_mbit, ..Setup::default() };
+        let setup = Setup { mounts: TASKS, link_mbit: layout.link_mbit, own_reads: true, ..Setup::default() };
         let cluster = Mounts::start(&run.dir.join(format!("strided{}", layout.name.replace(", ", "-"))), &setup)?;
         let shape = Shape {
             tasks: TASKS,

@@ -74,7 +74,8 @@ struct Workload {
 
 /// Measures all.
 pub fn run(run: &mut Run) -> Outcome {
-    let cluster = Mounts::start(&run.dir.join("writeback"), &Setup { mounts: TASKS, ..Setup::default() })?;
+    let cluster =
+        Mounts::start(&run.dir.join("writeback"), &Setup { mounts: TASKS, own_reads: true, ..Setup::default() })?;
     for workload in workloads(run.quick) {
         if run.wants(workload.what) {
             measure(run, &cluster, &workload)?;
