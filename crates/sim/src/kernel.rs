@@ -6,18 +6,22 @@
 //!
 //! The rules. A `read` asks for the attributes when their time is over; other size or times drop the pages. A page that
 //! is there is copied, one that is not is read, with some behind it; the end of the file is looked at behind that. A
-//! mapping asks nothing. An invalidation of pages waits for those that are being read; the answer to a question from
-//! before an invalidation of attributes or pages is shown to whoever asked, and not kept; the mount asks again itself
-//! then, and pages are taken back when answers that were given have arrived (`amphi-fuse`, `client_fs/sizes.rs`, which
-//! has a bound for both). What a program stores into a mapping is written back late (`stores`). A name is kept for the time
-//! that it was lent for: to whoever asked while the mount is alone, to a walk of the mount's own in company, which can
-//! be taken back. Answers arrive late.
+//! mapping asks nothing. An invalidation of pages waits for those that are being read. Attributes have a version: each
+//! answer that is kept moves it, and so do writes, cuts and invalidations. The answer to a question from before the last
+//! move is shown to whoever asked, and not kept, nor is any while a cut is under way, whose own answer is kept in any
+//! case. Where another size is kept then the mount asks again itself, and pages are taken back when answers that were
+//! given have arrived (`amphi-fuse`, `client_fs/sizes.rs`, which has bounds for both). What a program stores into a
+//! mapping is written back late (`stores`). A name is kept for the time that it was lent for: to whoever asked while the
+//! mount is alone, to a walk of the mount's own in company, which can be taken back. Answers arrive late.
 //!
 //! Invariant: the kernel runs on a node of its own: it goes on showing what it keeps while the mount is stopped.
 
 pub mod games;
 mod names;
 mod stores;
+mod tally;
+
+pub use tally::Tally;
 
 use crate::dice::Dice;
 use amphi_client::{Client, Ctx, Hints, KernelPages, LentName, OpenFile, OpenFlags, Rule};
@@ -62,11 +66,13 @@ pub enum Mistake {
     DroppedSizes,
     /// One changed page in three is dropped without being written back.
     LostStores,
+    /// It sees to that only where something is taken back, not where answers, writes and cuts cross.
+    CrossingAnswers,
 }
 
 impl Mistake {
     /// All of them.
-    pub const ALL: [Mistake; 8] = [
+    pub const ALL: [Mistake; 9] = [
         Mistake::PagesStay,
         Mistake::ReadsStay,
         Mistake::AttributesStay,
@@ -75,6 +81,7 @@ impl Mistake {
         Mistake::TakenNamesStay,
         Mistake::DroppedSizes,
         Mistake::LostStores,
+        Mistake::CrossingAnswers,
     ];
 }
 
@@ -115,8 +122,11 @@ struct Inode {
     /// Changes by this mount under way, and when the last one ended (`amphi-fuse`, `kernel_view`).
     changes: u32,
     changed: u64,
-    /// When it was last cut by this mount.
+    /// When it was last cut by this mount, and how many cuts are under way: no answer counts beside them.
     resized: u64,
+    cuts: u32,
+    /// When attributes or pages were last taken back.
+    taken_back: u64,
     /// Answers with attributes that are on their way.
     telling: u32,
     /// Open files, and calls that hold it.
@@ -203,7 +213,7 @@ impl KernelPages for Door {
         let moment = kept.moment;
         let Some(inode) = kept.inodes.get_mut(&ino) else { return false };
         if !self.forgets() {
-            (inode.version, inode.until_ns) = (moment, 0);
+            (inode.version, inode.taken_back, inode.until_ns) = (moment, moment, 0);
         }
         true
     }
@@ -224,47 +234,6 @@ pub struct Opened {
 impl Drop for Opened {
     fn drop(&mut self) {
         self.kernel.release(self.file.ino());
-    }
-}
-
-/// What a kernel did, for the summary and to see that it did anything.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Tally {
-    /// Pages shown that were there.
-    pub hits: u64,
-    /// Requests for pages.
-    pub reads: u64,
-    /// Reads that the mount served.
-    pub passed: u64,
-    /// Attributes shown that were kept.
-    pub attributes: u64,
-    /// Names shown that were kept.
-    pub names: u64,
-    /// Names that were lent in company.
-    pub lent_names: u64,
-    /// Invalidations of pages.
-    pub drops: u64,
-    /// Pages that were dropped so.
-    pub dropped: u64,
-    /// Opens that kept the pages that were there.
-    pub kept_opens: u64,
-    /// Changed pages that were written back.
-    pub written_back: u64,
-}
-
-impl Tally {
-    /// Adds another one.
-    pub fn add(&mut self, other: &Tally) {
-        self.hits += other.hits;
-        self.reads += other.reads;
-        self.passed += other.passed;
-        self.attributes += other.attributes;
-        self.names += other.names;
-        self.lent_names += other.lent_names;
-        self.drops += other.drops;
-        self.dropped += other.dropped;
-        self.kept_opens += other.kept_opens;
-        self.written_back += other.written_back;
     }
 }
 
@@ -365,7 +334,7 @@ impl Kernel {
             let kept = &mut *lock(&self.kept);
             kept.moment += 1;
             let Some(inode) = kept.inodes.get_mut(&ino) else { return };
-            (inode.version, inode.until_ns) = (kept.moment, 0);
+            (inode.version, inode.taken_back, inode.until_ns) = (kept.moment, kept.moment, 0);
         }
         self.drop_pages(ino, range).await;
     }
@@ -456,7 +425,8 @@ impl Kernel {
         lock(&self.kept).moment
     }
 
-    /// An answer with attributes that were asked for at `asked` is given, and arrives late. Whether it is kept.
+    /// An answer with attributes that were asked for at `asked` is given, and arrives late. False if another size is
+    /// kept behind it, so that the mount asks again.
     pub(super) async fn tell(&self, asked: u64, attr: &Attr, life: Duration) -> bool {
         let telling = |by: i32| {
             if let Some(inode) = lock(&self.kept).inodes.get_mut(&attr.ino) {
@@ -467,7 +437,14 @@ impl Kernel {
         self.late(self.late_us.1).await;
         let is_kept = self.told(asked, attr, life).await;
         telling(-1);
-        is_kept || self.mistake == Some(Mistake::DroppedSizes)
+        let kept = lock(&self.kept);
+        let Some(inode) = kept.inodes.get(&attr.ino) else { return true };
+        is_kept
+            || match self.mistake {
+                Some(Mistake::DroppedSizes) => true,
+                Some(Mistake::CrossingAnswers) => inode.taken_back <= asked,
+                _ => inode.size == attr.size,
+            }
     }
 
     /// An answer has arrived that shows attributes which were asked for at `asked`. It is kept unless something has
@@ -478,7 +455,8 @@ impl Kernel {
             let kept = &mut *lock(&self.kept);
             let is_new = !kept.inodes.contains_key(&attr.ino);
             let inode = kept.inodes.entry(attr.ino).or_default();
-            if inode.version > asked && self.mistake != Some(Mistake::LateAnswers) {
+            let is_old = inode.version > asked && self.mistake != Some(Mistake::LateAnswers);
+            if is_old || inode.cuts > 0 {
                 return false;
             }
             let drops = !is_new && (inode.size != attr.size || inode.mtime != attr.mtime);
@@ -517,6 +495,11 @@ impl Kernel {
                 return Ok(attr.size);
             }
         }
+    }
+
+    /// Whether the page `at` is inside the file as far as the kernel knows, which asks nobody: for mappings and the like.
+    pub fn reaches(&self, ino: Ino, at: u64) -> bool {
+        lock(&self.kept).inodes.get(&ino).is_none_or(|inode| at * PAGE < inode.size)
     }
 
     /// Opens a file.
@@ -662,13 +645,17 @@ impl Kernel {
         }
     }
 
-    /// A change of an inode begins: what is kept of its attributes is forgotten.
-    fn begins(&self, ino: Ino) {
+    /// A change of an inode begins: what is kept of its attributes is forgotten if it counts.
+    fn begins(&self, ino: Ino, is_cut: bool) {
+        let now = self.now_ns();
         let kept = &mut *lock(&self.kept);
         kept.moment += 1;
         let inode = kept.inodes.entry(ino).or_default();
         inode.changes += 1;
-        (inode.version, inode.until_ns) = (kept.moment, 0);
+        inode.cuts += u32::from(is_cut);
+        if inode.until_ns > now {
+            (inode.version, inode.until_ns) = (kept.moment, 0);
+        }
     }
 
     fn ends(&self, ino: Ino, is_cut: bool) {
@@ -676,6 +663,7 @@ impl Kernel {
         kept.moment += 1;
         let inode = kept.inodes.entry(ino).or_default();
         inode.changes -= 1;
+        inode.cuts -= u32::from(is_cut);
         inode.changed = kept.moment;
         inode.resized = if is_cut { kept.moment } else { inode.resized };
     }
@@ -689,7 +677,7 @@ impl Kernel {
         let extends = lock(&self.kept).inodes.get(&ino).is_none_or(|inode| end > inode.size);
         self.lock(ino, extends).await;
         self.drop_pages(ino, ByteRange::new(offset, end)).await;
-        self.begins(ino);
+        self.begins(ino, false);
         let mut buf = Buf::padded((offset % PAGE) as usize, bytes.len());
         buf.copy_from_slice(bytes);
         let written = self.client.write(ctx, &open.file, offset, buf, Hints::default()).await;
@@ -718,7 +706,7 @@ impl Kernel {
         self.hold(ctx, ino).await?;
         self.lock(ino, true).await;
         self.hold_write_back(ino).await;
-        self.begins(ino);
+        self.begins(ino, true);
         let set = SetAttr { size: Some(size), ..SetAttr::default() };
         let done = self.client.setattr(ctx, ino, set, None).await;
         self.late(self.late_us.1).await;

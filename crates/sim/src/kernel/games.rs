@@ -367,7 +367,19 @@ impl Player {
         if !size.is_multiple_of(PAGE) {
             return Err(format!("{size} bytes"));
         }
-        self.end(call, "size", &Cells(vec![size / PAGE]))
+        self.end(call, "size", &Cells(vec![size / PAGE]))?;
+        self.touch(file, size / PAGE)
+    }
+
+    /// Touches the last of `n` pages that a file has just been said to have.
+    fn touch(&self, file: usize, n: u64) -> Told {
+        match n.checked_sub(1) {
+            Some(at) if !self.kernel.reaches(self.table.files[file], at) => {
+                let call = self.begin(file, CellOp::Read { at: at as usize, n: ONE });
+                self.end(call, "touch", &Cells::default())
+            }
+            _ => Ok(()),
+        }
     }
 
     async fn write(&mut self, file: usize) -> Told {

@@ -1,0 +1,42 @@
+//! `Tally`: what the kernels of a game did. Owns: the counters. Does not own: when they count (`Kernel`).
+
+/// What a kernel did, for the summary and to see that it did anything.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Tally {
+    /// Pages shown that were there.
+    pub hits: u64,
+    /// Requests for pages.
+    pub reads: u64,
+    /// Reads that the mount served.
+    pub passed: u64,
+    /// Attributes shown that were kept.
+    pub attributes: u64,
+    /// Names shown that were kept.
+    pub names: u64,
+    /// Names that were lent in company.
+    pub lent_names: u64,
+    /// Invalidations of pages.
+    pub drops: u64,
+    /// Pages that were dropped so.
+    pub dropped: u64,
+    /// Opens that kept the pages that were there.
+    pub kept_opens: u64,
+    /// Changed pages that were written back.
+    pub written_back: u64,
+}
+
+impl Tally {
+    /// Adds another one.
+    pub fn add(&mut self, other: &Tally) {
+        self.hits += other.hits;
+        self.reads += other.reads;
+        self.passed += other.passed;
+        self.attributes += other.attributes;
+        self.names += other.names;
+        self.lent_names += other.lent_names;
+        self.drops += other.drops;
+        self.dropped += other.dropped;
+        self.kept_opens += other.kept_opens;
+        self.written_back += other.written_back;
+    }
+}
