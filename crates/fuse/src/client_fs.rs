@@ -25,6 +25,7 @@ pub(crate) mod moved;
 mod names;
 mod pages;
 mod patience;
+mod reads;
 mod rollback;
 mod sizes;
 mod syscall;
@@ -39,9 +40,7 @@ use crate::kernel::structs::{LseekOut, WriteOut};
 use crate::session::monotonic_ns;
 
 use crate::{Caller, DirSink, FileSystem, GroupCache, Later, Limits, Notifier, OpenFlags, Payload, ReadSink};
-use amphi_client::{
-    Client, Ctx, Fallocate, FrontCache, Hints, OpenFile, Pending, RenameMode, Segment, Segments, Whence, XattrMode,
-};
+use amphi_client::{Client, Ctx, Fallocate, FrontCache, Hints, OpenFile, Pending, RenameMode, Whence, XattrMode};
 use amphi_types::{Attr, Caps, Cred, Errno, Ino, Kind, Result, SetAttr};
 use deferred::Deferred;
 use file_locks::FileLocks;
@@ -58,10 +57,6 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
-
-/// Reads of so many bytes go to the kernel from where they lie in the cache; for fewer a copy costs less than the
-/// bookkeeping.
-const LEND_MIN_BYTES: usize = 16 << 10;
 
 /// Bytes of one copy_file_range, whose callers go on where it ended: who is interrupted leaves no more behind than by a
 /// large write.
@@ -181,8 +176,8 @@ impl ClientFs {
     }
 
     /// A change of `ino` by a program of this mount begins.
-    fn change(&self, ino: Ino) -> Changing<&KernelView> {
-        self.names.lender.sizes.changes(ino);
+    fn change(&self, caller: &Caller<'_>, ino: Ino) -> Changing<&KernelView> {
+        self.size_arrives(caller, ino);
         self.kernel_view.change(ino)
     }
 
@@ -326,15 +321,19 @@ impl FileSystem for ClientFs {
         if let (Some(handle), Some(size)) = (handle, set.size)
             && self.rollbacks.is_rollback(handle, caller.tid, size)
         {
-            return self.getattr(caller, ino, None);
+            let asked_ns = monotonic_ns();
+            let attr = self.wait(caller, self.client.getattr(&Self::stream(caller), ino))?;
+            return Ok(self.attributes(self.fixes_size(caller, attr, asked_ns)?, lent::since()));
         }
-        let changing = self.change(ino);
+        let changing = self.change(caller, ino);
         let (attr, since) = if set.size.is_some() {
             let changing = changing.shared(&self.kernel_view);
             // It goes on if the answer comes later.
             (self.truncate(caller, ino, set, file.as_ref(), &changing)?, changing.ends())
         } else {
-            (self.asked(caller, |ctx| self.client.setattr(ctx, ino, *set, file.as_ref()))?, changing.ends())
+            let asked_ns = monotonic_ns();
+            let attr = self.asked(caller, |ctx| self.client.setattr(ctx, ino, *set, file.as_ref()))?;
+            (self.fixes_size(caller, attr, asked_ns)?, changing.ends())
         };
         self.client.walk_ended(caller.tid);
         // The kernel lets nobody make names in a directory meanwhile.
@@ -408,7 +407,7 @@ impl FileSystem for ClientFs {
     fn open(&self, caller: &Caller<'_>, ino: Ino, how: OpenHow) -> Result<OpenReply> {
         let flags = amphi_client::OpenFlags::from_linux(how.flags);
         let truncates = how.has(libc::O_TRUNC);
-        let _changing = truncates.then(|| self.change(ino));
+        let _changing = truncates.then(|| self.change(caller, ino));
         let file = self.asked_as(caller, self.opener(caller), |ctx| self.client.open(ctx, ino, flags));
         if truncates {
             if file.is_err() {
@@ -421,6 +420,9 @@ impl FileSystem for ClientFs {
             self.kill_suidgid(caller, ino)?;
         }
         self.client.walk_ended(caller.tid);
+        if truncates {
+            self.empties(caller, ino);
+        }
         Ok(self.opened(caller, file))
     }
 
@@ -432,6 +434,7 @@ impl FileSystem for ClientFs {
         mode: u32,
         how: OpenHow,
     ) -> Result<(Entry, OpenReply)> {
+        let asked_ns = monotonic_ns();
         let made = self.create_walked(caller, parent, name, perm(mode), how)?;
         if !made.created && how.kill_suidgid && how.has(libc::O_TRUNC) {
             self.kill_suidgid(caller, made.attr.ino)?;
@@ -439,7 +442,8 @@ impl FileSystem for ClientFs {
         if made.created {
             self.changes_name(caller, parent, name);
         }
-        Ok((self.entry(made.attr), self.opened(caller, made.file)))
+        let attr = self.fixes_size(caller, made.attr, asked_ns)?;
+        Ok((self.entry(attr), self.opened(caller, made.file)))
     }
 
     fn tmpfile(&self, caller: &Caller<'_>, parent: Ino, mode: u32, how: OpenHow) -> Result<(Entry, OpenReply)> {
@@ -448,45 +452,12 @@ impl FileSystem for ClientFs {
         let again = self.client.repeats_walk(caller.tid);
         let made = self.asked_as(caller, opener, |ctx| self.client.tmpfile(ctx, parent, perm(mode), flags));
         let made = self.in_directories(&[parent], again, made)?;
+        self.makes_size(caller, &made.attr);
         Ok((self.entry(made.attr), self.opened(caller, made.file)))
     }
 
     fn read(&self, caller: &Caller<'_>, _: Ino, how: &ReadHow, sink: &mut ReadSink<'_>) -> Result<()> {
-        let file = self.handles.get(how.handle)?;
-        let ctx = Self::stream(caller);
-        let hints = Hints { for_pages: how.into_page_cache, ..self.hints(how.size, how.flags) };
-        if sink.size() >= LEND_MIN_BYTES {
-            if let Some(loans) = self.client.try_lend(&ctx, &file, how.offset, sink.size(), hints) {
-                loans.into_iter().for_each(|loan| sink.lend(loan));
-                return Ok(());
-            }
-        } else if let Some(len) = self.client.try_read(&ctx, &file, how.offset, sink.space(), hints) {
-            sink.set_filled(len);
-            return Ok(());
-        }
-        let size = sink.size();
-        let pending = self.client.read(&ctx, &file, how.offset, size, hints);
-        let answer = |later: Later, result: Result<Segments>| match result {
-            Ok(segments) => {
-                let parts: Vec<Segment> = segments.into_parts().collect();
-                let bytes: Vec<&[u8]> = parts.iter().map(|part| &**part).collect();
-                later.answer_data(&bytes);
-            }
-            Err(e) => later.answer(Err(e)),
-        };
-        // Nothing follows the answer to these (`read_answered`).
-        let segments = if size < LEND_MIN_BYTES && !how.into_page_cache {
-            self.wait_briefly(caller, pending, answer)?
-        } else {
-            self.wait_long(caller, pending, answer)?
-        };
-        for part in segments.into_parts() {
-            match part {
-                Segment::Own(buf) => sink.give(buf),
-                Segment::Lent(loan) => sink.lend(loan),
-            }
-        }
-        Ok(())
+        self.read_file(caller, how, sink)
     }
 
     fn read_answered(&self, how: &ReadHow) {
@@ -494,7 +465,7 @@ impl FileSystem for ClientFs {
             if let Ok(file) = self.handles.get(how.handle) {
                 self.client.kept_by_front(&file, how.offset, how.size);
             }
-        } else if how.size >= LEND_MIN_BYTES
+        } else if how.size >= reads::LEND_MIN_BYTES
             && let Ok(file) = self.handles.get(how.handle)
         {
             self.client.warm_next(&file, how.offset, how.size);
@@ -519,6 +490,7 @@ impl FileSystem for ClientFs {
     }
 
     fn flush(&self, caller: &Caller<'_>, ino: Ino, handle: Handle, lock_owner: u64) -> Result<()> {
+        self.has_taken_size(caller, ino);
         let unlocked = self.locks_flushed(caller, ino, handle, lock_owner);
         let file = self.handles.get(handle)?;
         self.wait(caller, self.client.flush(&Self::stream(caller), &file)).and(unlocked)
@@ -571,7 +543,7 @@ impl FileSystem for ClientFs {
             libc::XATTR_REPLACE => XattrMode::Replace,
             _ => return Err(Errno::Inval),
         };
-        let _changing = self.change(ino);
+        let _changing = self.change(caller, ino);
         self.asked(caller, |ctx| self.client.setxattr(ctx, ino, name, value, mode))
     }
 
@@ -587,18 +559,24 @@ impl FileSystem for ClientFs {
         let ctx = self.ctx(caller);
         // The kernel lets only who may call, and calls for whoever changes the file: he need not own it.
         let ctx = if name == b"security.capability" { Ctx { cred: Cred::root(), ..ctx } } else { ctx };
-        let _changing = self.change(ino);
+        let _changing = self.change(caller, ino);
         self.wait(caller, self.client.removexattr(&ctx, ino, name))
     }
 
     fn fallocate(&self, caller: &Caller<'_>, _: Ino, handle: Handle, offset: u64, len: u64, mode: u32) -> Result<()> {
         let file = self.handles.get(handle)?;
         let mode = Fallocate::from_linux(mode).ok_or(Errno::NotSupported)?;
-        let changing = self.change(file.ino()).shared(&self.kernel_view);
+        let changing = self.change(caller, file.ino()).shared(&self.kernel_view);
         self.kill_suidgid_unless_capable(caller, file.ino())?;
         let pending = self.client.fallocate(&Self::stream(caller), &file, mode, offset, len);
-        let (changes, ino) = (self.changes(), file.ino());
-        let note = move |done: &Result<()>| changes.note(ino, offset, len, done.map_or(0, |()| len));
+        let (changes, ino, tid) = (self.changes(), file.ino(), caller.tid);
+        let extends = matches!(mode, Fallocate::Allocate | Fallocate::ZeroRange { keep_size: false });
+        let note = move |done: &Result<()>| {
+            changes.note(ino, offset, len, done.map_or(0, |()| len));
+            if extends && done.is_ok() {
+                changes.extended(ino, tid, offset.saturating_add(len));
+            }
+        };
         self.wait_change(caller, pending, 0, &changing, note, |later, done| later.answer(done))
     }
 
@@ -651,13 +629,14 @@ impl FileSystem for ClientFs {
         let (from, to) = ((&from, how.from_offset), (&to, how.to_offset));
         let len = how.len.min(COPY_MAX_BYTES);
         let (ino, offset) = (to.0.ino(), to.1);
-        let changing = self.change(ino).shared(&self.kernel_view);
+        let changing = self.change(caller, ino).shared(&self.kernel_view);
         let pending = self.client.copy_file_range(&Self::stream(caller), from, to, len);
-        let changes = self.changes();
+        let (changes, tid) = (self.changes(), caller.tid);
         let note = move |copied: &Result<usize>| {
             // It is shorter at the end of its source, with nothing behind.
             let reached = copied.as_ref().map_or(0, |copied| *copied as u64);
             changes.note(ino, offset, if copied.is_ok() { reached } else { len }, reached);
+            changes.extended(ino, tid, offset + reached);
         };
         let copied = self.wait_change(caller, pending, 0, &changing, note, |later, copied| {
             later.answer_struct(copied.map(|copied| WriteOut { size: copied as u32, padding: 0 }));

@@ -47,6 +47,7 @@ mod space;
 mod stopped;
 mod surroundings;
 mod together;
+mod told_sizes;
 mod trust;
 mod two_mounts;
 mod units;

@@ -65,6 +65,7 @@ impl ClientFs {
         let mut cookie = offset;
         loop {
             let max = (sink.room_bytes() / least).max(1) as u32;
+            let asked_ns = monotonic_ns();
             let listing = self.wait(caller, self.client.readdir(&ctx, ino, cookie, max, plus))?;
             let end = listing.end || listing.entries.is_empty();
             for e in listing.entries {
@@ -72,9 +73,17 @@ impl ClientFs {
                     // An answer for a program would end the life of a name that is lent.
                     (attr.kind != Kind::Dir || self.moved.listed(attr.ino, caller.node, &e.name))
                         && !self.is_lent(ino, &e.name, attr)
+                        // The kernel would have an older size behind it.
+                        && self.shows_aside(caller.tid, attr, asked_ns)
                 };
                 let added = match e.attr.filter(shown) {
-                    Some(attr) => sink.add_entry(&self.entry(attr), &e.name, e.cookie),
+                    Some(attr) => {
+                        let added = sink.add_entry(&self.entry(attr), &e.name, e.cookie);
+                        if !added {
+                            self.shows_nothing(caller.tid, &attr);
+                        }
+                        added
+                    }
                     None => sink.add(e.ino, e.kind, &e.name, e.cookie),
                 };
                 if !added {

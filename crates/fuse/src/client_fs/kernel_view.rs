@@ -138,6 +138,11 @@ impl KernelView {
         Changing { view: self, ino, since, beside, is_over: false }
     }
 
+    /// Whether a change of `ino` is under way.
+    pub(super) fn is_changing(&self, ino: Ino) -> bool {
+        self.slot(ino).lock().changes > 0
+    }
+
     /// Has the kernel forget the attributes of `ino`, and take none of an answer to a question from before. Whether it
     /// knows the inode.
     pub(super) fn forgets(&self, ino: Ino) -> Result<bool> {

@@ -204,8 +204,12 @@ impl ClientFs {
         {
             return Err(Errno::Intr);
         }
+        let asked_ns = monotonic_ns();
         let known = self.client.known_name(dir, name).ok_or(Errno::Intr)?;
         if NameShows::of(known.as_ref().ok()) != lent.shows {
+            return Err(Errno::Intr);
+        }
+        if known.as_ref().is_ok_and(|attr| !self.shows_aside(caller.tid, attr, asked_ns)) {
             return Err(Errno::Intr);
         }
         // First, so that whoever finds the loan waits for the call.

@@ -1,42 +1,52 @@
 //! `Sizes`: the kernel goes by the sizes that it is told.
 //!
-//! Linux takes no answer to a question from before an invalidation (`fuse_reverse_inval_inode` counts up the version of
-//! an inode's attributes). Who asked with `stat` is shown the answer all the same. But a `read` that the kernel serves,
-//! an `lseek` to the end and `sendfile` go by the size that the inode has, and that stays the one of before: while
-//! another mount appended records, one of six reads on this one ended before a record whose append had returned. So
+//! Linux takes no answer to a question from before something has moved the version of an inode's attributes: another
+//! answer, a write, a cut, an invalidation. Who asked with `stat` is shown the answer all the same. But a mapping,
+//! `sendfile`, `splice`, `copy_file_range`, a `read` that the kernel serves and an `lseek` to the end go by the size
+//! that the inode has, and that stays the one of before: of programs that set the size of a file, asked for it, mapped
+//! it and touched its last byte, one of thirty was ended by SIGBUS; while another mount appended records, one of six
+//! reads on this one ended before a record whose append had returned. So
 //!
-//! * an answer to a question that may be from before an invalidation is given only when the kernel has the size: a
-//!   thread of the mount asks for the attributes itself, so that the kernel takes a newer answer, and looks what it
-//!   goes by now, until the two agree;
-//! * pages are taken back only when the kernel goes by the last answer that it was given: it may have it, and not have
-//!   taken it yet;
+//! * an answer that something may cross which leaves the kernel with another size (`known`) is given only when the
+//!   kernel has the size: a thread of the mount asks for the attributes itself, so that the kernel takes a newer answer,
+//!   and looks what it goes by now, until the two agree. One program at a time, and any number that are shown the size
+//!   that the kernel has already, cost no question;
+//! * what would move the version is answered, and pages are taken back, only when the kernel goes by the last size that
+//!   another thread was told: it may have it, and not have taken it yet;
+//! * an answer that the kernel takes in any case (to a change of the mode, to a link, ...) shows nothing older than what
+//!   was told while it was under way;
 //! * attributes that were taken back are lent again only when an answer without a life has had the time to arrive
 //!   (the client's rule), so that they need not be taken back while answers are on their way.
 //!
-//! Owns: when what was taken back, which size was told last, the threads that ask and look. Does not own: what is lent
-//! and taken back (the client), how an inode is found by its id (`system`).
+//! Owns: what is known of each file (`known`), the threads that ask and look. Does not own: what is lent and taken back
+//! (the client), how an inode is found by its id (`system`), which changes are under way (`kernel_view`).
 //!
-//! Bounds: nobody waits for the threads for longer than `ASK_WAIT` and `LOOK_WAIT`; beyond, and where the mount may not
-//! open an inode by its id, the kernel may go by the size of before until it asks again. So it may, too, if a program
-//! of this mount changes the file just then, since that invalidates as well.
-//!
-//! `SLOTS` slots, each for the inodes of one hash. Inodes that meet in one cost a question or a look too many.
+//! Bounds: nobody waits for the threads for longer than `ASK_WAIT`, `CHANGE_WAIT` while a change of the file by this
+//! mount is under way, and `LOOK_WAIT`; beyond, and where the mount may not open an inode by its id, the kernel may go
+//! by the size of before until it is asked for again. `SLOTS` slots, each for the inodes of one hash; of more than
+//! `WAYS` that meet in one within the time that an answer takes, nothing is known of the first.
+
+mod known;
 
 use super::ClientFs;
 use super::names::system;
 use crate::Caller;
+use crate::file_system::ReadHow;
 use crate::session::monotonic_ns;
-use amphi_types::{Attr, Ino, Kind, Timespec};
+use amphi_types::{Attr, Ino, Kind, Result, Timespec};
+use known::{Answer, Known};
 use parking_lot::{Condvar, Mutex};
 use rustix::io::Errno as Raw;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::mpsc::{SyncSender, sync_channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-/// Slots, about 60 bytes each.
-const SLOTS: usize = 4096;
+/// Slots of `WAYS` inodes, about 700 bytes each.
+const SLOTS: usize = 1024;
+/// Inodes of one slot.
+const WAYS: usize = 4;
 /// Threads that ask and look.
 pub(super) const THREADS: usize = 2;
 /// Jobs that wait for them; beyond, they are left.
@@ -45,32 +55,26 @@ const JOBS_MAX: usize = 256;
 const ASKED_NS: u64 = 100_000_000;
 /// An answer has been taken by the kernel after this time.
 const TAKEN_NS: u64 = 10_000_000;
+/// Of two questions the one that is seen later by so much was read later.
+const ORDER_NS: u64 = 500_000;
 /// How long an answer waits until the kernel goes by the size.
 const ASK_WAIT: Duration = Duration::from_millis(50);
+/// The same while this mount changes the file: until that is answered the kernel takes no other answer.
+const CHANGE_WAIT: Duration = Duration::from_secs(2);
 /// How long pages wait until the kernel goes by the last answer.
 const LOOK_WAIT: Duration = Duration::from_millis(10);
 /// Pause between two looks.
 const LOOK: Duration = Duration::from_micros(20);
-/// Questions for one answer.
+/// Pause between two rounds of questions.
+const PAUSE: Duration = Duration::from_micros(200);
+/// Questions of a round.
 const QUESTIONS: usize = 16;
+/// Behind so many of them a larger size will do: the file is being written here all the time.
+const LARGER: usize = 3;
+/// Answers that are asked for anew since others were overtaken by them.
+const NEWER: usize = 3;
 
-/// What the kernel was told of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Told {
-    ino: Ino,
-    size: u64,
-    ctime: Timespec,
-    at_ns: u64,
-}
-
-#[derive(Default)]
-struct Slot {
-    /// When attributes or pages were taken back last.
-    taken_back_ns: u64,
-    told: Option<Told>,
-}
-
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 enum What {
     /// The kernel has to take an answer.
     Ask,
@@ -87,9 +91,46 @@ struct Job {
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Job>,
+    /// Whom the threads are asking for.
+    asked: [Option<Ino>; THREADS],
     /// Threads that take jobs up.
     threads: usize,
     ended: bool,
+}
+
+impl State {
+    /// The next inode that nobody asks for yet, with all who wait for the same.
+    fn take(&mut self) -> Option<(Ino, What, Vec<SyncSender<bool>>)> {
+        let free = |job: &Job| !self.asked.contains(&Some(job.ino));
+        let at = self.jobs.iter().position(free)?;
+        let Job { ino, what, done } = self.jobs.remove(at)?;
+        let mut all = vec![done];
+        self.jobs.retain(|job| {
+            let is_same = job.ino == ino && job.what == what;
+            if is_same {
+                all.push(job.done.clone());
+            }
+            !is_same
+        });
+        Some((ino, what, all))
+    }
+}
+
+/// What is known of the inodes of a slot.
+#[derive(Default)]
+struct Slot([Known; WAYS]);
+
+impl Slot {
+    /// Of this inode; in place of the one that was used longest ago if there is nothing yet.
+    fn of(&mut self, ino: Ino) -> &mut Known {
+        let found = self.0.iter().position(|known| known.ino == ino);
+        let at = found.unwrap_or_else(|| {
+            let oldest = (0..WAYS).min_by_key(|at| self.0[*at].used_ns()).unwrap_or(0);
+            self.0[oldest] = Known::new(ino);
+            oldest
+        });
+        &mut self.0[at]
+    }
 }
 
 /// See the module's head.
@@ -112,8 +153,10 @@ impl Default for Sizes {
 }
 
 impl Sizes {
-    fn slot(&self, ino: Ino) -> &Mutex<Slot> {
-        &self.slots[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 52) as usize % SLOTS]
+    /// Does something with what is known of an inode.
+    fn with<T>(&self, ino: Ino, act: impl FnOnce(&mut Known) -> T) -> T {
+        let slot = &self.slots[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54) as usize % SLOTS];
+        act(slot.lock().of(ino))
     }
 
     /// Whether a thread asks so that the kernel takes the answer.
@@ -121,29 +164,41 @@ impl Sizes {
         self.tids.iter().any(|own| own.load(SeqCst) == tid)
     }
 
-    /// An answer to a question that was read at `asked_ns` is about to be given. False if the kernel may not take it.
-    fn tell(&self, attr: &Attr, asked_ns: u64, now_ns: u64) -> bool {
-        let mut slot = self.slot(attr.ino).lock();
-        if slot.taken_back_ns + ASKED_NS >= asked_ns {
-            return false;
+    /// The answer to a write of this mount is about to be given. Whether another thread may have yet to take a size
+    /// that this one does not bring.
+    pub(super) fn wrote(&self, ino: Ino, tid: u32, end: u64) -> bool {
+        let now_ns = monotonic_ns();
+        self.with(ino, |known| {
+            known.wrote(tid, end, now_ns);
+            known.is_on_its_way(tid, now_ns)
+        })
+    }
+
+    /// The answer to a truncate is about to be given.
+    pub(super) fn has_cut(&self, tid: u32, attr: &Attr) {
+        let (answer, now_ns) = (Answer::new(tid, attr, u64::MAX), monotonic_ns());
+        self.with(attr.ino, |known| {
+            known.fixes(answer, now_ns);
+            known.cuts(tid, now_ns);
+        });
+    }
+
+    /// The answer to what the kernel treats as a truncate is about to be given.
+    pub(super) fn cuts(&self, ino: Ino, tid: u32) {
+        self.with(ino, |known| known.cuts(tid, monotonic_ns()));
+    }
+
+    /// The answer to a read is about to be given. One of pages that ends before the end of the request may be taken for
+    /// the end of the file.
+    pub(super) fn has_read(&self, ino: Ino, how: &ReadHow, len: usize) {
+        if how.into_page_cache && len < how.size {
+            self.with(ino, |known| known.read_short(how.offset + len as u64, monotonic_ns()));
         }
-        slot.tell(attr, now_ns);
-        true
-    }
-
-    /// The same, of an answer to one of the own threads.
-    fn tell_own(&self, attr: &Attr, now_ns: u64) {
-        self.slot(attr.ino).lock().tell(attr, now_ns);
-    }
-
-    /// A program of this mount begins to change a file: the kernel will go by what comes of that.
-    pub(super) fn changes(&self, ino: Ino) {
-        self.slot(ino).lock().told = None;
     }
 
     /// Attributes are taken back: waits for nothing.
     pub(super) fn takes_back(&self, ino: Ino) {
-        self.slot(ino).lock().taken_back_ns = monotonic_ns();
+        self.with(ino, |known| known.takes_back(monotonic_ns()));
     }
 
     /// Pages are about to be taken back: waits until the kernel has taken what it was told.
@@ -151,60 +206,68 @@ impl Sizes {
         let mut looked = false;
         loop {
             let now_ns = monotonic_ns();
-            {
-                let mut slot = self.slot(ino).lock();
-                if looked || !slot.is_on_its_way(ino, now_ns) {
-                    slot.taken_back_ns = now_ns;
-                    return;
+            let goes_on = self.with(ino, |known| {
+                let goes_on = looked || !known.is_on_its_way(0, now_ns);
+                if goes_on {
+                    known.takes_back(now_ns);
                 }
+                goes_on
+            });
+            if goes_on {
+                return;
             }
             self.wait_for(ino, What::Look, LOOK_WAIT);
             looked = true;
         }
     }
 
-    fn told(&self, ino: Ino) -> Option<Told> {
-        self.slot(ino).lock().told.filter(|told| told.ino == ino)
-    }
-
-    /// Waits until one of the threads has done it. Whether the kernel goes by what it should then.
-    fn wait_for(&self, ino: Ino, what: What, most: Duration) -> bool {
+    /// Waits until one of the threads has done it. Whether the kernel goes by what it should then; `None` if there is
+    /// none to do it.
+    fn wait_for(&self, ino: Ino, what: What, most: Duration) -> Option<bool> {
         let (done, is_done) = sync_channel(1);
         {
             let mut state = self.state.lock();
             if state.threads == 0 || state.ended || state.jobs.len() >= JOBS_MAX {
-                return false;
+                return None;
             }
             state.jobs.push_back(Job { ino, what, done });
         }
         self.changed.notify_one();
-        is_done.recv_timeout(most) == Ok(true)
+        Some(is_done.recv_timeout(most) == Ok(true))
     }
 
     /// One of the threads; `root` is that of a clone of the mount.
     pub(super) fn run(&self, root: &OwnedFd) {
         let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
-        let free = |own: &&AtomicU32| own.compare_exchange(0, tid, SeqCst, SeqCst).is_ok();
-        let Some(own) = self.tids.iter().find(free) else { return };
+        let free = |own: &AtomicU32| own.compare_exchange(0, tid, SeqCst, SeqCst).is_ok();
+        let Some(own) = self.tids.iter().position(free) else { return };
         let mut state = self.state.lock();
         state.threads += 1;
         while !state.ended {
-            let Some(Job { ino, what, done }) = state.jobs.pop_front() else {
+            let Some((ino, what, waiting)) = state.take() else {
                 self.changed.wait(&mut state);
                 continue;
             };
+            state.asked[own] = Some(ino);
             drop(state);
             let is_right = match what {
-                What::Ask => ask(root, ino),
+                What::Ask => self.ask(root, ino),
                 What::Look => self.look(root, ino),
             };
-            let _ = done.try_send(is_right);
+            for done in waiting {
+                let _ = done.try_send(is_right);
+            }
             state = self.state.lock();
+            state.asked[own] = None;
+            if !state.jobs.is_empty() {
+                // One that had to wait for this one.
+                self.changed.notify_one();
+            }
         }
         state.threads -= 1;
         // Whoever waits is told.
         state.jobs.clear();
-        own.store(0, SeqCst);
+        self.tids[own].store(0, SeqCst);
     }
 
     /// Whether there are threads that see to it.
@@ -224,9 +287,13 @@ impl Sizes {
         let end_ns = monotonic_ns() + LOOK_WAIT.as_nanos() as u64;
         let Ok(file) = system::by_handle(root, ino) else { return true };
         loop {
-            let Some(told) = self.told(ino) else { return true };
-            match system::kept_size(&file) {
-                Ok((size, ctime)) if size != told.size && ctime <= told.ctime => {}
+            let Known { size, ctime, moves, .. } = self.with(ino, |known| *known);
+            match (system::kept_size(&file), size) {
+                (Ok((kept, changed)), Some(size)) if kept != size && changed <= ctime => {}
+                (Ok((kept, _)), Some(size)) if kept == size => {
+                    self.with(ino, |known| known.has_arrived(moves));
+                    return true;
+                }
                 _ => return true,
             }
             if monotonic_ns() > end_ns {
@@ -235,53 +302,135 @@ impl Sizes {
             std::thread::park_timeout(LOOK);
         }
     }
-}
 
-impl Slot {
-    fn tell(&mut self, attr: &Attr, now_ns: u64) {
-        let Attr { ino, size, ctime, .. } = *attr;
-        // Of two answers that are given at the same time the older one may come last.
-        if self.told.is_none_or(|told| told.ino != ino || told.ctime <= ctime) {
-            self.told = Some(Told { ino, size, ctime, at_ns: now_ns });
+    /// Asks for the attributes until the kernel has taken the answer. Whether it has, or does not know the inode.
+    fn ask(&self, root: &OwnedFd, ino: Ino) -> bool {
+        let file = match system::by_handle(root, ino) {
+            Ok(file) => file,
+            Err(e) => {
+                self.with(ino, |known| *known = Known::new(ino));
+                return e == Raw::STALE;
+            }
+        };
+        for turn in 0..QUESTIONS {
+            let moves = self.with(ino, |known| known.moves);
+            let Ok(answer) = system::asked_size(&file) else { return false };
+            let Ok(kept) = system::kept_size(&file) else { return false };
+            let is_seen = kept.0 == answer && self.with(ino, |known| known.is_seen(moves, kept, monotonic_ns()));
+            if is_seen || (turn >= LARGER && kept.0 >= answer) {
+                return true;
+            }
         }
+        false
     }
-
-    fn is_on_its_way(&self, ino: Ino, now_ns: u64) -> bool {
-        self.told.is_some_and(|told| told.ino == ino && now_ns < told.at_ns + TAKEN_NS)
-    }
-}
-
-/// Asks for the attributes until the kernel has taken the answer. Whether it has, or does not know the inode.
-fn ask(root: &OwnedFd, ino: Ino) -> bool {
-    let file = match system::by_handle(root, ino) {
-        Ok(file) => file,
-        Err(e) => return e == Raw::STALE,
-    };
-    for _ in 0..QUESTIONS {
-        let Ok(answer) = system::asked_size(&file) else { return false };
-        match system::kept_size(&file) {
-            Ok((size, _)) if size == answer => return true,
-            Ok(_) => {}
-            Err(_) => return false,
-        }
-    }
-    false
 }
 
 impl ClientFs {
+    pub(super) fn sizes(&self) -> &Sizes {
+        &self.names.lender.sizes
+    }
+
     /// A question for attributes, or for a name, is about to be answered with those of a file; it was read at
     /// `asked_ns`. Waits until the kernel goes by the size, if it might not take the answer.
     pub(super) fn tells_size(&self, caller: &Caller<'_>, attr: &Attr, asked_ns: u64) {
         if attr.kind != Kind::File {
             return;
         }
-        let sizes = &self.names.lender.sizes;
+        let (sizes, answer) = (self.sizes(), Answer::new(caller.tid, attr, asked_ns));
         if sizes.asks(caller.tid) {
-            sizes.tell_own(attr, monotonic_ns());
-        } else if !sizes.tell(attr, asked_ns, monotonic_ns()) {
+            sizes.with(attr.ino, |known| known.shows_own(answer, monotonic_ns()));
+        } else if !sizes.with(attr.ino, |known| known.shows(answer, monotonic_ns(), || self.is_changing(attr.ino))) {
             caller.will_block();
-            sizes.wait_for(attr.ino, What::Ask, ASK_WAIT);
+            if !self.sees_to_size(caller.tid, attr.ino) {
+                sizes.with(attr.ino, |known| known.shows_in_doubt(answer, monotonic_ns()));
+            }
         }
+    }
+
+    fn is_changing(&self, ino: Ino) -> bool {
+        self.kernel_view.is_changing(ino)
+    }
+
+    /// The same, of an answer that shows its size to no program, and can be left out: false if it has to be.
+    pub(super) fn shows_aside(&self, tid: u32, attr: &Attr, asked_ns: u64) -> bool {
+        let answer = Answer::new(tid, attr, asked_ns);
+        attr.kind != Kind::File
+            || self
+                .sizes()
+                .with(attr.ino, |known| known.shows_aside(answer, monotonic_ns(), || self.is_changing(attr.ino)))
+    }
+
+    /// What `shows_aside` was asked for is not shown after all.
+    pub(super) fn shows_nothing(&self, tid: u32, attr: &Attr) {
+        let answer = Answer::new(tid, attr, 0);
+        self.sizes().with(attr.ino, |known| known.shows_in_doubt(answer, monotonic_ns()));
+    }
+
+    /// Waits until the kernel goes by the size of a file. Whether it does.
+    fn sees_to_size(&self, tid: u32, ino: Ino) -> bool {
+        let (sizes, began) = (self.sizes(), Instant::now());
+        // What the kernel will take in any case comes first.
+        let fixed_ns = sizes.with(ino, |known| known.fixed_ns(tid));
+        if sizes.are_followed() {
+            std::thread::sleep(Duration::from_nanos(fixed_ns.saturating_sub(monotonic_ns())));
+        }
+        loop {
+            match sizes.wait_for(ino, What::Ask, ASK_WAIT) {
+                Some(true) => return true,
+                Some(false) => {}
+                None => return false,
+            }
+            let most = if self.is_changing(ino) { CHANGE_WAIT } else { ASK_WAIT };
+            if began.elapsed() >= most {
+                return false;
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// The kernel is about to be told something by which it takes none of the answers that are on their way: waits
+    /// until the size that another thread was told has arrived.
+    pub(super) fn size_arrives(&self, caller: &Caller<'_>, ino: Ino) {
+        let sizes = self.sizes();
+        if sizes.with(ino, |known| known.is_on_its_way(caller.tid, monotonic_ns())) {
+            caller.will_block();
+            sizes.wait_for(ino, What::Look, LOOK_WAIT);
+        }
+    }
+
+    /// An answer is about to be given that the kernel takes whatever has come in between; it was asked for at
+    /// `asked_ns`. The attributes that it shows: newer ones if a size was told meanwhile.
+    pub(super) fn fixes_size(&self, caller: &Caller<'_>, mut attr: Attr, mut asked_ns: u64) -> Result<Attr> {
+        for _ in 0..NEWER {
+            if self.fixes(caller, &attr, asked_ns) {
+                return Ok(attr);
+            }
+            asked_ns = monotonic_ns();
+            attr = self.wait(caller, self.client.getattr(&Self::stream(caller), attr.ino))?;
+        }
+        self.fixes(caller, &attr, u64::MAX);
+        Ok(attr)
+    }
+
+    /// The answer to an open that empties a file is about to be given.
+    pub(super) fn empties(&self, caller: &Caller<'_>, ino: Ino) {
+        let answer = Answer { tid: caller.tid, size: 0, ctime: Timespec::default(), asked_ns: u64::MAX };
+        self.sizes().with(ino, |known| known.fixes(answer, monotonic_ns()));
+    }
+
+    /// As `fixes_size`, of an inode that nobody knew before.
+    pub(super) fn makes_size(&self, caller: &Caller<'_>, attr: &Attr) {
+        self.fixes(caller, attr, u64::MAX);
+    }
+
+    /// A thread has taken what it was told of a file: it asks for something else.
+    pub(super) fn has_taken_size(&self, caller: &Caller<'_>, ino: Ino) {
+        self.sizes().with(ino, |known| known.asks_again(caller.tid));
+    }
+
+    fn fixes(&self, caller: &Caller<'_>, attr: &Attr, asked_ns: u64) -> bool {
+        let answer = Answer::new(caller.tid, attr, asked_ns);
+        attr.kind != Kind::File || self.sizes().with(attr.ino, |known| known.fixes(answer, monotonic_ns()))
     }
 }
 
@@ -289,50 +438,49 @@ impl ClientFs {
 mod tests {
     use super::*;
 
-    fn attr(ino: u64, size: u64, changed: i64) -> Attr {
-        let time = |sec| Timespec { sec, nsec: 0 };
-        Attr {
-            ino: Ino(ino),
-            kind: Kind::File,
-            perm: 0o644,
-            nlink: 1,
-            uid: 0,
-            gid: 0,
-            rdev: 0,
-            size,
-            blocks: 0,
-            atime: time(0),
-            mtime: time(changed),
-            ctime: time(changed),
-            btime: time(0),
-        }
-    }
-
-    /// Goal: an answer is given at once unless its question may be from before something was taken back; what was told
-    /// last is the newest, until a program of this mount changes the file. Method: the orders by hand.
-    #[test]
-    fn answers_that_the_kernel_takes() {
-        let (sizes, ino) = (Sizes::default(), Ino(7));
-        let now = 10 * ASKED_NS;
-        assert!(sizes.tell(&attr(7, 5, 2), now, now));
-        assert!(sizes.tell(&attr(7, 4, 1), now, now), "an older answer that was slower");
-        assert_eq!(sizes.told(ino).map(|told| told.size), Some(5));
-        assert_eq!(sizes.told(Ino(8)), None);
-        sizes.slot(ino).lock().taken_back_ns = now;
-        assert!(!sizes.tell(&attr(7, 6, 3), now - 1, now + 1), "asked before");
-        assert!(!sizes.tell(&attr(7, 6, 3), now + ASKED_NS, now), "it may have waited to be read");
-        assert!(sizes.tell(&attr(7, 6, 3), now + ASKED_NS + 1, now));
-        sizes.changes(ino);
-        assert_eq!(sizes.told(ino), None);
-    }
-
-    /// Goal: without threads nobody waits, and pages are taken back at once. Method: an answer on its way.
+    /// Goal: without threads nobody waits, and pages are taken back at once. Method: a size on its way.
     #[test]
     fn nobody_waits_without_threads() {
         let (sizes, ino) = (Sizes::default(), Ino(7));
-        assert!(!sizes.are_followed() && !sizes.wait_for(ino, What::Ask, Duration::from_secs(600)));
-        sizes.tell_own(&attr(7, 5, 2), monotonic_ns());
+        assert!(!sizes.are_followed() && sizes.wait_for(ino, What::Ask, Duration::from_secs(600)).is_none());
+        let now_ns = monotonic_ns();
+        let answer = Answer { tid: 1, size: 5, ctime: Timespec::default(), asked_ns: now_ns };
+        assert!(sizes.with(ino, |known| known.shows(answer, now_ns, || false)));
+        assert!(sizes.with(ino, |known| known.is_on_its_way(0, now_ns)));
         sizes.takes_pages_back(ino);
-        assert!(sizes.slot(ino).lock().taken_back_ns > 0);
+        assert!(sizes.with(ino, |known| !known.shows(answer, now_ns, || false)));
+    }
+
+    /// Goal: of inodes that meet in a slot the one that was used longest ago makes room. Method: one too many.
+    #[test]
+    fn inodes_that_meet() {
+        let mut slot = Slot::default();
+        let size = |slot: &mut Slot, n: u64| slot.of(Ino(n)).size;
+        for n in 1..=WAYS as u64 {
+            slot.of(Ino(n)).wrote(1, n, 1000 + n);
+            let answer = Answer { tid: 1, size: n, ctime: Timespec::default(), asked_ns: u64::MAX };
+            assert!(slot.of(Ino(n)).shows(answer, 1000 + n, || false));
+        }
+        slot.of(Ino(1)).takes_back(2000);
+        assert_eq!(size(&mut slot, 77), None);
+        assert_eq!((size(&mut slot, 1), size(&mut slot, 3)), (Some(1), Some(3)));
+        assert_eq!(size(&mut slot, 2), None, "it has made room");
+    }
+
+    /// Goal: an inode is asked for by one thread at a time, for all who wait. Method: jobs by hand.
+    #[test]
+    fn one_thread_asks_for_all() {
+        let mut state = State::default();
+        let (done, _is_done) = sync_channel(9);
+        let push = |state: &mut State, n, what| state.jobs.push_back(Job { ino: Ino(n), what, done: done.clone() });
+        [(7, What::Ask), (8, What::Ask), (7, What::Look), (7, What::Ask)]
+            .into_iter()
+            .for_each(|(n, what)| push(&mut state, n, what));
+        let (ino, what, waiting) = state.take().expect("a job");
+        assert!((ino, what, waiting.len()) == (Ino(7), What::Ask, 2));
+        state.asked[0] = Some(ino);
+        assert!(state.take().is_some_and(|(ino, ..)| ino == Ino(8)) && state.take().is_none());
+        state.asked[0] = None;
+        assert!(state.take().is_some_and(|(_, what, waiting)| what == What::Look && waiting.len() == 1));
     }
 }

@@ -78,9 +78,10 @@ impl ClientFs {
     pub(super) fn link_walked(&self, caller: &Caller<'_>, ino: Ino, dir: Ino, name: &[u8]) -> Result<Entry> {
         let mut ino = ino;
         for _ in 0..TRIES {
-            let changing = self.change(ino);
+            let (changing, asked_ns) = (self.change(caller, ino), monotonic_ns());
             match self.changed(caller, &[dir], |ctx| self.client.link(ctx, ino, dir, name)) {
                 Ok(attr) => {
+                    let attr = self.fixes_size(caller, attr, asked_ns)?;
                     let since = changing.ends();
                     self.client.walk_ended(caller.tid);
                     return Ok(Entry { attr_ttl: self.attr_ttl(&attr, since), ..self.entry(attr) });
@@ -176,6 +177,9 @@ impl ClientFs {
         ask: impl Fn(&Ctx) -> Pending<Attr>,
     ) -> Result<Entry> {
         self.changes_name(caller, dir, name);
-        self.changed(caller, &[dir], ask).map(|attr| self.entry(attr))
+        let made = self.changed(caller, &[dir], ask)?;
+        // Nobody knew it before.
+        self.makes_size(caller, &made);
+        Ok(self.entry(made))
     }
 }

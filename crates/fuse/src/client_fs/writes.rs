@@ -14,6 +14,7 @@
 
 use super::ClientFs;
 use super::kernel_view::{KernelView, SharedChange};
+use super::names::Lender;
 use super::syscall::Syscall;
 use crate::file_system::{AttrReply, WriteHow};
 use crate::groups::Rights;
@@ -49,9 +50,9 @@ impl ClientFs {
             to: self.aim(caller, ino, how),
             ..self.hints(len, how.flags)
         };
-        let changing = self.change(ino);
+        let changing = self.change(caller, ino);
         if let Some(len) = self.try_write(&ctx, &file, how.offset, &mut data, hints) {
-            self.bytes_changed(ino, how.offset, len as u64, len as u64);
+            self.has_written(caller, ino, how, len);
             return Ok(len);
         }
         let hints = match hints.to {
@@ -60,7 +61,7 @@ impl ClientFs {
                 self.client.learn_end(&file);
                 let hints = Hints { to: WriteTo::Offset, ..hints };
                 if let Some(len) = self.try_write(&ctx, &file, how.offset, &mut data, hints) {
-                    self.bytes_changed(ino, how.offset, len as u64, len as u64);
+                    self.has_written(caller, ino, how, len);
                     return Ok(len);
                 }
                 hints
@@ -75,15 +76,30 @@ impl ClientFs {
         let (tid, handle, by_program) = (caller.tid, how.handle, !how.from_page_cache);
         let note = move |written: &Result<usize>| {
             changes.note(ino, offset, len as u64, written.as_ref().map_or(0, |n| *n as u64));
+            if let (Ok(n), true) = (written, by_program) {
+                changes.wrote(ino, tid, offset + *n as u64);
+            }
             // A mount that is alone knows the size.
             if written.is_err() && by_program && !changes.client.is_alone() {
                 rollbacks.failed(handle, tid, end);
             }
         };
         let changing = changing.shared(&self.kernel_view);
-        self.wait_change(caller, pending, len, &changing, note, move |later, written| {
+        let written = self.wait_change(caller, pending, len, &changing, note, move |later, written| {
             later.answer_struct(written.map(|n| WriteOut { size: n.min(len) as u32, padding: 0 }));
-        })
+        });
+        if by_program && written.is_ok() {
+            self.size_arrives(caller, ino);
+        }
+        written
+    }
+
+    /// A write has been done at once.
+    fn has_written(&self, caller: &Caller<'_>, ino: Ino, how: &WriteHow, len: usize) {
+        self.bytes_changed(ino, how.offset, len as u64, len as u64);
+        if !how.from_page_cache && self.sizes().wrote(ino, caller.tid, how.offset + len as u64) {
+            self.size_arrives(caller, ino);
+        }
     }
 
     /// Sets the size, and whatever else the request names. If that takes long, the answer comes later, and what is
@@ -106,9 +122,12 @@ impl ClientFs {
             (cred != known).then_some(cred)
         };
         let pending = self.client.setattr_again(&ctx, ino, *set, file, again);
-        let (view, client) = (self.kernel_view.clone(), self.client.clone());
+        let (view, client, names) = (self.kernel_view.clone(), self.client.clone(), self.names.lender.clone());
         let note = move |changed: &Result<Attr>| match changed {
-            Ok(_) => client.walk_ended(tid),
+            Ok(attr) => {
+                client.walk_ended(tid);
+                names.sizes.has_cut(tid, attr);
+            }
             Err(_) => view.misses_end(ino),
         };
         self.wait_change(caller, pending, 0, changing, note, |later, changed| {
@@ -184,7 +203,7 @@ impl ClientFs {
 
     /// What has to know of changes of bytes, also when they are answered later.
     pub(super) fn changes(&self) -> Changes {
-        Changes { client: self.client.clone(), view: self.kernel_view.clone() }
+        Changes { client: self.client.clone(), view: self.kernel_view.clone(), names: self.names.lender.clone() }
     }
 
     /// Bytes of a file were to be changed from `offset` on, `asked` of them; `done` of them were.
@@ -203,9 +222,21 @@ impl ClientFs {
 pub(super) struct Changes {
     client: Client,
     view: Arc<KernelView>,
+    names: Arc<Lender>,
 }
 
 impl Changes {
+    /// The kernel takes it from the answer that the file ends at `end` at least.
+    pub(super) fn wrote(&self, ino: Ino, tid: u32, end: u64) {
+        self.names.sizes.wrote(ino, tid, end);
+    }
+
+    /// The same of a reservation or a copy, beside which the kernel takes no other answer.
+    pub(super) fn extended(&self, ino: Ino, tid: u32, end: u64) {
+        self.wrote(ino, tid, end);
+        self.names.sizes.cuts(ino, tid);
+    }
+
     /// As `ClientFs::bytes_changed`.
     pub(super) fn note(&self, ino: Ino, offset: u64, asked: u64, done: u64) {
         note_change(&self.client, &self.view, ino, offset, asked, done);

@@ -1,0 +1,59 @@
+//! Reads of bytes: how they get from the client to the kernel, at once or when they have been waited for.
+//!
+//! Owns: which reads are lent and which are copied, what has to be noted of one that ends early. Does not own: what is
+//! read from where (the client), the wait (`deferred`).
+
+use super::ClientFs;
+use crate::file_system::ReadHow;
+use crate::{Caller, Later, ReadSink};
+use amphi_client::{Hints, Segment, Segments};
+use amphi_types::Result;
+
+/// Reads of so many bytes go to the kernel from where they lie in the cache; for fewer a copy costs less than the
+/// bookkeeping.
+pub(super) const LEND_MIN_BYTES: usize = 16 << 10;
+
+impl ClientFs {
+    pub(super) fn read_file(&self, caller: &Caller<'_>, how: &ReadHow, sink: &mut ReadSink<'_>) -> Result<()> {
+        let file = self.handles.get(how.handle)?;
+        let ctx = Self::stream(caller);
+        let hints = Hints { for_pages: how.into_page_cache, ..self.hints(how.size, how.flags) };
+        if sink.size() >= LEND_MIN_BYTES {
+            if let Some(loans) = self.client.try_lend(&ctx, &file, how.offset, sink.size(), hints) {
+                loans.into_iter().for_each(|loan| sink.lend(loan));
+                self.sizes().has_read(file.ino(), how, sink.len());
+                return Ok(());
+            }
+        } else if let Some(len) = self.client.try_read(&ctx, &file, how.offset, sink.space(), hints) {
+            sink.set_filled(len);
+            self.sizes().has_read(file.ino(), how, len);
+            return Ok(());
+        }
+        let size = sink.size();
+        let pending = self.client.read(&ctx, &file, how.offset, size, hints);
+        let (names, ino, what) = (self.names.lender.clone(), file.ino(), *how);
+        let answer = move |later: Later, result: Result<Segments>| match result {
+            Ok(segments) => {
+                let parts: Vec<Segment> = segments.into_parts().collect();
+                let bytes: Vec<&[u8]> = parts.iter().map(|part| &**part).collect();
+                names.sizes.has_read(ino, &what, bytes.iter().map(|part| part.len()).sum());
+                later.answer_data(&bytes);
+            }
+            Err(e) => later.answer(Err(e)),
+        };
+        // Nothing follows the answer to these (`read_answered`).
+        let segments = if size < LEND_MIN_BYTES && !how.into_page_cache {
+            self.wait_briefly(caller, pending, answer)?
+        } else {
+            self.wait_long(caller, pending, answer)?
+        };
+        for part in segments.into_parts() {
+            match part {
+                Segment::Own(buf) => sink.give(buf),
+                Segment::Lent(loan) => sink.lend(loan),
+            }
+        }
+        self.sizes().has_read(file.ino(), how, sink.len());
+        Ok(())
+    }
+}
