@@ -4,15 +4,16 @@
 //! decides for each answer, in as few lines as it takes (`lend`). Does not own: what is lent and when it is taken back,
 //! which is the client's own code; who makes calls and which histories are right (`games`).
 //!
-//! The rules. A `read` asks for the attributes when their time is over; other size or times drop the pages. A page that
-//! is there is copied, one that is not is read, with some behind it; the end of the file is looked at behind that. A
-//! mapping asks nothing. An invalidation of pages waits for those that are being read. Attributes have a version: each
-//! answer that is kept moves it, and so do writes, cuts and invalidations. The answer to a question from before the last
-//! move is shown to whoever asked, and not kept, nor is any while a cut is under way, whose own answer is kept in any
-//! case. Where another size is kept then the mount asks again itself, and pages are taken back when answers that were
-//! given have arrived (`amphi-fuse`, `client_fs/sizes.rs`, which has bounds for both). What a program stores into a
-//! mapping is written back late (`stores`). A name is kept for the time that it was lent for: to whoever asked while the
-//! mount is alone, to a walk of the mount's own in company, which can be taken back. Answers arrive late.
+//! The rules. A `read` asks for the attributes when their time is over; other size or times drop the pages. A page
+//! that is there is copied, one that is not is read, with some behind it; the end of the file is looked at behind
+//! that. A mapping asks nothing. An invalidation of pages waits for those that are being read. Attributes have a
+//! version: each answer that is kept moves it, and so do writes, cuts and invalidations. The answer to a question from
+//! before the last move is shown to whoever asked, and not kept, nor is any while a cut is under way, whose own answer
+//! is kept in any case. Where another size is kept then the mount asks again itself, and pages are taken back when
+//! answers that were given have arrived (`amphi-fuse`, `client_fs/sizes.rs`, which has bounds for both). What a
+//! program stores into a mapping is written back late (`stores`). A name is kept for the time that it was lent for: to
+//! whoever asked while the mount is alone, to a walk of the mount's own in company, which can be taken back. Answers
+//! arrive late.
 //!
 //! Invariant: the kernel runs on a node of its own: it goes on showing what it keeps while the mount is stopped.
 
@@ -497,7 +498,8 @@ impl Kernel {
         }
     }
 
-    /// Whether the page `at` is inside the file as far as the kernel knows, which asks nobody: for mappings and the like.
+    /// Whether the page `at` is inside the file as far as the kernel knows, which asks nobody: for mappings and the
+    /// like.
     pub fn reaches(&self, ino: Ino, at: u64) -> bool {
         lock(&self.kept).inodes.get(&ino).is_none_or(|inode| at * PAGE < inode.size)
     }

@@ -133,15 +133,15 @@ fn grown_and_followed(writer: &Path, reader: &Path) -> usize {
     missed.into_inner()
 }
 
-/// Goal: Promise S1: what `fstat` has said is there, for mappings and whatever else goes by the kernel's size, also when
-/// several programs set and ask for the size at the same time. Method: threads of one mount, on many files, that touch
-/// the last byte through a mapping; one that appends records beside five that take as much as they are told.
+/// Goal: Promise S1: what `fstat` has said is there, for mappings and whatever else goes by the kernel's size, also
+/// when several programs set and ask for the size at the same time. Method: threads of one mount, on many files, that
+/// touch the last byte through a mapping; one that appends records beside five that take as much as they are told.
 #[test]
 fn a_size_that_was_said_is_there() {
     let place = Place::new();
     let up = place.up(&[]);
     let mount = place.mount();
-    assert_eq!(set_and_mapped(&[mount.as_path(); 4]), 0, "mappings that ended before the size that fstat said");
+    assert_eq!(set_and_mapped(&[mount.as_path(); 8]), 0, "mappings that ended before the size that fstat said");
     assert_eq!(grown_and_followed(&mount, &mount), 0, "shorter than fstat said");
     up.stop();
     place.fsck();

@@ -8,13 +8,13 @@
 //! reads on this one ended before a record whose append had returned. So
 //!
 //! * an answer that something may cross which leaves the kernel with another size (`known`) is given only when the
-//!   kernel has the size: a thread of the mount asks for the attributes itself, so that the kernel takes a newer answer,
-//!   and looks what it goes by now, until the two agree. One program at a time, and any number that are shown the size
-//!   that the kernel has already, cost no question;
+//!   kernel has the size: a thread of the mount asks for the attributes itself, so that the kernel takes a newer
+//!   answer, and looks what it goes by now, until the two agree. One program at a time, and any number that are shown
+//!   the size that the kernel has already, cost no question;
 //! * what would move the version is answered, and pages are taken back, only when the kernel goes by the last size that
 //!   another thread was told: it may have it, and not have taken it yet;
-//! * an answer that the kernel takes in any case (to a change of the mode, to a link, ...) shows nothing older than what
-//!   was told while it was under way;
+//! * an answer that the kernel takes in any case (to a change of the mode, to a link, ...) shows nothing older than
+//!   what was told while it was under way;
 //! * attributes that were taken back are lent again only when an answer without a life has had the time to arrive
 //!   (the client's rule), so that they need not be taken back while answers are on their way.
 //!

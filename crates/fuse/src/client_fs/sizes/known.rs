@@ -9,8 +9,8 @@
 //! (`sizes`), what is lent (the client).
 //!
 //! Invariant: while `size` is known, either the kernel has it or a thread has been given it and takes it; whatever else
-//! is on its way leaves it so, or is noted in `other`. So an answer with this size may be given whether the kernel keeps
-//! it or not. One with another size may if nothing was given to other threads lately.
+//! is on its way leaves it so, or is noted in `other`. So an answer with this size may be given whether the kernel
+//! keeps it or not. One with another size may if nothing was given to other threads lately.
 
 use super::{ASKED_NS, ORDER_NS, TAKEN_NS};
 use amphi_types::{Attr, Ino, Timespec};
@@ -155,8 +155,8 @@ impl Known {
         is_safe
     }
 
-    /// As `shows`, of an answer that shows its size to nobody. False if it has to be left out: it may be older than what
-    /// was shown meanwhile.
+    /// As `shows`, of an answer that shows its size to nobody. False if it has to be left out: it may be older than
+    /// what was shown meanwhile.
     pub(super) fn shows_aside(&mut self, answer: Answer, now_ns: u64, is_changing: impl FnOnce() -> bool) -> bool {
         if self.shows(answer, now_ns, is_changing) {
             return true;
@@ -312,8 +312,8 @@ mod tests {
         assert!(!shows(&mut known, 3, 9, turn(21)), "the size before may be on its way to the second");
     }
 
-    /// Goal: an answer that others have overtaken is not given, and one whose question waited is not either. Method: two
-    /// threads; pages that are taken back.
+    /// Goal: an answer that others have overtaken is not given, and one whose question waited is not either. Method:
+    /// two threads; pages that are taken back.
     #[test]
     fn crossing_answers_are_found() {
         let mut known = Known::new(Ino(7));
@@ -324,8 +324,8 @@ mod tests {
         assert!(shows(&mut known, 1, 5, NOW + LATER + ASKED_NS + 1));
     }
 
-    /// Goal: an answer that shows its size to nobody is left out only if it is older than what was shown; of one that the
-    /// kernel may keep or not the size is not known. Method: the orders of two threads.
+    /// Goal: an answer that shows its size to nobody is left out only if it is older than what was shown; of one that
+    /// the kernel may keep or not the size is not known. Method: the orders of two threads.
     #[test]
     fn answers_that_show_nothing() {
         let mut known = Known::new(Ino(7));
