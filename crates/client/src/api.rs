@@ -179,6 +179,13 @@ pub trait KernelPages: Send + Sync + 'static {
         done();
     }
 
+    /// Another mount has moved a directory to `name` in `dir`, or removed it there. Whoever keeps directories at the
+    /// places where it was shown them looks there; `done` is called when that is done, or cannot be at once, on any
+    /// thread. Does not wait.
+    fn show_directory(&self, _: Ino, _dir: Ino, _name: &[u8], done: Box<dyn FnOnce() + Send>) {
+        done();
+    }
+
     /// Drops what is kept of directories that are open: others may change them from now on. Does not wait.
     fn drop_listings(&self) {}
 }

@@ -9,7 +9,7 @@ pub(crate) mod links;
 
 use crate::coherence::file_locks;
 use crate::coherence::tokens;
-use crate::coherence::{closes, opened_ahead, sharing};
+use crate::coherence::{closes, moved, opened_ahead, sharing};
 use crate::conn::queue::Item;
 use crate::io::links::{Links, Seat};
 use crate::locks;
@@ -118,6 +118,7 @@ impl<E: Env> LinkEvents<E> for Events<E> {
             Push::FileLockNews { number } => self.mount.coherence.file_locks.news(number),
             Push::FileLockClosing { id, ino } => file_locks::closing(&self.mount, ino, id),
             Push::WriteFailed { target, id, ino } => writeback_errors::refused(&self.mount, target, id, ino),
+            Push::DirectoryChanged { target, id, ino, place } => moved::moved(&self.mount, target, id, ino, place),
             Push::Map { epoch } => {
                 if let Some(links) = self.links.upgrade() {
                     links.announced(epoch);

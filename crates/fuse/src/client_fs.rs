@@ -70,7 +70,7 @@ pub struct ClientFs {
     handles: Handles,
     listings: Listings,
     kept_listings: Arc<KeptListings>,
-    moved: Moved,
+    moved: Arc<Moved>,
     names: Names,
     file_locks: Arc<FileLocks>,
     patience: Patience,
@@ -92,7 +92,7 @@ impl ClientFs {
             handles: Handles::default(),
             listings: Listings::default(),
             kept_listings: Arc::default(),
-            moved: Moved::default(),
+            moved: Arc::default(),
             names: Names::default(),
             file_locks: Arc::default(),
             patience: Patience::default(),
@@ -260,7 +260,8 @@ impl ClientFs {
 impl FileSystem for ClientFs {
     fn mounted(&self, notifier: Notifier, limits: &Limits) {
         self.kernel_view.mounted(notifier.clone());
-        self.client.set_pages(self.pages.start(notifier, self.kept_listings.clone(), self.names.lender.clone()));
+        let (listings, moved, names) = (self.kept_listings.clone(), self.moved.clone(), self.names.lender.clone());
+        self.client.set_pages(self.pages.start(notifier, listings, moved, names));
         self.client.set_closes(Some(self.file_locks.clone()));
         let by_pages = (limits.pages_max.saturating_sub(1) * 4096).max(4096);
         self.request_max_bytes.store(limits.write_max_bytes.min(by_pages), Relaxed);

@@ -1,18 +1,21 @@
 //! Coherence: who may cache what of a target, as its requests use it.
 //!
 //! Owns: the lock server of a target as tasks use it, tokens of names and attributes, glimpses of unwritten sizes,
-//! locks of applications, pages that a mount could not take back in time. Does not own: the rules of locks (`dlm`).
+//! locks of applications, pages that a mount could not take back in time, questions that
+//! are waited for briefly. Does not own: the rules of locks (`dlm`).
 
 pub(crate) mod file_locks;
 pub(crate) mod glimpse;
 pub(crate) mod left_pages;
 pub(crate) mod locks;
+pub(crate) mod questions;
 pub(crate) mod tokens;
 
 use crate::coherence::file_locks::FileLockTable;
 use crate::coherence::glimpse::Glimpses;
 use crate::coherence::left_pages::LeftPages;
 use crate::coherence::locks::Locks;
+use crate::coherence::questions::Questions;
 use crate::coherence::tokens::Tokens;
 use amphi_dlm::LockLimits;
 use amphi_env::Env;
@@ -29,6 +32,8 @@ pub struct Coherence {
     pub glimpses: Glimpses,
     /// Locks of applications on its files.
     pub file_locks: FileLockTable,
+    /// Mounts that are to look for directories that were moved or removed.
+    pub changed_directories: Questions,
     /// What has changed under pages that mounts could not take back in time.
     pub left_pages: RefCell<LeftPages>,
 }
@@ -49,6 +54,7 @@ impl Coherence {
             locks: Locks::new(limits, start, move || clock.now().0),
             glimpses: Glimpses::new(id, start),
             file_locks: FileLockTable::new(),
+            changed_directories: Questions::default(),
             left_pages: RefCell::new(LeftPages::new(u64::from(start))),
         }
     }

@@ -187,6 +187,7 @@ counters! {
     file_lock_waits = "file_lock_waits", "Requests for locks of applications that were told to wait.";
     file_lock_news = "file_lock_news", "Requests for locks of applications that were told to ask again.";
     file_lock_closings = "file_lock_closings", "Questions to mounts whether a file that somebody could not lock is being closed.";
+    directories_changed = "directories_changed", "Messages to mounts that another one has moved or removed a directory.";
     file_locks_lost = "file_locks_lost", "Locks of applications that a restart lost.";
     evictions = "evictions", "Sessions evicted.";
     freed_blocks = "freed_blocks", "Blocks given back for reuse.";

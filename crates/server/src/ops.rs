@@ -18,6 +18,7 @@ mod full;
 mod link;
 mod lock;
 mod make;
+mod moved;
 pub(crate) mod names;
 mod open;
 mod pages;
@@ -79,6 +80,7 @@ fn is_repeatable(op: &Request) -> bool {
             | Request::Revoked { .. }
             | Request::FileLockTest { .. }
             | Request::FileLockClosed { .. }
+            | Request::DirectoryShown { .. }
             | Request::WriteFailedKnown { .. }
     )
 }
@@ -271,6 +273,7 @@ async fn dispatch<E: Env>(cx: &RequestCx<E>, op: Request, payload: Option<Buf>) 
         Request::FileLockUnlock { ino, owner, range } => cx.file_lock_unlock(ino, owner, range),
         Request::FileLockTest { lock, number } => cx.file_lock_test(&lock, number).await,
         Request::FileLockClosed { ino, id } => cx.file_lock_closed(ino, id),
+        Request::DirectoryShown { id } => cx.directory_shown(id),
         Request::WriteFailedKnown { id } => {
             cx.target.storage.write_back.writers.acknowledged(cx.session, id);
             Ok(Reply::Done)

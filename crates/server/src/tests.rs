@@ -138,6 +138,7 @@ impl Held {
             Push::Company { change, .. } => (TargetId(0), Request::CompanyKnown { change: *change }),
             Push::FileLockClosing { id, ino } => (ino.target(), Request::FileLockClosed { ino: *ino, id: *id }),
             Push::WriteFailed { target, id, .. } => (*target, Request::WriteFailedKnown { id: *id }),
+            Push::DirectoryChanged { target, id, .. } => (*target, Request::DirectoryShown { id: *id }),
             Push::Map { .. } | Push::FileLockNews { .. } | Push::GroupLockNews { .. } => (TargetId(0), Request::Map),
         };
         Call { target, cred: Cred::root(), op }

@@ -178,6 +178,7 @@ impl LinkEvents<SimEnv> for Answers {
             Push::Company { change, .. } => (TargetId(0), Request::CompanyKnown { change }),
             Push::FileLockClosing { id, ino } => (ino.target(), Request::FileLockClosed { ino, id }),
             Push::WriteFailed { target, id, .. } => (target, Request::WriteFailedKnown { id }),
+            Push::DirectoryChanged { target, id, .. } => (target, Request::DirectoryShown { id }),
             Push::Map { .. } | Push::FileLockNews { .. } | Push::GroupLockNews { .. } => {
                 return;
             }

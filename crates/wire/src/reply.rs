@@ -6,7 +6,7 @@ use crate::view::{
     DirEntry, DirectoryAfter, ExtentView, FileAhead, InodeView, ServerStatus, SessionStatus, TargetSpace, TargetStatus,
     Tokens,
 };
-use amphi_types::{ByteRange, Errno, Ino, ObjectId, TargetId, TokenKey};
+use amphi_types::{ByteRange, Errno, Ino, Name, ObjectId, TargetId, TokenKey};
 use serde::{Deserialize, Serialize};
 
 /// Replies.
@@ -258,5 +258,18 @@ pub enum Push {
         id: u64,
         /// The file.
         ino: Ino,
+    },
+    /// Another session has moved a directory or removed it. Answered with `DirectoryShown` when whatever keeps
+    /// directories where it was shown them has looked for this one, or cannot look at once. May be lost; nobody is
+    /// evicted for leaving it unanswered.
+    DirectoryChanged {
+        /// Which target says so.
+        target: TargetId,
+        /// Number of the question.
+        id: u64,
+        /// The directory.
+        ino: Ino,
+        /// What it lies in now and by which name, or where it was, for who may see all names.
+        place: Option<(Ino, Name)>,
     },
 }

@@ -499,6 +499,12 @@ pub enum Request {
         /// Object.
         object: ObjectId,
     },
+    /// `Done`: answer to `Push::DirectoryChanged`: whatever keeps directories has looked for it, or cannot at once. To
+    /// the target that said so.
+    DirectoryShown {
+        /// Number of the question.
+        id: u64,
+    },
 }
 
 impl Request {

@@ -228,6 +228,11 @@ fn every_message_round_trips() {
     }
     round_trip(Head::new(FrameKind::Push), &Push::Callback { object: object(), lock: u64::MAX });
     round_trip(Head::new(FrameKind::Push), &Push::FileLockNews { number: u64::MAX });
+    let place = Name::new(b"k3".to_vec()).ok().map(|name| (Ino(u64::MAX), name));
+    for place in [place, None] {
+        let (target, id, ino) = (TargetId(3), u64::MAX, Ino(7));
+        round_trip(Head::new(FrameKind::Push), &Push::DirectoryChanged { target, id, ino, place });
+    }
     round_trip(Head::new(FrameKind::Push), &Push::FileLockClosing { id: u64::MAX, ino: Ino(u64::MAX) });
     let news = Push::WriteFailed { target: TargetId(u16::MAX), id: u64::MAX, ino: Ino(u64::MAX) };
     round_trip(Head::new(FrameKind::Push), &news);

@@ -27,6 +27,7 @@ mod mapped;
 mod memory_group;
 mod metadata;
 mod mounts_and_servers;
+mod moved_directories;
 mod mpi_jobs;
 mod mpi_mounts;
 mod names_replaced;

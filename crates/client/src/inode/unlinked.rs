@@ -177,8 +177,8 @@ mod tests {
     }
 
     /// Goal: a kernel that goes by the time of modification does not take what it has listed for true when the
-    /// directory was removed, and the times of such a directory stay then. Method: clocks of servers that are ahead, one
-    /// that had its time set. (Promise S6)
+    /// directory was removed, and the times of such a directory stay then. Method: clocks of servers that are ahead,
+    /// one that had its time set. (Promise S6)
     #[test]
     fn times_of_a_removed_directory_are_later() {
         let time = |sec, nsec| Timespec { sec, nsec };

@@ -406,6 +406,7 @@ impl Server {
             Request::Sync { .. }
             | Request::Goodbye
             | Request::Revoked { .. }
+            | Request::DirectoryShown { .. }
             | Request::WriteFailedKnown { .. }
             | Request::CompanyKnown { .. }
             | Request::CompanyKept { .. } => Reply::Done,

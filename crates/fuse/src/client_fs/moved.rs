@@ -149,13 +149,14 @@ pub(super) struct Moved {
 }
 
 impl Moved {
-    /// A look-up of `thread` in `dir`, a node id, finds a directory; `changes_names`: whether the thread is in a call
-    /// that does. The node id under which it is shown.
+    /// A look-up of `thread` in `dir`, a node id, finds a directory; `moves`: whether the thread is there to have the
+    /// kernel move it, `changes_names`: whether it is in a call that does. The node id under which it is shown.
     pub(super) fn looked_up(
         &self,
         thread: u32,
         ino: Ino,
         (dir, name): (Ino, &[u8]),
+        moves: impl FnOnce() -> bool,
         changes_names: impl FnOnce() -> bool,
     ) -> Ino {
         let place: Place = (dir, name.into());
@@ -170,6 +171,9 @@ impl Moved {
         };
         let is_circle = shown.is_above(ino, dir);
         drop(shown);
+        if moves() {
+            return node;
+        }
         let in_the_way = is_circle || self.has_failed(thread, ino, &place) || changes_names();
         if in_the_way {
             let mut shown = self.shown.lock();
@@ -207,6 +211,16 @@ impl Moved {
             self.threads.store(moving.len(), SeqCst);
         }
         has_failed
+    }
+
+    /// The id under which the kernel has a directory.
+    pub(super) fn node(&self, ino: Ino) -> Ino {
+        self.shown.lock().node(ino)
+    }
+
+    /// The kernel has a directory, known to it by `node`, at this place.
+    pub(super) fn placed(&self, ino: Ino, dir: Ino, name: &[u8], node: Ino) {
+        self.shown.lock().put(ino, (dir, name.into()), node);
     }
 
     /// The way from the root to a name, if the kernel has been shown all of it there and under the inodes' own ids.
@@ -326,33 +340,33 @@ mod tests {
     #[test]
     fn other_ids_only_when_the_kernel_could_not_move_it() {
         let moved = Moved::default();
-        assert_eq!(moved.looked_up(7, D, (A, b"d"), no), D);
-        assert_eq!(moved.looked_up(7, D, (A, b"d"), || true), D, "where it was shown nothing has to be moved");
-        assert_eq!(moved.looked_up(7, D, (ROOT, b"d"), no), D, "the kernel may be able to move it");
-        assert_eq!(moved.looked_up(8, D, (ROOT, b"d"), no), D, "so for another thread");
+        assert_eq!(moved.looked_up(7, D, (A, b"d"), no, no), D);
+        assert_eq!(moved.looked_up(7, D, (A, b"d"), no, || true), D, "where it was shown nothing has to be moved");
+        assert_eq!(moved.looked_up(7, D, (ROOT, b"d"), no, no), D, "the kernel may be able to move it");
+        assert_eq!(moved.looked_up(8, D, (ROOT, b"d"), no, no), D, "so for another thread");
         moved.walks(7, ROOT, b"d");
-        assert_eq!(moved.looked_up(7, D, (ROOT, b"d"), no), D, "it had something else there");
+        assert_eq!(moved.looked_up(7, D, (ROOT, b"d"), no, no), D, "it had something else there");
         moved.walks(7, ROOT, b"a");
-        let id = moved.looked_up(7, D, (ROOT, b"d"), no);
+        let id = moved.looked_up(7, D, (ROOT, b"d"), no, no);
         assert!(id != D && inode_of(id.0) == D && is_other(id.0) && !is_other(D.0));
-        assert_eq!(moved.looked_up(7, D, (ROOT, b"d"), no), id, "asked a second time");
-        assert_eq!(moved.looked_up(8, D, (ROOT, b"d"), no), id, "the kernel has nothing of it elsewhere");
+        assert_eq!(moved.looked_up(7, D, (ROOT, b"d"), no, no), id, "asked a second time");
+        assert_eq!(moved.looked_up(8, D, (ROOT, b"d"), no, no), id, "the kernel has nothing of it elsewhere");
         moved.walks(8, ROOT, b"a");
-        assert_eq!(moved.looked_up(8, D, (ROOT, b"d"), no), id, "and so has it there");
+        assert_eq!(moved.looked_up(8, D, (ROOT, b"d"), no, no), id, "and so has it there");
         for _ in 0..ASKED_MAX {
-            assert_eq!(moved.looked_up(8, D, (A, b"d"), no), id, "moved by others again");
+            assert_eq!(moved.looked_up(8, D, (A, b"d"), no, no), id, "moved by others again");
         }
-        let again = moved.looked_up(8, D, (A, b"d"), no);
+        let again = moved.looked_up(8, D, (A, b"d"), no, no);
         assert!(again != id && again != D && inode_of(again.0) == D, "no walk asks three times");
         moved.ended(8);
-        let rename = moved.looked_up(9, D, (A, b"e"), || true);
+        let rename = moved.looked_up(9, D, (A, b"e"), no, || true);
         assert!(rename != D && rename != id && inode_of(rename.0) == D, "one that the kernel has nowhere");
-        assert_eq!(moved.looked_up(9, D, (A, b"e"), || true), rename);
+        assert_eq!(moved.looked_up(9, D, (A, b"e"), no, || true), rename);
         moved.used(9, A);
         moved.ended(9);
-        assert_eq!(moved.looked_up(9, D, (A, b"e"), no), rename);
+        assert_eq!(moved.looked_up(9, D, (A, b"e"), no, no), rename);
         moved.renamed((A, b"e"), (ROOT, b"f"), false);
-        assert_eq!(moved.looked_up(9, D, (ROOT, b"f"), no), rename, "the kernel moves what it has");
+        assert_eq!(moved.looked_up(9, D, (ROOT, b"f"), no, no), rename, "the kernel moves what it has");
         assert!(!moved.listed(D, ROOT, b"f"), "a listing has the inode's own id");
         let mut node = D;
         for _ in 0..OTHERS {
@@ -367,20 +381,23 @@ mod tests {
     #[test]
     fn children_of_another_id_are_elsewhere() {
         let (moved, child) = (Moved::default(), Ino(4));
-        assert_eq!((moved.looked_up(7, D, (A, b"d"), no), moved.looked_up(7, child, (D, b"in"), no)), (D, child));
-        let id = moved.looked_up(7, D, (ROOT, b"d"), || true);
-        assert!(is_other(id.0) && !moved.listed(child, id, b"in"));
-        let below = moved.looked_up(7, child, (id, b"in"), || true);
-        assert!(is_other(below.0) && inode_of(below.0) == child, "the kernel has the child below the old id");
-        assert_eq!(moved.looked_up(8, child, (id, b"in"), no), below);
         assert_eq!(
-            moved.looked_up(8, child, (D, b"in"), no),
+            (moved.looked_up(7, D, (A, b"d"), no, no), moved.looked_up(7, child, (D, b"in"), no, no)),
+            (D, child)
+        );
+        let id = moved.looked_up(7, D, (ROOT, b"d"), no, || true);
+        assert!(is_other(id.0) && !moved.listed(child, id, b"in"));
+        let below = moved.looked_up(7, child, (id, b"in"), no, || true);
+        assert!(is_other(below.0) && inode_of(below.0) == child, "the kernel has the child below the old id");
+        assert_eq!(moved.looked_up(8, child, (id, b"in"), no, no), below);
+        assert_eq!(
+            moved.looked_up(8, child, (D, b"in"), no, no),
             below,
             "by whoever still is in the old one: it moves back"
         );
         moved.used(8, below);
         assert_eq!(moved.path(LentName { dir: child, name: b"x"[..].into(), shows: NameShows::Nothing }), None);
-        assert!(moved.looked_up(8, D, (below, b"y"), no) != id, "one below the other in the kernel");
+        assert!(moved.looked_up(8, D, (below, b"y"), no, no) != id, "one below the other in the kernel");
     }
 
     /// Goal: what this mount moves itself is where it says; a listing moves nothing; a directory is never shown below
@@ -391,11 +408,11 @@ mod tests {
         moved.made(A, ROOT, b"a");
         moved.made(D, A, b"d");
         moved.renamed((A, b"d"), (ROOT, b"d"), false);
-        assert_eq!((moved.looked_up(7, D, (ROOT, b"d"), no), moved.looked_up(7, D, (ROOT, b"d"), no)), (D, D));
+        assert_eq!((moved.looked_up(7, D, (ROOT, b"d"), no, no), moved.looked_up(7, D, (ROOT, b"d"), no, no)), (D, D));
         moved.renamed((ROOT, b"d"), (ROOT, b"a"), true);
         assert!(moved.listed(D, ROOT, b"a") && moved.listed(A, ROOT, b"d") && !moved.listed(D, ROOT, b"d"));
         moved.renamed((ROOT, b"a"), (A, b"x"), false);
-        assert!(moved.looked_up(7, A, (D, b"y"), no) != A, "the kernel has one below the other");
+        assert!(moved.looked_up(7, A, (D, b"y"), no, no) != A, "the kernel has one below the other");
         for n in 0..3 * DIRECTORIES_MAX as u64 {
             moved.made(Ino(100 + n), ROOT, &n.to_le_bytes());
         }

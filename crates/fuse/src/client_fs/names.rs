@@ -31,7 +31,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-pub(super) use lender::Lender;
+pub(super) use lender::{Lender, NewPlace};
 
 /// Threads that have asked for a name which was lent as not there; beyond, all are forgotten, and takers have to go.
 const LOOKS_MAX: usize = 256;

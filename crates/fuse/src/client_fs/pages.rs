@@ -8,7 +8,8 @@
 //! another file's does not wait behind it, but for the last of `DROPPERS_MAX`.
 
 use super::kept_listings::KeptListings;
-use super::names::Lender;
+use super::moved::Moved;
+use super::names::{Lender, NewPlace};
 use crate::Notifier;
 use amphi_client::{KernelPages, LentName, NameShows};
 use amphi_types::{ByteRange, Errno, Ino};
@@ -116,6 +117,7 @@ struct Senders {
     with_locks: Arc<Droppers>,
     overwritten: Sender,
     listings: Arc<KeptListings>,
+    moved: Arc<Moved>,
     names: Arc<Lender>,
 }
 
@@ -146,6 +148,17 @@ impl KernelPages for Senders {
             self.forget(dir);
         }
         self.names.take(names, done);
+    }
+
+    fn show_directory(&self, ino: Ino, dir: Ino, name: &[u8], done: Box<dyn FnOnce() + Send>) {
+        let (node, dir) = (self.moved.node(ino), self.moved.node(dir));
+        // What the kernel does not know it has nowhere.
+        if self.with_locks.notifier.inval_attr(node) != Ok(true) {
+            return done();
+        }
+        let (moved, name): (_, Box<[u8]>) = (self.moved.clone(), name.into());
+        let place = NewPlace { ino, dir, name: name.clone() };
+        self.names.show(place, Box::new(move || moved.placed(ino, dir, &name, node)), done);
     }
 
     fn drop_listings(&self) {
@@ -191,6 +204,7 @@ impl Pages {
         &self,
         notifier: Notifier,
         listings: Arc<KeptListings>,
+        moved: Arc<Moved>,
         names: Arc<Lender>,
     ) -> Option<Arc<dyn KernelPages>> {
         let waiting = Mutex::new(Waiting { threads: 1, ..Waiting::default() });
@@ -204,7 +218,7 @@ impl Pages {
                 return None;
             }
         };
-        let senders = Arc::new(Senders { with_locks: droppers.clone(), overwritten, listings, names });
+        let senders = Arc::new(Senders { with_locks: droppers.clone(), overwritten, listings, moved, names });
         *self.started.lock() = Some(Started { senders: Arc::downgrade(&senders), droppers, overwrites });
         Some(senders)
     }

@@ -45,7 +45,8 @@ impl ClientFs {
         let node = match found.kind {
             Kind::Dir if name != b"." && name != b".." => {
                 let changes = || Syscall::of(caller.tid).is_some_and(|call| call.changes_names());
-                self.moved.looked_up(caller.tid, found.ino, (caller.node, name), changes)
+                let moves = || self.names.lender.is_mover(caller.tid);
+                self.moved.looked_up(caller.tid, found.ino, (caller.node, name), moves, changes)
             }
             _ => found.ino,
         };

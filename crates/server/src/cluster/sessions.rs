@@ -167,9 +167,9 @@ impl<E: Env> SessionManager<E> {
     /// when it comes back.
     pub fn push(self: &Rc<Self>, session: SessionId, push: Push) {
         self.listen_for_answer(session, &push);
-        let conn = self.sessions.borrow().get(&session).and_then(|e| e.conn);
-        if let Some(conn) = conn {
-            self.connections.push(conn, push);
+        let to = self.sessions.borrow().get(&session).and_then(|e| Some((e.conn?, e.owner)));
+        if let Some((conn, owner)) = to {
+            self.connections.push(conn, trust::as_told(owner, push));
         }
     }
 

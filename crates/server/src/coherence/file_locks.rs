@@ -10,14 +10,14 @@
 //!
 //! Invariant: whoever changes the table takes the grants out in the same call, so none is left lying.
 
-pub mod closing;
+mod closing;
 
+use crate::coherence::questions::Questions;
 use amphi_dlm::{
     Asking, FileLock, FileLockLimits, FileLockRefusal, FileLocks, LockFamily, LockKind, LockOwner, Outcome, WaitId,
 };
 use amphi_types::{ByteRange, Errno, Ino, Result, SessionId};
 use amphi_wire::{FileLockFamily, FileLockOwner, FileLockSpec, LockMode};
-use closing::Closing;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -37,13 +37,13 @@ struct Inner {
     news: Vec<Asked>,
     /// Whether a task looks after requests that yield.
     watched: bool,
-    /// Mounts that are asked whether a close is under way.
-    closing: Closing,
 }
 
 /// File locks of one target.
 pub struct FileLockTable {
     inner: RefCell<Inner>,
+    /// Mounts that are asked whether a close is under way.
+    closing: Questions,
 }
 
 fn errno(refusal: FileLockRefusal) -> Errno {
@@ -104,8 +104,9 @@ impl FileLockTable {
     /// Without locks.
     pub fn new() -> FileLockTable {
         let locks = FileLocks::new(FileLockLimits::default());
-        let (waits, asked, postponed, news, closing) = Default::default();
-        FileLockTable { inner: RefCell::new(Inner { locks, waits, asked, postponed, news, watched: false, closing }) }
+        let (waits, asked, postponed, news) = Default::default();
+        let inner = RefCell::new(Inner { locks, waits, asked, postponed, news, watched: false });
+        FileLockTable { inner, closing: Questions::default() }
     }
 
     /// Takes a lock: whether the owner holds it now. If not, the session will be told when to ask again.
@@ -198,7 +199,7 @@ impl FileLockTable {
             inner.asked.remove(&id);
         }
         inner.postponed.retain(|(s, _)| *s != session);
-        inner.closing.end_session(session);
+        self.closing.end_session(session);
         inner.pump();
     }
 

@@ -257,6 +257,7 @@ async fn forget_session<E: Env>(
     target.coherence.locks.drop_session(worker.now_ns(), session);
     worker.send_callbacks(target);
     ops::file_lock::drop_session(worker, target, session);
+    target.coherence.changed_directories.end_session(session);
     target.coherence.left_pages.borrow_mut().drop_session(session);
     target.storage.write_back.writers.drop_session(session);
     let mut txn = Txn::default();

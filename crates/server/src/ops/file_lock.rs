@@ -3,12 +3,11 @@
 //! While sessions of an earlier run have not said what they hold, nothing new is granted: requests are asked again
 //! then.
 
-use crate::coherence::file_locks::closing::WAIT;
 use crate::counters::add;
 use crate::target::Target;
 use crate::worker::Worker;
 use crate::worker::request::RequestCx;
-use amphi_env::{Env, timeout};
+use amphi_env::Env;
 use amphi_types::{ByteRange, Errno, Ino, Result, SessionId};
 use amphi_wire::{FileLockOwner, FileLockSpec, Push, Reply};
 use std::rc::Rc;
@@ -28,18 +27,15 @@ impl<E: Env> RequestCx<E> {
     async fn await_closes(&self, lock: &FileLockSpec) -> bool {
         let begun = || self.target.sessions.begin_of(self.session);
         let before = begun();
-        let mut questions = self.target.coherence.file_locks.ask_holders(self.worker.now_ns(), self.session, lock);
-        if questions.asked.is_empty() {
+        let asked = self.target.coherence.file_locks.ask_holders(self.worker.now_ns(), self.session, lock);
+        if asked.sessions.is_empty() {
             return false;
         }
-        for &(session, id) in &questions.asked {
+        for &(session, id) in &asked.sessions {
             add(&self.worker.counters.file_lock_closings, 1);
             self.worker.push(session, Push::FileLockClosing { id, ino: lock.ino });
         }
-        if timeout(&self.worker.env, WAIT, questions.answered()).await.is_none() {
-            questions.give_up(self.worker.now_ns());
-        }
-        drop(questions);
+        asked.wait(&self.worker.env).await;
         before.is_some() && begun() == before
     }
 

@@ -38,6 +38,9 @@ impl<E: Env> RequestCx<E> {
             let last_name_of = (facts.kind == Kind::Dir || facts.nlink == 1).then_some(child);
             let reply = Reply::Removed { last_name_of };
             if let Ran::Done(reply) = self.run_parts(parts, &[(dir, &name)], None, async |_| Ok(reply)).await? {
+                if facts.kind == Kind::Dir {
+                    Box::pin(self.show_changed(vec![(child, dir, name)])).await;
+                }
                 return Ok(reply);
             }
         }

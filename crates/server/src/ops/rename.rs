@@ -5,6 +5,7 @@
 //! new parent up to the root is certain.
 
 use super::PLAN_TRIES;
+use super::moved::Changed;
 use crate::message::{Place, TargetReply, TargetRequest};
 use crate::tx::run::Ran;
 use crate::worker::request::RequestCx;
@@ -26,6 +27,18 @@ struct Gathered {
     target: Option<Facts>,
 }
 
+impl Gathered {
+    /// Directories for which other mounts have to look when it has happened: what has new places, and where something
+    /// was that is replaced.
+    fn changed(&self, from: &(Ino, Name), to: &(Ino, Name), mode: RenameMode) -> Vec<Changed> {
+        let other = if mode == RenameMode::Exchange { from } else { to };
+        let replaced = self.target.filter(|target| mode == RenameMode::Exchange || target.ino != self.source.ino);
+        let both = [(Some(self.source), to), (replaced, other)].into_iter();
+        let dirs = both.filter_map(|(facts, place)| Some((facts.filter(|f| f.kind == Kind::Dir)?, place)));
+        dirs.map(|(facts, (dir, name))| (facts.ino, *dir, name.clone())).collect()
+    }
+}
+
 fn plan_mode(mode: RenameMode) -> plan::RenameMode {
     match mode {
         RenameMode::Replace => plan::RenameMode::Replace,
@@ -38,13 +51,17 @@ impl<E: Env> RequestCx<E> {
     /// `Request::Rename`.
     pub async fn rename(&self, from: (Ino, Name), to: (Ino, Name), mode: RenameMode) -> Result<Reply> {
         let mut lock = None;
-        let result = self.rename_locked(&from, &to, mode, &mut lock).await;
+        let mut changed = Vec::new();
+        let result = self.rename_locked(&from, &to, mode, &mut lock, &mut changed).await;
         if let Some(number) = lock {
             if self.worker.routes.is_local(MOVE_TARGET) {
                 self.worker.tell(MOVE_TARGET, TargetRequest::MoveUnlock(number)).await?;
             } else {
                 self.worker.unlock_moves(number);
             }
+        }
+        if result.is_ok() {
+            Box::pin(self.show_changed(changed)).await;
         }
         result
     }
@@ -55,6 +72,7 @@ impl<E: Env> RequestCx<E> {
         to: &(Ino, Name),
         mode: RenameMode,
         lock: &mut Option<u64>,
+        changed: &mut Vec<Changed>,
     ) -> Result<Reply> {
         for _ in 0..PLAN_TRIES {
             let found = match self.gather_rename(from, to).await {
@@ -108,6 +126,7 @@ impl<E: Env> RequestCx<E> {
             };
             let named = [(from.0, &from.1), (to.0, &to.1)];
             if let Ran::Done(reply) = self.run_parts(parts, &named, None, check).await? {
+                *changed = found.changed(from, to, mode);
                 return Ok(reply);
             }
             if lost.get() {

@@ -5,7 +5,8 @@
 //!
 //! Threads: the *walker* lends, one component of a path with each call; *takers* take back, one of them being idle and
 //! looking after the others; the *teller* tells who waits that a name is taken back, and looks whether the file system
-//! is still mounted. Two more see to sizes (`client_fs/sizes`). Walker, takers and those share a table of descriptors
+//! is still mounted. *Movers* show the kernel directories that another mount has moved; two more see to sizes
+//! (`client_fs/sizes`). Walker, takers and all of those share a table of descriptors
 //! that nobody else has (`system::leave_descriptors`), so they do nothing but their own calls: no line in a log, no
 //! call into the client, no handler of a signal (`system::leave_signals`).
 //!
@@ -21,11 +22,13 @@
 //!   no user of the mount that people see, so that can be unmounted at any moment; when it is gone, names are taken
 //!   back, the root is closed, and the file system ends as it would have without.
 
+mod mover;
 mod taker;
 mod threads;
 mod trial;
 mod walker;
 
+pub(crate) use mover::NewPlace;
 pub(super) use taker::Answer;
 pub(super) use threads::{Surroundings, Threads};
 pub(super) use trial::{Trial, trial};
@@ -33,6 +36,7 @@ pub(super) use trial::{Trial, trial};
 use super::super::sizes::Sizes;
 use amphi_client::{LentName, NameShows};
 use amphi_types::Ino;
+use mover::Moves;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering::SeqCst};
@@ -83,6 +87,7 @@ struct State {
     /// Takers, and how many of them are idle.
     takers: usize,
     idle_takers: usize,
+    moves: Moves,
     taken: Vec<Done>,
     /// The takers take up nothing any more.
     are_takers_over: bool,
@@ -106,6 +111,7 @@ pub(crate) struct Lender {
     state: Mutex<State>,
     to_walk: Condvar,
     to_take: Condvar,
+    to_move: Condvar,
     /// The walker's call has ended, a taker has, or the phase is another one.
     changed: Condvar,
 }
@@ -241,6 +247,7 @@ impl Lender {
         state.phase = phase;
         self.to_walk.notify_all();
         self.to_take.notify_all();
+        self.to_move.notify_all();
         self.changed.notify_all();
     }
 

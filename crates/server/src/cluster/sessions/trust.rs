@@ -14,7 +14,7 @@
 use super::entry::Entry;
 use amphi_transport::{Incoming, Peer};
 use amphi_types::{Caps, Cred, Errno, Result};
-use amphi_wire::{Call, Hello, Request, Role};
+use amphi_wire::{Call, Hello, Push, Request, Role};
 
 /// Why a bound client is no server.
 const NOT_TRUSTED: &str = "a server has to be root's, or that of the user whom this server runs as";
@@ -65,6 +65,16 @@ fn is_administration(op: &Request) -> bool {
 /// Whether a client may be told of a session.
 pub(super) fn may_see(bound: Option<&Cred>, session: &Entry) -> bool {
     bound.is_none_or(|cred| session.owner == Owner::User(cred.uid))
+}
+
+/// What is said to a client: a bound one does not learn names that it may not be allowed to see.
+pub(super) fn as_told(owner: Owner, push: Push) -> Push {
+    match push {
+        Push::DirectoryChanged { target, id, ino, .. } if owner != Owner::Anybody => {
+            Push::DirectoryChanged { target, id, ino, place: None }
+        }
+        push => push,
+    }
 }
 
 /// Whether a client may ask this; then `call` says on whose behalf it counts.

@@ -149,6 +149,12 @@ impl Lender {
                 std::thread::Builder::new().name("fuse sizes".into()).spawn(run).ok()
             })
             .collect();
+        let (own, own_root, own_wake) = (self.clone(), root.clone(), wake.clone());
+        self.begins_mover();
+        let run = move || own.run_mover(&own_root, &own_wake, true);
+        if std::thread::Builder::new().name("fuse names move".into()).spawn(run).is_err() {
+            self.end_movers();
+        }
         let mut state = self.state.lock();
         state.takers = 1;
         if state.phase == Phase::Starting {
@@ -163,7 +169,7 @@ impl Lender {
         drop(state);
         self.run_taker(&root, &wake, tid, true);
         let mut state = self.state.lock();
-        while state.takers > 0 {
+        while state.takers > 0 || self.has_movers(&state) {
             self.changed.wait(&mut state);
         }
         drop(state);

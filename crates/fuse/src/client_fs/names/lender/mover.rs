@@ -1,0 +1,208 @@
+//! Movers: have the kernel look for directories that another mount has moved or removed.
+//!
+//! The kernel keeps one place for each directory and goes by it for `..`, and for the paths of working directories and
+//! open ones, without a question. It moves a directory when that is looked up at its new place, which nobody else may
+//! do for long. So a mover opens what the directory lies in now by its handle, and looks at the name. It asks as any
+//! program does: what it is answered is what the server says. A directory that was removed the kernel lets go when it
+//! is told that its name is not there, and then has no path for whoever works in it.
+//!
+//! Owns: directories that are to be shown, their threads, when whoever waits for one need not wait any longer. Does not
+//! own: where the kernel has each directory (`moved`).
+//!
+//! Invariants: a mover waits for the lock of a directory as any walk that finds no entry, and holds nothing then. That
+//! lock may be held by a call which waits for whoever waits for the mover: the rename of the other mount. So a mover
+//! that is seen to wait for a directory is not waited for any more (an idle one looks, as with takers); nor is one
+//! whose look the kernel refuses, since it only tries the locks of the old place: that is tried again by and by. A
+//! directory that this kernel does not know is not shown.
+//!
+//! Bounds: `MOVERS_MAX` threads; `MOVES_MAX` directories that wait for one, beyond which none is shown; `TRIES` tries,
+//! some seconds, after which the kernel has the directory where it was until somebody looks.
+
+use super::super::system;
+use super::{AGAIN, Done, LOOK, LOOKS, Lender, Phase, State};
+use amphi_types::Ino;
+use parking_lot::MutexGuard;
+use rustix::io::Errno as Raw;
+use std::collections::{BTreeMap, VecDeque};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Most movers.
+const MOVERS_MAX: usize = 8;
+/// Directories that wait for one.
+const MOVES_MAX: usize = 1024;
+/// Tries to have the kernel move a directory.
+const TRIES: usize = 300;
+/// Of these, for which it is waited, and the pause between two of them.
+const QUICK_TRIES: usize = 3;
+const QUICK_AGAIN: Duration = Duration::from_millis(1);
+
+/// Where a directory is now.
+pub(crate) struct NewPlace {
+    pub(crate) ino: Ino,
+    /// What it lies in, by the id that the kernel has of it.
+    pub(crate) dir: Ino,
+    pub(crate) name: Box<[u8]>,
+}
+
+struct Move {
+    place: NewPlace,
+    placed: Done,
+    done: Done,
+}
+
+/// What a mover is at.
+#[derive(Default)]
+struct UnderWay {
+    /// Who waits for it is told by this.
+    done: Option<Done>,
+    /// How often the thread had begun to wait when it was seen to wait for a directory, and how often it was seen.
+    seen: Option<u64>,
+    looks: u32,
+}
+
+/// Directories that are being shown, by thread, and those that wait.
+#[derive(Default)]
+pub(super) struct Moves {
+    waiting: VecDeque<Move>,
+    under_way: BTreeMap<u32, UnderWay>,
+    movers: usize,
+    idle: usize,
+}
+
+impl Lender {
+    /// Has a directory shown at its place. `placed` is called when the kernel has it there; `done` when it has, or is
+    /// not waited for any longer.
+    pub(crate) fn show(&self, place: NewPlace, placed: Done, done: Done) {
+        let mut state = self.state.lock();
+        if state.phase != Phase::On || state.moves.movers == 0 || state.moves.waiting.len() >= MOVES_MAX {
+            drop(state);
+            return done();
+        }
+        state.moves.waiting.push_back(Move { place, placed, done });
+        self.to_move.notify_one();
+    }
+
+    /// Whether a thread has the kernel shown a directory.
+    pub(crate) fn is_mover(&self, tid: u32) -> bool {
+        self.state.lock().moves.under_way.contains_key(&tid)
+    }
+
+    /// Counts a mover that is about to be started.
+    pub(super) fn begins_mover(&self) {
+        self.state.lock().moves.movers += 1;
+    }
+
+    /// There is none.
+    pub(super) fn end_movers(&self) {
+        self.state.lock().moves.movers = 0;
+    }
+
+    /// Whether some have not ended.
+    pub(super) fn has_movers(&self, state: &State) -> bool {
+        state.moves.movers > 0
+    }
+
+    /// The loop of a mover. The first one ends with the mount, another one when it is not needed.
+    pub(super) fn run_mover(self: &Arc<Self>, root: &Arc<OwnedFd>, wake: &Arc<OwnedFd>, is_first: bool) {
+        let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
+        let mut state = self.state.lock();
+        while matches!(state.phase, Phase::Starting | Phase::On) {
+            if let Some(Move { place, placed, done }) = state.moves.waiting.pop_front() {
+                self.has_another_mover(&mut state, root, wake);
+                state.moves.under_way.insert(tid, UnderWay { done: Some(done), ..UnderWay::default() });
+                drop(state);
+                if self.place(root, wake, tid, &place) {
+                    placed();
+                }
+                state = self.state.lock();
+                let done = state.moves.under_way.remove(&tid).and_then(|one| one.done);
+                self.is_done(&mut state, wake, done);
+                if !is_first && state.moves.idle > 0 && state.moves.waiting.is_empty() {
+                    break;
+                }
+            } else {
+                state.moves.idle += 1;
+                if state.moves.under_way.values().all(|one| one.done.is_none()) {
+                    self.to_move.wait(&mut state);
+                } else if self.to_move.wait_for(&mut state, LOOK).timed_out() {
+                    self.look_after_movers(&mut state, wake);
+                }
+                state.moves.idle -= 1;
+            }
+        }
+        state.moves.movers -= 1;
+        if state.phase != Phase::On {
+            let waiting = std::mem::take(&mut state.moves.waiting);
+            waiting.into_iter().for_each(|one| self.is_done(&mut state, wake, Some(one.done)));
+        }
+        self.changed.notify_all();
+    }
+
+    /// Sees to it that another mover looks after one that begins to work.
+    fn has_another_mover(
+        self: &Arc<Self>,
+        state: &mut MutexGuard<'_, State>,
+        root: &Arc<OwnedFd>,
+        wake: &Arc<OwnedFd>,
+    ) {
+        if state.moves.idle > 0 {
+            self.to_move.notify_one();
+        } else if state.moves.movers < MOVERS_MAX {
+            let (own, root, wake) = (self.clone(), root.clone(), wake.clone());
+            let run = move || own.run_mover(&root, &wake, false);
+            let another = std::thread::Builder::new().name("fuse names move".into()).spawn(run);
+            state.moves.movers += usize::from(another.is_ok());
+        }
+    }
+
+    /// Whether the kernel has the directory at its place now.
+    fn place(&self, root: &OwnedFd, wake: &OwnedFd, tid: u32, place: &NewPlace) -> bool {
+        // What it lies in may have gone.
+        let Ok(dir) = system::by_handle(root, place.dir) else { return false };
+        for tries in 1..=TRIES {
+            match system::look(&dir, &place.name) {
+                Ok(found) => return system::inode(&found) == Some(place.ino),
+                // The kernel could not take a lock, or has one of the directories above below this one still.
+                Err(Raw::STALE | Raw::LOOP) => {}
+                // It has been moved on, or removed.
+                Err(_) => return false,
+            }
+            let state = &mut self.state.lock();
+            if state.phase != Phase::On {
+                return false;
+            }
+            if tries >= QUICK_TRIES {
+                let done = state.moves.under_way.get_mut(&tid).and_then(|one| one.done.take());
+                self.is_done(state, wake, done);
+            }
+            self.changed.wait_for(state, if tries < QUICK_TRIES { QUICK_AGAIN } else { AGAIN });
+        }
+        false
+    }
+
+    /// Has the teller tell whoever waits.
+    fn is_done(&self, state: &mut MutexGuard<'_, State>, wake: &OwnedFd, done: Option<Done>) {
+        if let Some(done) = done {
+            state.taken.push(done);
+            let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Has nobody wait for movers that wait for a directory.
+    fn look_after_movers(&self, state: &mut MutexGuard<'_, State>, wake: &OwnedFd) {
+        let awaited = state.moves.under_way.iter().filter(|(_, one)| one.done.is_some());
+        let tids: Vec<u32> = awaited.map(|(tid, _)| *tid).collect();
+        for tid in tids {
+            let seen = MutexGuard::unlocked(state, || system::waits_for_directory(tid));
+            let Some(one) = state.moves.under_way.get_mut(&tid) else { continue };
+            one.looks = if seen.is_some() && seen == one.seen { one.looks + 1 } else { 0 };
+            one.seen = seen;
+            if one.looks >= LOOKS {
+                let done = one.done.take();
+                self.is_done(state, wake, done);
+            }
+        }
+    }
+}

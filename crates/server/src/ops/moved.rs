@@ -1,0 +1,47 @@
+//! Directories that were moved or removed: other mounts are told, so that their kernels have them where they are.
+//!
+//! A kernel keeps one place for each directory that it knows, and goes by it for `..` and for the path of a working
+//! directory, without a question to its mount. It moves a directory when it is shown it at its new place, and lets it
+//! go when it is told that it is not there any more; but nobody may look there for long. So each other mount is told
+//! where to look and has its kernel do it; the change is answered when all have, after a moment at most
+//! (`coherence::questions`).
+//!
+//! Owns: who is told. Does not own: how a mount looks. Invariant: nothing that a mount may need to look is held
+//! meanwhile, neither names nor tokens nor the lock on moving directories.
+
+use crate::counters::add;
+use crate::worker::request::RequestCx;
+use amphi_env::Env;
+use amphi_types::{Ino, Name, Result};
+use amphi_wire::{Push, Reply};
+
+/// A directory, and where to look: what it lies in now and by which name, or where it was when it was removed.
+pub type Changed = (Ino, Ino, Name);
+
+impl<E: Env> RequestCx<E> {
+    /// Has other mounts look for directories that have been moved or removed.
+    pub async fn show_changed(&self, changed: Vec<Changed>) {
+        let others = self.target.sessions.alive().into_iter().map(|(session, _)| session);
+        let others: Vec<_> = others.filter(|session| *session != self.session).collect();
+        if others.is_empty() {
+            return;
+        }
+        // One after the other: a kernel that looks for both of an exchange at a time may let one of them go.
+        for (ino, dir, name) in changed {
+            let asked = self.target.coherence.changed_directories.ask(self.worker.now_ns(), others.iter().copied());
+            for &(session, id) in asked.sessions.iter().chain(&asked.not_awaited) {
+                let place = Some((dir, name.clone()));
+                let push = Push::DirectoryChanged { target: self.target.id, id, ino, place };
+                add(&self.worker.counters.directories_changed, 1);
+                self.worker.push(session, push);
+            }
+            asked.wait(&self.worker.env).await;
+        }
+    }
+
+    /// `Request::DirectoryShown`.
+    pub fn directory_shown(&self, id: u64) -> Result<Reply> {
+        self.target.coherence.changed_directories.answered(self.session, id);
+        Ok(Reply::Done)
+    }
+}
