@@ -25,6 +25,7 @@ pub(crate) mod moved;
 mod names;
 mod pages;
 mod patience;
+mod positions;
 mod reads;
 mod rollback;
 mod sizes;
@@ -227,6 +228,7 @@ impl ClientFs {
         };
         // Pages from before may be older than what another mount has written, also one that has gone since.
         let flags = if keeps { flags | OpenFlags::KEEP_CACHE } else { flags };
+        self.kernel_view.appended.opened(&file);
         OpenReply { handle: self.handles.insert(file), flags }
     }
 
@@ -501,6 +503,7 @@ impl FileSystem for ClientFs {
         self.locks_released(handle);
         self.rollbacks.closed(handle);
         if let Some(file) = self.handles.remove(handle) {
+            self.kernel_view.appended.closed(&file);
             self.client.release(file);
         }
     }

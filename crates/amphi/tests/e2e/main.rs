@@ -33,6 +33,7 @@ mod mpi_mounts;
 mod names_replaced;
 mod network;
 mod pipes;
+mod positions;
 mod posix;
 mod program_pairs;
 mod ranges;

@@ -78,6 +78,8 @@ pub struct OpenFile {
     /// The group under whose lock its requests go; 0: none.
     pub(crate) group: AtomicU64,
     pub(crate) front: Front,
+    /// Where the last append through it went.
+    appended_at: AtomicU64,
     /// It was opened ahead, as one of many: its close waits for company.
     ahead: bool,
 }
@@ -119,7 +121,20 @@ impl OpenFile {
             told: Told::default(),
             group: AtomicU64::new(0),
             front: Front::default(),
+            appended_at: AtomicU64::new(0),
             ahead,
+        }
+    }
+
+    /// Where the last append through it went. A front end that has one append under way at a time can tell of each.
+    pub fn appended_at(&self) -> u64 {
+        self.appended_at.load(SeqCst)
+    }
+
+    /// A write goes to `offset`; `appends`: as the end of the file.
+    pub(crate) fn note_write(&self, appends: bool, offset: u64) {
+        if appends {
+            self.appended_at.store(offset, SeqCst);
         }
     }
 

@@ -114,6 +114,7 @@ pub(crate) fn try_write(
                 file.extend_own(range.end);
             }
             drop(guard);
+            open.note_write(aim == Aim::End, offset);
             let copied = if adopted == 0 { Copied::Along } else { Copied::Apart };
             count(mount, open, decision.reason, range.len(), copied);
             open.note_piece(Way::Write, ctx.tid, range, hints.may_continue);
@@ -255,6 +256,7 @@ pub(crate) async fn write(
     if range.end > limits::FILE_MAX {
         return Err(Errno::FileTooBig);
     }
+    open.note_write(append, range.start);
     let bytes = open.request_bytes(Way::Write, ctx.tid, range);
     open.note_piece(Way::Write, ctx.tid, range, hints.may_continue);
     let o_direct = open.flags.direct || hints.direct;

@@ -327,6 +327,7 @@ impl ClientFs {
                 let take = || self.wait(caller, self.client.try_lock(spec));
                 let taken = self.retry(caller, ino, take, |taken| matches!(taken, Err(Errno::Again)))?;
                 keep(&self.file_locks, ino, how, taken);
+                self.tells_end(caller, ino);
                 Ok(())
             }
             None => self.wait(caller, self.client.unlock(ino, owner_of(how), range_of(how)?)),
@@ -360,8 +361,13 @@ impl ClientFs {
         let mut pending = self.client.wait_lock(spec, interrupt);
         let quick = pending.try_take().or_else(|| if caller.is_alone() { pending.linger() } else { None });
         let (locks, how) = (self.file_locks.clone(), *how);
-        let done = move |taken: Result<TakenLock>| {
-            later.answer(taken.map(|taken| keep(&locks, ino, &how, taken)));
+        let tell = self.end_with_lock(ino);
+        let done = move |taken: Result<TakenLock>| match taken {
+            Ok(taken) => {
+                keep(&locks, ino, &how, taken);
+                tell(Box::new(move || later.answer(Ok(()))));
+            }
+            Err(e) => later.answer(Err(e)),
         };
         match quick {
             Some(taken) => done(taken),

@@ -19,6 +19,7 @@
 //! Bound: `SLOTS` slots, each for the inodes of one hash. Inodes that meet in a slot cost a notification too many, or a
 //! look at the calling thread, never one too few.
 
+use super::positions::Appended;
 use crate::Notifier;
 use crate::session::monotonic_ns;
 use amphi_types::{Errno, Ino, Result};
@@ -56,6 +57,8 @@ struct Slot {
 /// See the module's head.
 pub(super) struct KernelView {
     slots: Box<[Mutex<Slot>]>,
+    /// Files that are open to append.
+    pub(super) appended: Appended,
     /// Numbers changes in the order in which they end.
     ended: AtomicU64,
     notifier: OnceLock<Notifier>,
@@ -84,6 +87,7 @@ impl Default for KernelView {
     fn default() -> KernelView {
         KernelView {
             slots: (0..SLOTS).map(|_| Mutex::default()).collect(),
+            appended: Appended::default(),
             ended: AtomicU64::new(0),
             notifier: OnceLock::new(),
         }

@@ -40,7 +40,7 @@ use rustix::io::Errno as Raw;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::{Duration, Instant};
 
 /// Slots of `WAYS` inodes, about 700 bytes each.
@@ -80,6 +80,8 @@ enum What {
     Ask,
     /// It may have to take one that it was given.
     Look,
+    /// The same as `Ask`, when the kernel has taken the answer to a write by which the file ends there.
+    AskBehind(u64),
 }
 
 struct Job {
@@ -224,6 +226,11 @@ impl Sizes {
     /// Waits until one of the threads has done it. Whether the kernel goes by what it should then; `None` if there is
     /// none to do it.
     fn wait_for(&self, ino: Ino, what: What, most: Duration) -> Option<bool> {
+        Some(self.start(ino, what)?.recv_timeout(most) == Ok(true))
+    }
+
+    /// Has one of the threads do it. They have no descriptors of this process: they wake who waits, and nothing else.
+    fn start(&self, ino: Ino, what: What) -> Option<Receiver<bool>> {
         let (done, is_done) = sync_channel(1);
         {
             let mut state = self.state.lock();
@@ -233,7 +240,18 @@ impl Sizes {
             state.jobs.push_back(Job { ino, what, done });
         }
         self.changed.notify_one();
-        Some(is_done.recv_timeout(most) == Ok(true))
+        Some(is_done)
+    }
+
+    /// Waits until the kernel goes by the size that the file has now, `most` at the longest.
+    pub(super) fn tell_now(&self, ino: Ino, most: Duration) {
+        self.wait_for(ino, What::Ask, most);
+    }
+
+    /// Has the kernel go by the size of the file when it has taken the answer to a write that is about to be given, and
+    /// takes `end` for it. Waits for nothing.
+    pub(super) fn tell_behind(&self, ino: Ino, end: u64) {
+        self.start(ino, What::AskBehind(end));
     }
 
     /// One of the threads; `root` is that of a clone of the mount.
@@ -253,6 +271,10 @@ impl Sizes {
             let is_right = match what {
                 What::Ask => self.ask(root, ino),
                 What::Look => self.look(root, ino),
+                What::AskBehind(end) => {
+                    await_size(root, ino, end);
+                    self.ask(root, ino)
+                }
             };
             for done in waiting {
                 let _ = done.try_send(is_right);
@@ -322,6 +344,15 @@ impl Sizes {
             }
         }
         false
+    }
+}
+
+/// Looks until the kernel goes by this size, for `LOOK_WAIT` at most.
+fn await_size(root: &OwnedFd, ino: Ino, size: u64) {
+    let end_ns = monotonic_ns() + LOOK_WAIT.as_nanos() as u64;
+    let Ok(file) = system::by_handle(root, ino) else { return };
+    while system::kept_size(&file).is_ok_and(|(kept, _)| kept != size) && monotonic_ns() < end_ns {
+        std::thread::park_timeout(LOOK);
     }
 }
 

@@ -53,6 +53,9 @@ impl ClientFs {
         let changing = self.change(caller, ino);
         if let Some(len) = self.try_write(&ctx, &file, how.offset, &mut data, hints) {
             self.has_written(caller, ino, how, len);
+            if hints.to == WriteTo::End {
+                self.tells_end_behind(caller, &file, how, len);
+            }
             return Ok(len);
         }
         let hints = match hints.to {
@@ -85,11 +88,23 @@ impl ClientFs {
             }
         };
         let changing = changing.shared(&self.kernel_view);
+        let appends = hints.to == WriteTo::End;
+        let tell = appends.then(|| self.end_behind(&file, how));
         let written = self.wait_change(caller, pending, len, &changing, note, move |later, written| {
-            later.answer_struct(written.map(|n| WriteOut { size: n.min(len) as u32, padding: 0 }));
+            let told = written.as_ref().copied().unwrap_or(0);
+            let answer = move || later.answer_struct(written.map(|n| WriteOut { size: n.min(len) as u32, padding: 0 }));
+            match tell.filter(|_| told > 0) {
+                Some(tell) => tell(told, Box::new(answer)),
+                None => answer(),
+            }
         });
         if by_program && written.is_ok() {
             self.size_arrives(caller, ino);
+        }
+        if let Ok(written) = written
+            && appends
+        {
+            self.tells_end_behind(caller, &file, how, written);
         }
         written
     }
