@@ -841,6 +841,39 @@ fn appends_merge_into_one_extent() {
     assert_eq!(store.blocks_of(id(0).ino), 1000);
 }
 
+/// Goal: a hole and a preallocation are changes with a time also where no block comes or goes, and take no later time
+/// of the object back; a hole makes object 0 for that, and no other. Method: each at an earlier and a later time, on an
+/// object with a block and on ones that do not exist.
+#[test]
+fn changes_of_no_block_have_a_time() {
+    let mut store = DataStore::new(2000);
+    let at = |sec| Timespec { sec, nsec: 0 };
+    let (block, mut txn) = (ByteRange::at(0, BLOCK), Txn::default());
+    let punch = |store: &mut DataStore, object, sec, txn: &mut Txn| {
+        let plan = store.plan_punch(object, ByteRange::at(40 * BLOCK, BLOCK), 0).unwrap();
+        assert!(store.commit_trim(plan, at(sec), txn).is_empty());
+        store.object(object).map(|o| (o.mtime, o.end))
+    };
+    let allocate = |store: &mut DataStore, object, sec, txn: &mut Txn| {
+        store.allocate(object, block, 0, Preallocate::KeepEnd, at(sec), txn).unwrap();
+        store.object(object).map(|o| (o.mtime, o.end))
+    };
+    let plan = store.plan_write(id(0), block, 0, Fresh::Needed).unwrap();
+    assert!(store.commit_write(plan, at(5), &mut txn).is_empty());
+    for change in [&punch as &dyn Fn(&mut DataStore, _, _, &mut Txn) -> _, &allocate] {
+        let before = store.object(id(0)).unwrap().mtime;
+        assert_eq!(change(&mut store, id(0), 4, &mut txn), Some((before, BLOCK)), "an earlier time");
+        let mut txn = Txn::default();
+        let later = before.sec + 1;
+        assert_eq!(change(&mut store, id(0), later, &mut txn), Some((at(later), BLOCK)));
+        assert!(!txn.is_empty(), "it outlives the store");
+    }
+    let absent = |stripe| ObjectId { ino: Ino(77), stripe };
+    assert_eq!(punch(&mut store, absent(0), 9, &mut txn), Some((at(9), 0)));
+    assert_eq!(punch(&mut store, absent(1), 9, &mut txn), None);
+    assert_eq!(allocate(&mut store, absent(1), 9, &mut txn), Some((at(9), 0)));
+}
+
 /// Goal: a full zone refuses growth cleanly, lets everything else shrink, and takes writes again afterwards.
 /// Method: fill, truncate into the middle of a block (needs a block from the reserve), release, write again.
 #[test]
