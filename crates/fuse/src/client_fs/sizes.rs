@@ -41,7 +41,7 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Slots of `WAYS` inodes, about 700 bytes each.
 const SLOTS: usize = 1024;
@@ -66,7 +66,7 @@ const LOOK_WAIT: Duration = Duration::from_millis(10);
 /// Pause between two looks.
 const LOOK: Duration = Duration::from_micros(20);
 /// Pause between two rounds of questions.
-const PAUSE: Duration = Duration::from_micros(200);
+const PAUSE_NS: u64 = 200_000;
 /// Questions of a round.
 const QUESTIONS: usize = 16;
 /// Behind so many of them a larger size will do: the file is being written here all the time.
@@ -356,6 +356,15 @@ fn await_size(root: &OwnedFd, ino: Ino, size: u64) {
     }
 }
 
+/// Lets some time go by.
+fn pause(ns: u64) {
+    let end_ns = monotonic_ns() + ns;
+    while let left @ 1.. = end_ns.saturating_sub(monotonic_ns()) {
+        // What waits on this thread may have left it a wake-up.
+        std::thread::park_timeout(Duration::from_nanos(left));
+    }
+}
+
 impl ClientFs {
     pub(super) fn sizes(&self) -> &Sizes {
         &self.names.lender.sizes
@@ -399,11 +408,11 @@ impl ClientFs {
 
     /// Waits until the kernel goes by the size of a file. Whether it does.
     fn sees_to_size(&self, tid: u32, ino: Ino) -> bool {
-        let (sizes, began) = (self.sizes(), Instant::now());
+        let (sizes, began_ns) = (self.sizes(), monotonic_ns());
         // What the kernel will take in any case comes first.
         let fixed_ns = sizes.with(ino, |known| known.fixed_ns(tid));
         if sizes.are_followed() {
-            std::thread::sleep(Duration::from_nanos(fixed_ns.saturating_sub(monotonic_ns())));
+            pause(fixed_ns.saturating_sub(monotonic_ns()));
         }
         loop {
             match sizes.wait_for(ino, What::Ask, ASK_WAIT) {
@@ -412,10 +421,10 @@ impl ClientFs {
                 None => return false,
             }
             let most = if self.is_changing(ino) { CHANGE_WAIT } else { ASK_WAIT };
-            if began.elapsed() >= most {
+            if monotonic_ns() - began_ns >= most.as_nanos() as u64 {
                 return false;
             }
-            std::thread::sleep(PAUSE);
+            pause(PAUSE_NS);
         }
     }
 

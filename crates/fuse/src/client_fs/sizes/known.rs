@@ -52,7 +52,7 @@ impl Given {
     }
 
     /// The same of all others; `tid` has taken all that it was given before it asks again.
-    fn to_others(&self, tid: u32) -> u64 {
+    fn to_others(self, tid: u32) -> u64 {
         let Given { last: [first, second], rest_ns } = self.without(tid);
         first.1.max(second.1).max(rest_ns)
     }
@@ -73,7 +73,7 @@ impl Answer {
     }
 
     /// What was given before this moment was taken before the question was asked.
-    fn from_ns(&self) -> u64 {
+    fn counts_from_ns(self) -> u64 {
         self.asked_ns.saturating_sub(ASKED_NS + TAKEN_NS)
     }
 }
@@ -139,7 +139,7 @@ impl Known {
     /// size behind it: then nothing is noted. `is_changing`: whether a change of the file by this mount is under way.
     pub(super) fn shows(&mut self, answer: Answer, now_ns: u64, is_changing: impl FnOnce() -> bool) -> bool {
         let Answer { tid, size, ctime, .. } = answer;
-        let from_ns = answer.from_ns();
+        let from_ns = answer.counts_from_ns();
         let is_safe = self.taken_back_ns + ASKED_NS < answer.asked_ns
             && match self.size == Some(size) {
                 true => self.other.to_others(tid).max(self.cut.to_others(tid)) <= from_ns && self.is_behind(answer),
@@ -174,7 +174,9 @@ impl Known {
     /// Whether the question was read behind the one whose answer brought the size, and so asked when that thread had
     /// taken all that it was given before: the kernel hands out questions in order.
     fn is_behind(&self, answer: Answer) -> bool {
-        self.by == answer.tid || self.by_before_ns <= answer.from_ns() || self.since_ns + ORDER_NS < answer.asked_ns
+        self.by == answer.tid
+            || self.by_before_ns <= answer.counts_from_ns()
+            || self.since_ns + ORDER_NS < answer.asked_ns
     }
 
     /// Whether another size was shown to another thread since it was asked.
