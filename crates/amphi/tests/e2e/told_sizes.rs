@@ -17,9 +17,9 @@ const PAGE: usize = 4096;
 /// What the programs set a file to.
 const SIZE: u64 = 1 << 20;
 /// Files that are set so.
-const FILES: usize = 300;
+const FILES: usize = 100;
 /// Files that grow under the eyes of followers.
-const LOGS: usize = 40;
+const LOGS: usize = 12;
 /// Records of each.
 const RECORDS: u64 = 60;
 /// Bytes of a record.
