@@ -202,8 +202,8 @@ impl Client {
         self.mount.coherence.file_locks.set_closes(closes);
     }
 
-    /// Who serves the reads of a file that `ctx` has just opened, and what a front end may keep of its pages. To be asked
-    /// once for each open file, before its first read.
+    /// Who serves the reads of a file that `ctx` has just opened, and what a front end may keep of its pages. To be
+    /// asked once for each open file, before its first read.
     pub fn front_cache(&self, ctx: &Ctx, open: &OpenFile) -> ops::front::FrontCache {
         ops::front::front_cache(&self.mount, ctx, open)
     }

@@ -3,8 +3,8 @@
 //!
 //! Owns: a bounded cache of what `/proc/<tid>/environ` and `exe` say. Does not own: what counts more (the client's
 //! decision), which variables name a job (`client::telemetry::jobs`). They are read at an open, by the thread that
-//! serves it: about 10 us. `/proc` shows what a program was started with; what it changes later (`setenv`) is not seen, and nothing is
-//! of one that this process may not look at.
+//! serves it: about 10 us. `/proc` shows what a program was started with; what it changes later (`setenv`) is not seen,
+//! and nothing is of one that this process may not look at.
 //!
 //! Invariants. A shell opens the files it redirects to and becomes the program afterwards, with the same number: so an
 //! entry is believed for as long as its thread had been known when it was read, `LIFE` at most. A thread that opens one

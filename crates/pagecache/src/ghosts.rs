@@ -3,8 +3,8 @@
 //! Owns: a table of the units that left last. Does not own: who asks (`fill`), what becomes of it (the owner of the
 //! cache, who knows what memory costs).
 //!
-//! A unit has one place by its hash; another one that leaves takes the place over. 65,536 places remember 4 GiB of whole
-//! units in 256 KiB. (N. Megiddo, D. Modha: ARC, FAST 2003, which keeps such a list for each of its two halves.)
+//! A unit has one place by its hash; another one that leaves takes the place over. 65,536 places remember 4 GiB of
+//! whole units in 256 KiB. (N. Megiddo, D. Modha: ARC, FAST 2003, which keeps such a list for each of its two halves.)
 
 use super::{Key, UNIT};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};

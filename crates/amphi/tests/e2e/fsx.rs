@@ -414,7 +414,8 @@ impl Tester {
         let prot = ProtFlags::READ | ProtFlags::WRITE;
         let bytes = pattern(self.random.below(u64::MAX), (stored.end - stored.start) as usize);
         self.model[stored.start as usize..stored.end as usize].copy_from_slice(&bytes);
-        // SAFETY: a fresh mapping of `size` bytes inside the file, which is unmapped by `sync_stores` and not used after.
+        // SAFETY: a fresh mapping of `size` bytes inside the file, which is unmapped by `sync_stores` and not used
+        // after.
         let map = unsafe {
             let p = mmap(std::ptr::null_mut(), size, prot, MapFlags::SHARED, &self.here().plain, start).expect("mmap");
             let all = std::slice::from_raw_parts_mut(p.cast::<u8>(), size);
@@ -509,9 +510,9 @@ pub fn served_by(setting: &str) -> [String; 4] {
     ["--set", &format!("hybrid.kernel_cache={setting}"), "--set", "hybrid.large_read_bytes=256K"].map(String::from)
 }
 
-/// Goal: Promise S1, S3: whoever serves reads, the kernel or the mount, they are those of the file as it is. Method: the
-/// tester with each setting of `hybrid.kernel_cache`, through open files that read alone as well, which stay while the
-/// file is written; what they were served by is counted.
+/// Goal: Promise S1, S3: whoever serves reads, the kernel or the mount, they are those of the file as it is. Method:
+/// the tester with each setting of `hybrid.kernel_cache`, through open files that read alone as well, which stay while
+/// the file is written; what they were served by is counted.
 #[test]
 fn random_operations_whoever_serves_reads() {
     for setting in ["auto", "on", "off"] {

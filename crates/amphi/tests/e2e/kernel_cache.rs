@@ -573,8 +573,8 @@ fn the_kernel_cache_can_be_set() {
     up.stop();
 }
 
-/// Goal: a large file of which nothing is known is served by the kernel, from its first open on: small calls come in few
-/// requests, past the cache of the mount, which keeps no copy, and the second pass costs none (docs/HYBRID.md, "Who
+/// Goal: a large file of which nothing is known is served by the kernel, from its first open on: small calls come in
+/// few requests, past the cache of the mount, which keeps no copy, and the second pass costs none (docs/HYBRID.md, "Who
 /// serves reads"). Method: a file that was written past all caches, read in 4 KiB through one descriptor.
 #[test]
 fn a_descriptor_opened_first_is_served_by_the_kernel() {
@@ -605,8 +605,8 @@ fn a_descriptor_opened_first_is_served_by_the_kernel() {
 
 /// Goal: a program that is known to read in large pieces is served by the mount, wherever it reads, others are not; so
 /// are the files of a directory that are read so, and whoever says that it does; a guess that was wrong is not made
-/// again (docs/HYBRID.md, "Who serves reads"). Method: `dd` and `cat` on files of directories of their own, of which one
-/// is set so that the mount sees how it is read.
+/// again (docs/HYBRID.md, "Who serves reads"). Method: `dd` and `cat` on files of directories of their own, of which
+/// one is set so that the mount sees how it is read.
 #[test]
 fn a_program_known_for_large_reads_is_served_by_the_mount() {
     const BYTES: usize = 2 << 20;

@@ -259,8 +259,8 @@ fn random_operations_on_several_mounts_agree_with_a_byte_vector(servers: usize) 
     pair.stop();
 }
 
-/// Goal: Promise S1, S3 across mounts, whoever serves reads. Method: the random-operation tester on two mounts with each
-/// setting of `hybrid.kernel_cache`, through open files that read alone as well.
+/// Goal: Promise S1, S3 across mounts, whoever serves reads. Method: the random-operation tester on two mounts with
+/// each setting of `hybrid.kernel_cache`, through open files that read alone as well.
 #[test]
 fn random_operations_whoever_serves_reads_of_two_mounts() {
     for setting in ["auto", "on", "off"] {

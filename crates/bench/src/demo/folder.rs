@@ -1,8 +1,9 @@
 //! The folder of a demo.
 //!
 //! Owns: what may be in it, and that it is a demo's own: a file of its own marks it from the first moment on, and is
-//! locked for as long as the demo runs. So whatever ends a demo, the next one knows what that has left, ends what it has
-//! left running, and takes it away; anything else in the folder is somebody's. Does not own: what the steps put there.
+//! locked for as long as the demo runs. So whatever ends a demo, the next one knows what that has left, ends what it
+//! has left running, and takes it away; anything else in the folder is somebody's. Does not own: what the steps put
+//! there.
 //!
 //! Invariant: nothing is removed below a mount point that is still mounted.
 
@@ -42,7 +43,8 @@ impl Folder {
         let may_be = |name: &str| RESULTS.contains(&name) || (was_marked && (OWN.contains(&name) || name == MARK));
         if let Some(other) = names.iter().find(|name| !name.to_str().is_some_and(may_be)) {
             return Err(Failure::refused(format!(
-                "{shown}: exists already and has more in it than table and picture of a demo ({}); remove it or name another folder with --dir",
+                "{shown}: exists already and has more in it than table and picture of a demo ({}); remove it or name \
+                 another folder with --dir",
                 other.display()
             )));
         }

@@ -96,7 +96,8 @@ pub struct Created {
 }
 
 impl OpenFile {
-    /// An open of `file` by `ctx` that is counted for `job`. `ahead`: it was made ahead, so its close waits for company.
+    /// An open of `file` by `ctx` that is counted for `job`. `ahead`: it was made ahead, so its close waits for
+    /// company.
     pub(crate) fn new(
         closer: Weak<dyn Closer>,
         job: Arc<Job>,

@@ -5,9 +5,9 @@
 //!
 //! A page that a process touches for the first time costs a third of a microsecond on bare metal. On a virtual machine
 //! whose host takes free memory back it costs ten: 0.4 GB/s, less than the disks of most servers carry. A stream that
-//! goes through the cache then waits for memory rather than for storage, although what it wrote 256 MiB ago is clean and
-//! in the way. So where a new page costs more than the disk takes for one, the cache turns round in the memory that it
-//! has: it evicts instead of growing. What was evicted and is read again shows that more would have been kept with
+//! goes through the cache then waits for memory rather than for storage, although what it wrote 256 MiB ago is clean
+//! and in the way. So where a new page costs more than the disk takes for one, the cache turns round in the memory that
+//! it has: it evicts instead of growing. What was evicted and is read again shows that more would have been kept with
 //! profit; so much more it may take, once: a set that is read again costs one more pass of the disk.
 //!
 //! Invariants: the bound is never below the memory that the cache starts with (`cache.populate_bytes`), nor above
@@ -70,8 +70,8 @@ mod tests {
 
     const M: u64 = 1 << 20;
 
-    /// Goal: memory is dear where a page of it costs more than one of the disk. Method: bare metal and a host that takes
-    /// memory back, each beside a slow disk and a quick one.
+    /// Goal: memory is dear where a page of it costs more than one of the disk. Method: bare metal and a host that
+    /// takes memory back, each beside a slow disk and a quick one.
     #[test]
     fn memory_is_dear_beside_quicker_disks() {
         let (metal, host) = (300, 10_000);

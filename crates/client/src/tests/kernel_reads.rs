@@ -120,8 +120,9 @@ fn a_kernel_that_drops_sizes_serves_no_reads_in_company() {
 }
 
 /// Goal: what the kernel asks for to serve the reads of a large file passes the cache; a program whose long streams it
-/// serves is looked at, what is seen counts from then on, and once it was wrong the next look is further (docs/HYBRID.md,
-/// "Who serves reads"). Method: opens by one program, read as its kernel does or as it does itself, whoever serves them.
+/// serves is looked at, what is seen counts from then on, and once it was wrong the next look is further
+/// (docs/HYBRID.md, "Who serves reads"). Method: opens by one program, read as its kernel does or as it does itself,
+/// whoever serves them.
 #[test]
 fn long_streams_through_the_kernel_are_looked_at() {
     const BYTES: usize = 2 << 20;
