@@ -27,8 +27,8 @@ pub use tally::Tally;
 
 use crate::dice::Dice;
 use amphi_client::{Client, Ctx, Hints, KernelPages, LentName, OpenFile, OpenFlags, Rule};
-use amphi_env::{Buf, Env, SimEnv};
-use amphi_types::{Attr, ByteRange, Ino, Result, SetAttr, Timespec};
+use amphi_env::{Env, SimEnv};
+use amphi_types::{Attr, ByteRange, Ino, Result, Timespec};
 use futures_channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use futures_util::StreamExt;
 use std::cell::{Cell, RefCell};
