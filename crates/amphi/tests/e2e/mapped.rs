@@ -92,7 +92,7 @@ fn stores_are_written_by_sync_and_by_the_end() {
 fn looks(path: &Path, kept: &OwnedFd) -> Vec<(&'static str, Vec<u8>)> {
     let read_of = |fd: &OwnedFd| {
         let mut page = amphi_env::Buf::zeroed(4096);
-        pread(fd, &mut page, 0).expect("read");
+        pread(fd, &mut page[..], 0).expect("read");
         page[..8].to_vec()
     };
     let direct = open(path, OFlags::RDONLY | OFlags::DIRECT, Mode::empty()).expect("open");
