@@ -274,7 +274,7 @@ pub async fn perform(mounts: &[Client], which: usize, ctx: &Ctx, files: &mut Fil
             let from = match source {
                 (mount, from) if *mount == which => from.clone(),
                 (mount, from) => {
-                    let flags = OpenFlags { write: false, ..from.flags() };
+                    let flags = OpenFlags { write: false, truncate: false, ..from.flags() };
                     match client.open(&Ctx::root(), from.ino(), flags).await {
                         Err(Errno::Stale) if from.ino() != to.ino() && from.flags().read && to.flags().write => {
                             let bytes = read(&mounts[*mount], ctx, from, *from_offset, *len, false).await?;
