@@ -115,8 +115,8 @@ fn a_lock_goes_before_pages_that_cannot_be_had() {
             fb.file.signal.notify();
             assert!(c.env.now() < before + Duration::from_millis(500), "took {:?}", c.env.now().since(before));
             assert_eq!(b.mount.stats.of(Count::PagesLeft).1, 1);
-            // The page that is read anew may wait for its lock until all others are taken back. Of an empty file nothing
-            // is written back.
+            // The page that is read anew may wait for its lock until all others are taken back. Of an empty file
+            // nothing is written back.
             let stores = u64::from(size > 0) + u64::from(touched_again);
             let is_over = || !fb.file.pages.is_taking() && kernel.written.load(SeqCst) == stores;
             c.until("all pages are taken back and written", is_over).await;
