@@ -297,8 +297,11 @@ fn both_names_moved_by_another_mount() {
     pair.stop();
 }
 
+/// A call on a tree of this mount, with its name.
+type FirstCall = (&'static str, fn(&Path, &Path) -> Result<(), Errno>);
+
 /// What is done first with directories below one that another mount has moved: `p` is that one, `q` what it lies in.
-const FIRST_CALLS: &[(&str, fn(&Path, &Path) -> Result<(), Errno>)] = &[
+const FIRST_CALLS: &[FirstCall] = &[
     ("out", |p, q| rename(p.join("in"), q.join("new"))),
     ("out of its child", |p, q| rename(p.join("in/deep"), q.join("y/deep"))),
     ("onto", |p, _| rename(p.join("in2"), p.join("e"))),

@@ -128,7 +128,7 @@ fn pieces(kind: Kind, number: u64, random: &mut Random) -> Pieces {
         Kind::Small => false,
         Kind::Large => true,
         Kind::Mixed(percent) => random.below(100) < percent,
-        Kind::Turns(length) => number / length % 2 == 0,
+        Kind::Turns(length) => (number / length).is_multiple_of(2),
     };
     if large { Pieces::Large } else { Pieces::Small }
 }
