@@ -478,7 +478,8 @@ impl ClientFs {
 mod tests {
     use super::*;
 
-    /// Goal: without threads nobody waits, and pages are taken back at once. Method: a size on its way.
+    /// Goal: without threads nobody waits, and pages are taken back at once, also in the first moments of a process.
+    /// Method: a size on its way.
     #[test]
     fn nobody_waits_without_threads() {
         let (sizes, ino) = (Sizes::default(), Ino(7));

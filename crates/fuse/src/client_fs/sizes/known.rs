@@ -100,8 +100,8 @@ pub(super) struct Known {
     fixed: Given,
     /// Answers to cuts: until its thread has taken one the kernel takes no other answer, with whichever size.
     cut: Given,
-    /// When attributes or pages were taken back last.
-    taken_back_ns: u64,
+    /// When attributes or pages were taken back last, if ever.
+    taken_back_ns: Option<u64>,
     /// Counts what changes `size`.
     pub(super) moves: u64,
 }
@@ -113,7 +113,7 @@ impl Known {
 
     /// When it was used last.
     pub(super) fn used_ns(&self) -> u64 {
-        self.given.to_others(0).max(self.taken_back_ns)
+        self.given.to_others(0).max(self.taken_back_ns.unwrap_or(0))
     }
 
     /// A thread asks for something else: it has taken what it was given.
@@ -140,7 +140,7 @@ impl Known {
     pub(super) fn shows(&mut self, answer: Answer, now_ns: u64, is_changing: impl FnOnce() -> bool) -> bool {
         let Answer { tid, size, ctime, .. } = answer;
         let from_ns = answer.counts_from_ns();
-        let is_safe = self.taken_back_ns + ASKED_NS < answer.asked_ns
+        let is_safe = self.taken_back_ns.is_none_or(|at_ns| at_ns + ASKED_NS < answer.asked_ns)
             && match self.size == Some(size) {
                 true => self.other.to_others(tid).max(self.cut.to_others(tid)) <= from_ns && self.is_behind(answer),
                 false => self.given.to_others(tid) <= from_ns && !is_changing(),
@@ -244,7 +244,7 @@ impl Known {
 
     /// Attributes or pages are taken back.
     pub(super) fn takes_back(&mut self, now_ns: u64) {
-        self.taken_back_ns = now_ns;
+        self.taken_back_ns = Some(now_ns);
     }
 
     /// Whether another thread than `tid` may have yet to take the size, and lose it if something crosses.
