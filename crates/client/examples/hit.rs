@@ -8,7 +8,7 @@ use amphi_client::{Client, ClientConfig, Clock, Ctx, Hints, OpenFlags, Way};
 use amphi_env::{Buf, Env, RealEnv};
 use amphi_transport::{ConnId, Connections, Handler, Incoming, LinkConfig, Peer, Timeouts, local, serve_local};
 use amphi_types::{Advice, Attr, ByteRange, Errno, Ino, Kind, Layout, SessionId, SetAttr, TargetId, Timespec};
-use amphi_wire::{Answer, Hello, InodeView, Reply, Request, Role, VERSION, Welcome, XattrMode};
+use amphi_wire::{Answer, Grant, Hello, InodeView, Reply, Request, Role, VERSION, Welcome, XattrMode};
 use std::hint::black_box;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -101,7 +101,8 @@ impl Handler for OneFile {
             _ => Ok(Reply::Done),
         };
         let payload = self.payload(&request.call.op);
-        self.connections.reply(request.route, Answer::of(result), payload);
+        let grant = Some(Box::new(Grant { blocks: u64::from(u32::MAX), kept: 1 }));
+        self.connections.reply(request.route, Answer { grant, ..Answer::of(result) }, payload);
     }
     fn disconnected(&self, _: SessionId, _: ConnId, _: bool) {}
 }

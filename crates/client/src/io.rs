@@ -19,6 +19,7 @@ use crate::prefetch::small_files;
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::Tunable;
 use crate::writeback::flush;
+use crate::writeback::grants;
 use crate::writeback::writeback_errors;
 use amphi_env::Env;
 use amphi_env::memory_groups;
@@ -117,6 +118,7 @@ impl<E: Env> LinkEvents<E> for Events<E> {
             Push::GroupLockNews { .. } => self.mount.coherence.group_news.ring(),
             Push::FileLockNews { number } => self.mount.coherence.file_locks.news(number),
             Push::FileLockClosing { id, ino } => file_locks::closing(&self.mount, ino, id),
+            Push::GrantWanted { target } => grants::wanted(&self.mount, target),
             Push::WriteFailed { target, id, ino } => writeback_errors::refused(&self.mount, target, id, ino),
             Push::DirectoryChanged { target, id, ino, place } => moved::moved(&self.mount, target, id, ino, place),
             Push::Map { epoch } => {
@@ -180,6 +182,9 @@ impl<E: Env> LinkEvents<E> for Events<E> {
         let targets = links.targets_of(&self.seat, recovery.welcome().pool);
         tokens::lose(&self.mount, &targets).await;
         targets.iter().for_each(|target| locks::restoring(&self.mount, *target));
+        if !recovery.welcome().resumed {
+            targets.iter().for_each(|target| self.mount.writeback.grants.begin_anew(*target));
+        }
         for target in targets {
             // Before what tells the target that the session has said everything.
             file_locks::represent(&self.mount, &recovery, target).await?;

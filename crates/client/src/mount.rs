@@ -117,16 +117,17 @@ impl Mount {
                 complaint = text;
             }
         }
+        let writeback = WriteBack::default();
         Mount {
             stats: Stats::new(config.clock.now_ns()),
             jobs: Jobs::new(config.job, config.job_variables),
             policy: Policy::default(),
             queue: Queue::default(),
             cluster: Cluster::default(),
-            cache: PageCache::new(),
+            cache: PageCache::above(writeback.grants.clone()),
             files: InodeTable::new(),
             coherence: Coherence::new(&tunables),
-            writeback: WriteBack::default(),
+            writeback,
             prefetch: Prefetch::default(),
             panel: Panel { complaint: Mutex::new(complaint), shown_status: Mutex::default() },
             host: Host {

@@ -7,5 +7,6 @@
 pub(crate) mod backlog;
 pub(crate) mod batch;
 pub(crate) mod flush;
+pub(crate) mod grants;
 pub(crate) mod release;
 pub(crate) mod writeback_errors;

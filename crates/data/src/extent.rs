@@ -18,11 +18,12 @@
 
 use crate::alloc::Run;
 use crate::delayed::DirtyExtent;
+use crate::grants::session_of;
 use crate::logged::Piece;
 use crate::memory::Memory;
 use amphi_types::item::{Key, Txn, tag};
 use amphi_types::limits::BLOCK;
-use amphi_types::{Ino, ObjectId, Timespec};
+use amphi_types::{Ino, ObjectId, SessionId, Timespec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
@@ -289,6 +290,7 @@ pub(crate) enum DataKey {
     Dirty(ObjectId, u64),
     Logged(ObjectId, u64),
     Checksums(u64),
+    Grant(SessionId),
 }
 
 impl DataKey {
@@ -296,6 +298,9 @@ impl DataKey {
         let (&kind, rest) = key.split_first()?;
         if kind == tag::DELAYED && rest.is_empty() {
             return Some(DataKey::Memory);
+        }
+        if kind == tag::GRANT {
+            return session_of(key).map(DataKey::Grant);
         }
         if kind == tag::CHECKSUM {
             return Some(DataKey::Checksums(u64::from_be_bytes(rest.try_into().ok()?)));

@@ -33,7 +33,8 @@ pub fn fsck_items<'a>(items: impl IntoIterator<Item = (&'a [u8], &'a [u8])>, dat
     let mut logged: Vec<(ObjectId, ByteRange)> = Vec::new();
     let mut extents: BTreeMap<(ObjectId, u64), Extent> = BTreeMap::new();
     for (key, value) in items {
-        if !matches!(key.first(), Some(&tag::OBJECT | &tag::EXTENT | &tag::DELAYED | &tag::LOGGED | &tag::CHECKSUM)) {
+        let own = [tag::OBJECT, tag::EXTENT, tag::DELAYED, tag::LOGGED, tag::CHECKSUM, tag::GRANT];
+        if !key.first().is_some_and(|tag| own.contains(tag)) {
             continue;
         }
         match DataKey::decode(key) {
@@ -75,6 +76,10 @@ pub fn fsck_items<'a>(items: impl IntoIterator<Item = (&'a [u8], &'a [u8])>, dat
                 }
                 None => report.problems.push(format!("{}: their value does not decode", logged_name(id, at))),
             },
+            Some(DataKey::Grant(_)) if value.len() == 8 => {}
+            Some(DataKey::Grant(session)) => {
+                report.problems.push(format!("the grant of session {} does not decode", session.0));
+            }
             None => report.problems.push(format!("a data key of {} bytes does not decode", key.len())),
         }
     }

@@ -32,6 +32,7 @@ mod checksums;
 mod delayed;
 mod extent;
 mod fsck;
+mod grants;
 mod logged;
 mod memory;
 mod plan;
@@ -44,6 +45,7 @@ pub use checksums::{CHECKSUM_ITEM_BYTES, Checksum, Checksums};
 pub use delayed::{DELAYED_ITEM_BYTES, Delayed, Overlay, UNIT};
 pub use extent::{EXTENT_BLOCKS_MAX, Extent};
 pub use fsck::{DataReport, fsck_items};
+pub use grants::Grants;
 pub use memory::{Memory, PagePool, Slot};
 pub use plan::{
     Edge, Freed, Fresh, ReadPlan, ReadSegment, Resize, Segment, SegmentKind, TrimEdge, TrimPlan, WritePlan,

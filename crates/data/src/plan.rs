@@ -6,6 +6,7 @@
 use crate::alloc::Run;
 use crate::checksums::Checksum;
 use crate::delayed::Overlay;
+use crate::grants::Loan;
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, ObjectId};
 use smallvec::SmallVec;
@@ -74,6 +75,8 @@ pub struct WritePlan {
     pub edges: SmallVec<[Edge; 2]>,
     /// Reserved blocks that the plan of a flush uses.
     pub(crate) lent: u64,
+    /// What it has taken of a grant.
+    pub(crate) loan: Option<Loan>,
     /// Of each block of `aligned()`; empty: they get none.
     pub(crate) checksums: Vec<Checksum>,
 }

@@ -7,6 +7,7 @@ use crate::extent::{
     DataKey, EXTENT_BLOCKS_MAX, Extent, Object, decode_dirty, decode_extent, decode_logged, decode_object, extent_key,
     extent_value, memory_key, object_key,
 };
+use crate::grants::Grants;
 use crate::plan::{Freed, ReadPlan, ReadSegment};
 use crate::recent::Recent;
 use amphi_types::item::{ItemStore, Key, Txn, tag};
@@ -64,6 +65,8 @@ pub struct DataStore {
     pub checksums: Checksums,
     /// Bytes that have no blocks yet.
     pub delayed: Delayed,
+    /// Blocks that are kept for what sessions have in their caches.
+    pub grants: Grants,
     /// The number that names the memory in which these lie.
     pub(crate) memory: Option<u64>,
 }
@@ -79,6 +82,7 @@ impl DataStore {
             recent: Recent::default(),
             checksums: Checksums::default(),
             delayed: Delayed::default(),
+            grants: Grants::default(),
             memory: None,
         }
     }
@@ -363,7 +367,7 @@ impl DataStore {
             None => vec![(from, to - from)],
         };
         let mut placed = Vec::new();
-        self.take_all(&holes, object, Purpose::Growth, &mut placed)?;
+        self.take_all(&holes, object, Purpose::Growth, 0, &mut placed)?;
         let end = self.end_of(object);
         let o = self.objects.entry(object).or_default();
         let mut touched = BTreeSet::new();
@@ -458,17 +462,45 @@ impl DataStore {
         holes(o, from, to).iter().map(|(_, blocks)| blocks).sum()
     }
 
+    /// Blocks that whatever grows may still take: those that are promised to nobody, and those of its own grant.
+    pub(crate) fn growth_room(&self, own: u64) -> u64 {
+        self.room(Purpose::Growth, own)
+    }
+
+    /// Blocks that can be taken beside what is promised to delayed bytes and, by whatever grows, to other sessions.
+    fn room(&self, purpose: Purpose, own: u64) -> u64 {
+        let granted = if purpose == Purpose::Growth { self.grants.total().saturating_sub(own) } else { 0 };
+        self.alloc.room(purpose).saturating_sub(self.delayed.promised()).saturating_sub(granted)
+    }
+
+    /// Blocks that no session has been granted and that growth may take.
+    pub fn ungranted_blocks(&self) -> u64 {
+        self.growth_room(0)
+    }
+
+    /// Of the blocks around `range`, those that a write adds to the zone and that are not promised to delayed bytes
+    /// either.
+    pub(crate) fn added_by(&self, object: ObjectId, range: ByteRange) -> u64 {
+        let span = range.align_out(BLOCK);
+        let (from, to) = (span.start / BLOCK, span.end / BLOCK);
+        let gaps = self.objects.get(&object).map_or_else(|| vec![(from, to - from)], |o| holes(o, from, to));
+        let is_new =
+            |(at, blocks): (u64, u64)| blocks - self.delayed.touched(object, ByteRange::at(at * BLOCK, blocks * BLOCK));
+        gaps.into_iter().map(is_new).sum()
+    }
+
     /// Takes blocks for each of `needs` (file block, count) and adds (file block, run) to `placed`; counts them
-    /// as planned. On an error nothing is taken.
+    /// as planned. Of the caller's own grant it may use `own` blocks. On an error nothing is taken.
     pub(crate) fn take_all(
         &mut self,
         needs: &[(u64, u64)],
         object: ObjectId,
         purpose: Purpose,
+        own: u64,
         placed: &mut Vec<(u64, Run)>,
     ) -> Result<()> {
         let total: u64 = needs.iter().map(|n| n.1).sum();
-        if total > self.alloc.room(purpose).saturating_sub(self.delayed.promised()) {
+        if total > self.room(purpose, own) {
             return Err(Errno::NoSpace);
         }
         let mut runs = Vec::new();
@@ -569,6 +601,7 @@ impl ItemStore for DataStore {
                     return Err(format!("logged bytes at {at} of object {} of {} overlap others", id.stripe, id.ino));
                 }
             }
+            Some(DataKey::Grant(session)) => self.grants.load(session, value)?,
             Some(DataKey::Checksums(group)) => self.checksums.load(group, value, self.alloc.blocks())?,
             None => {
                 return Err(format!(
@@ -588,6 +621,7 @@ impl ItemStore for DataStore {
             DataKey::Memory => self.memory.map(|n| n.to_le_bytes().to_vec()),
             DataKey::Dirty(id, at) => self.delayed.value(id, at),
             DataKey::Logged(id, at) => self.delayed.logged_value(id, at),
+            DataKey::Grant(session) => self.grants.value(session),
             DataKey::Checksums(group) => self.checksums.value(group),
         }
     }
@@ -616,6 +650,13 @@ impl ItemStore for DataStore {
                 keys.extend(o.extents.range(from..).take(max - keys.len()).map(|(&at, _)| extent_key(id, at)));
                 from = 0;
             }
+        }
+        if after.first().is_none_or(|&t| t <= tag::GRANT) {
+            let from = match DataKey::decode(after) {
+                Some(DataKey::Grant(session)) => Some(session),
+                _ => None,
+            };
+            keys.extend(self.grants.keys_after(from, max - keys.len().min(max)));
         }
         let left = max - keys.len().min(max);
         if after.first().is_none_or(|&t| t <= tag::CHECKSUM) && left > 0 {

@@ -89,7 +89,7 @@ impl DataStore {
         }
         let needs: SmallVec<[(u64, u64); 2]> = edges.iter().map(|e| (e.file_block, 1)).collect();
         let mut placed = Vec::new();
-        self.take_all(&needs, object, Purpose::Shrink, &mut placed)?;
+        self.take_all(&needs, object, Purpose::Shrink, 0, &mut placed)?;
         for (edge, (_, run)) in edges.iter_mut().zip(placed) {
             edge.fresh = run.start;
         }

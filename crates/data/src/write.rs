@@ -15,7 +15,7 @@ use crate::plan::{Edge, Freed, Fresh, Segment, SegmentKind, WritePlan};
 use crate::store::{DataStore, check_range};
 use amphi_types::item::Txn;
 use amphi_types::limits::BLOCK;
-use amphi_types::{ByteRange, Errno, ObjectId, Result, Timespec};
+use amphi_types::{ByteRange, Errno, ObjectId, Result, SessionId, Timespec};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -27,8 +27,8 @@ impl DataStore {
     /// A generation above the object's is accepted and not remembered: truncates reach an object before the
     /// writes that follow them.
     ///
-    /// With `all_fresh` no block is overwritten in place: until the commit everybody reads the old bytes, also after a
-    /// crash in the middle of the write.
+    /// What `fresh` names is not overwritten in place: until the commit everybody reads the old bytes, also after a
+    /// crash in the middle of the write. What the write adds it takes of the grant of `holder`.
     ///
     /// Errors: `Stale` when a truncate came after the request was sent, `NoSpace` (nothing taken),
     /// `FileTooBig`, `Inval` for an empty range.
@@ -38,9 +38,10 @@ impl DataStore {
         range: ByteRange,
         generation: u64,
         fresh: Fresh,
+        holder: Option<SessionId>,
     ) -> Result<WritePlan> {
         self.check_generation(object, generation)?;
-        self.plan_blocks(object, range, fresh, Purpose::Growth)
+        self.plan_blocks(object, range, fresh, Purpose::Growth, holder)
     }
 
     /// As `plan_write`, for a write that found no room: blocks that take the place of others may come out of what is
@@ -52,9 +53,10 @@ impl DataStore {
         range: ByteRange,
         generation: u64,
         fresh: Fresh,
+        holder: Option<SessionId>,
     ) -> Result<WritePlan> {
         self.check_generation(object, generation)?;
-        self.plan_blocks(object, range, fresh, Purpose::Overwrite)
+        self.plan_blocks(object, range, fresh, Purpose::Overwrite, holder)
     }
 
     /// Blocks that `plan_overwrite` finds at a time.
@@ -62,11 +64,19 @@ impl DataStore {
         self.alloc.room(Purpose::Overwrite).saturating_sub(self.delayed.promised())
     }
 
-    /// Whether there is room for the blocks that a write of `range` adds to its object.
-    pub fn has_room_to_grow(&self, object: ObjectId, range: ByteRange) -> bool {
+    /// Whether there is room for the blocks that a write of `range` adds to its object, with what `holder` was granted.
+    pub fn has_room_to_grow(&self, object: ObjectId, range: ByteRange, holder: Option<SessionId>) -> bool {
         let span = range.align_out(BLOCK);
         let added = self.unmapped(object, span.start / BLOCK, span.end / BLOCK);
-        added <= self.alloc.room(Purpose::Growth).saturating_sub(self.delayed.promised())
+        added <= self.growth_room(self.own_part(object, range, holder))
+    }
+
+    /// Blocks that a write of `range` takes of the grant of `holder`.
+    fn own_part(&self, object: ObjectId, range: ByteRange, holder: Option<SessionId>) -> u64 {
+        match holder.map_or(0, |session| self.grants.left(session)) {
+            0 => 0,
+            left => left.min(self.added_by(object, range)),
+        }
     }
 
     /// Plans to write delayed bytes, and what lies between them in their blocks, to blocks. `range` is one of
@@ -77,7 +87,7 @@ impl DataStore {
     pub fn plan_flush(&mut self, object: ObjectId, range: ByteRange, fresh: Fresh) -> Result<WritePlan> {
         let lent = self.delayed.touched(object, range);
         self.delayed.lent += lent;
-        match self.plan_blocks(object, range, fresh, Purpose::Shrink) {
+        match self.plan_blocks(object, range, fresh, Purpose::Shrink, None) {
             Ok(plan) => Ok(WritePlan { lent, ..plan }),
             Err(e) => {
                 self.delayed.lent -= lent;
@@ -92,7 +102,14 @@ impl DataStore {
         self.delayed.lent -= std::mem::take(&mut plan.lent);
     }
 
-    fn plan_blocks(&mut self, object: ObjectId, range: ByteRange, fresh: Fresh, purpose: Purpose) -> Result<WritePlan> {
+    fn plan_blocks(
+        &mut self,
+        object: ObjectId,
+        range: ByteRange,
+        fresh: Fresh,
+        purpose: Purpose,
+        holder: Option<SessionId>,
+    ) -> Result<WritePlan> {
         check_range(range)?;
         let mut plan = WritePlan {
             object,
@@ -100,6 +117,7 @@ impl DataStore {
             segments: SmallVec::new(),
             edges: SmallVec::new(),
             lent: 0,
+            loan: None,
             checksums: Vec::new(),
         };
         let needs = match self.objects.get(&object) {
@@ -111,10 +129,12 @@ impl DataStore {
         };
         if !needs.is_empty() {
             let mut placed = Vec::new();
-            if purpose == Purpose::Overwrite && !self.has_room_to_grow(object, range) {
+            if purpose == Purpose::Overwrite && !self.has_room_to_grow(object, range, holder) {
                 return Err(Errno::NoSpace);
             }
-            self.take_all(&needs, object, purpose, &mut placed)?;
+            let own = self.own_part(object, range, holder);
+            self.take_all(&needs, object, purpose, own, &mut placed)?;
+            plan.loan = holder.filter(|_| own > 0).and_then(|session| self.grants.lend(session, own));
             plan.segments.extend(placed.into_iter().map(|(file_block, run)| Segment {
                 file_block,
                 physical: run.start,
@@ -133,6 +153,11 @@ impl DataStore {
         let mut touched = BTreeSet::new();
         self.recent.forget(plan.object, plan.aligned());
         self.delayed.lent -= plan.lent;
+        if let Some(loan) = plan.loan {
+            // Another write may have mapped some of them since the plan was made.
+            let added = self.added_by(plan.object, plan.range);
+            self.grants.spend(loan, added, self.growth_room(0), txn);
+        }
         self.delayed.cut(plan.object, plan.range, txn);
         for s in &plan.segments {
             self.alloc.note_backed(Run { start: s.physical, blocks: s.blocks });
@@ -205,15 +230,32 @@ impl DataStore {
     ///
     /// Errors: `Stale` when a truncate came after the request was sent, `NoSpace`, `FileTooBig`, `Inval` for an empty
     /// range.
-    pub fn check_accept(&self, object: ObjectId, range: ByteRange, generation: u64) -> Result<u64> {
+    pub fn check_accept(
+        &self,
+        object: ObjectId,
+        range: ByteRange,
+        generation: u64,
+        holder: Option<SessionId>,
+    ) -> Result<u64> {
         check_range(range)?;
         self.check_generation(object, generation)?;
         let span = range.align_out(BLOCK);
         let blocks = span.len() / BLOCK - self.delayed.touched(object, span);
-        if blocks > self.alloc.room(Purpose::Growth).saturating_sub(self.delayed.promised()) {
+        if blocks > self.growth_room(self.own_part(object, range, holder)) {
             return Err(Errno::NoSpace);
         }
         Ok(blocks)
+    }
+
+    /// What accepting `range` takes of the grant of `holder`, whose record this is; in the same step as `accept`, and
+    /// before it.
+    pub fn spend_grant(&mut self, object: ObjectId, range: ByteRange, holder: Option<SessionId>, txn: &mut Txn) {
+        let own = self.own_part(object, range, holder);
+        if let Some(loan) = holder.filter(|_| own > 0).and_then(|session| self.grants.lend(session, own)) {
+            // What the write promises besides is taken first.
+            let others = range.align_out(BLOCK).len() / BLOCK;
+            self.grants.spend(loan, own, self.growth_room(0).saturating_sub(others), txn);
+        }
     }
 
     /// Makes bytes that lie in `memory` visible as the content of `range`, and appends their items. `check_accept` has
@@ -244,6 +286,7 @@ impl DataStore {
     pub fn abort_write(&mut self, plan: WritePlan) {
         self.recent.forget(plan.object, plan.aligned());
         self.delayed.lent -= plan.lent;
+        plan.loan.into_iter().for_each(|loan| self.grants.return_loan(loan));
         for s in plan.segments.iter().filter(|s| s.kind == SegmentKind::Fresh) {
             self.untake(Run { start: s.physical, blocks: s.blocks });
         }

@@ -214,7 +214,7 @@ impl Bench {
         let generation = self.model.get(&object).map_or(0, |m| m.generation);
         let before = self.store.space();
         let fresh = [Fresh::Needed, Fresh::Written, Fresh::Edges, Fresh::All][sectors as usize % 4];
-        let mut plan = match self.store.plan_write(object, range, generation, fresh) {
+        let mut plan = match self.store.plan_write(object, range, generation, fresh, None) {
             Ok(plan) => plan,
             Err(Errno::NoSpace) => {
                 ensure!(self.store.space() == before, "a refused write took space");
@@ -262,8 +262,8 @@ impl Bench {
         fresh: Fresh,
     ) -> Result<Option<amphi_data::WritePlan>, String> {
         let (before, room) = (self.store.space(), self.store.overwrite_room());
-        let fits = self.store.has_room_to_grow(object, range) && range.align_out(BLOCK).len() / BLOCK <= room;
-        match self.store.plan_overwrite(object, range, generation, fresh) {
+        let fits = self.store.has_room_to_grow(object, range, None) && range.align_out(BLOCK).len() / BLOCK <= room;
+        match self.store.plan_overwrite(object, range, generation, fresh, None) {
             Ok(plan) => Ok(Some(plan)),
             Err(e) => {
                 ensure!(e == Errno::NoSpace && !fits, "an overwrite was refused: {e}, {room} blocks of room");
@@ -323,7 +323,7 @@ impl Bench {
     /// Accepts a write into memory; `killed`: the process ends in front of the record. Whether there was room.
     fn accept(&mut self, object: ObjectId, range: ByteRange, killed: bool) -> Result<bool, String> {
         let generation = self.model.get(&object).map_or(0, |m| m.generation);
-        match self.store.check_accept(object, range, generation) {
+        match self.store.check_accept(object, range, generation, None) {
             Ok(_) => {}
             Err(Errno::NoSpace) => return Ok(false),
             Err(e) => return Err(format!("not accepted: {e}")),
@@ -487,7 +487,7 @@ impl Bench {
                 let (free, model) = (self.store.space(), self.model.clone());
                 let generation = self.model.get(&id(object)).map_or(0, |m| m.generation);
                 if let Ok(plan) =
-                    self.store.plan_write(id(object), ByteRange::at(start, len), generation, Fresh::Needed)
+                    self.store.plan_write(id(object), ByteRange::at(start, len), generation, Fresh::Needed, None)
                 {
                     if self.planted == Planted::ForgetToFreeOnAbort && !plan.edges.is_empty() {
                         std::mem::forget(plan);
@@ -601,7 +601,7 @@ impl Bench {
             Op::OldRequest { object } => {
                 if let Some(m) = self.model.get(&id(object)).filter(|m| m.generation > 0) {
                     let range = ByteRange::at(0, 10);
-                    let r = self.store.plan_write(id(object), range, m.generation - 1, Fresh::Needed);
+                    let r = self.store.plan_write(id(object), range, m.generation - 1, Fresh::Needed, None);
                     ensure!(r == Err(Errno::Stale), "a write older than a truncate was accepted");
                     let r = self.store.plan_punch(id(object), range, m.generation - 1);
                     ensure!(r == Err(Errno::Stale), "a punch older than a truncate was accepted");
@@ -823,7 +823,7 @@ fn planted_mistakes_are_found() {
 
 fn txn_of(store: &mut DataStore, object: ObjectId, range: ByteRange) -> (Txn, Freed) {
     let mut txn = Txn::default();
-    let plan = store.plan_write(object, range, 0, Fresh::Needed).unwrap();
+    let plan = store.plan_write(object, range, 0, Fresh::Needed, None).unwrap();
     let freed = store.commit_write(plan, Timespec::default(), &mut txn);
     (txn, freed)
 }
@@ -858,7 +858,7 @@ fn changes_of_no_block_have_a_time() {
         store.allocate(object, block, 0, Preallocate::KeepEnd, at(sec), txn).unwrap();
         store.object(object).map(|o| (o.mtime, o.end))
     };
-    let plan = store.plan_write(id(0), block, 0, Fresh::Needed).unwrap();
+    let plan = store.plan_write(id(0), block, 0, Fresh::Needed, None).unwrap();
     assert!(store.commit_write(plan, at(5), &mut txn).is_empty());
     for change in [&punch as &dyn Fn(&mut DataStore, _, _, &mut Txn) -> _, &allocate] {
         let before = store.object(id(0)).unwrap().mtime;
@@ -881,30 +881,30 @@ fn a_full_zone_can_shrink() {
     let mut store = DataStore::new(640);
     let (_, free) = store.space();
     let _ = txn_of(&mut store, id(0), ByteRange::at(0, free * BLOCK));
-    assert_eq!(store.plan_write(id(1), ByteRange::at(0, 1), 0, Fresh::Needed), Err(Errno::NoSpace));
+    assert_eq!(store.plan_write(id(1), ByteRange::at(0, 1), 0, Fresh::Needed, None), Err(Errno::NoSpace));
     // Whole blocks in place need no space; an edge does.
-    let plan = store.plan_write(id(0), ByteRange::at(0, 10 * BLOCK), 0, Fresh::Needed).unwrap();
+    let plan = store.plan_write(id(0), ByteRange::at(0, 10 * BLOCK), 0, Fresh::Needed, None).unwrap();
     assert!(!plan.points_at_new_data());
     store.abort_write(plan);
-    assert_eq!(store.plan_write(id(0), ByteRange::at(5, 10), 0, Fresh::Needed), Err(Errno::NoSpace));
+    assert_eq!(store.plan_write(id(0), ByteRange::at(5, 10), 0, Fresh::Needed, None), Err(Errno::NoSpace));
     // Overwrites find what is kept back, up to what is left to truncates; growth does not.
     let (room, end) = (store.overwrite_room(), free * BLOCK);
-    let most = store.plan_overwrite(id(0), ByteRange::at(0, room * BLOCK), 0, Fresh::Written).unwrap();
+    let most = store.plan_overwrite(id(0), ByteRange::at(0, room * BLOCK), 0, Fresh::Written, None).unwrap();
     assert_eq!((most.segments.iter().map(|s| u64::from(s.blocks)).sum::<u64>(), room), (8, 8));
-    assert_eq!(store.plan_overwrite(id(0), ByteRange::at(end - 100, 50), 0, Fresh::Written), Err(Errno::NoSpace));
+    assert_eq!(store.plan_overwrite(id(0), ByteRange::at(end - 100, 50), 0, Fresh::Written, None), Err(Errno::NoSpace));
     let freed = store.commit_write(most, Timespec::default(), &mut Txn::default());
     store.release(freed);
     for at in [end - 50, end, end + BLOCK] {
-        assert_eq!(store.plan_overwrite(id(0), ByteRange::at(at, 100), 0, Fresh::Written), Err(Errno::NoSpace));
+        assert_eq!(store.plan_overwrite(id(0), ByteRange::at(at, 100), 0, Fresh::Written, None), Err(Errno::NoSpace));
     }
-    let plan = store.plan_overwrite(id(0), ByteRange::at(5, 10), 0, Fresh::Needed).unwrap();
+    let plan = store.plan_overwrite(id(0), ByteRange::at(5, 10), 0, Fresh::Needed, None).unwrap();
     store.abort_write(plan);
     let plan = store.plan_truncate(id(0), 100 * BLOCK + 5, 1, Resize::Set).unwrap();
     assert_eq!(plan.edges.len(), 1);
     let mut txn = Txn::default();
     let freed = store.commit_trim(plan, Timespec::default(), &mut txn);
     assert_eq!(
-        store.plan_write(id(1), ByteRange::at(0, BLOCK * 20), 0, Fresh::Needed),
+        store.plan_write(id(1), ByteRange::at(0, BLOCK * 20), 0, Fresh::Needed, None),
         Err(Errno::NoSpace),
         "not released yet"
     );

@@ -23,7 +23,7 @@ const ITEM_BYTES_MAX: usize = 300;
 const WALK_MAX: usize = 64;
 /// Virtual time that a server gets to start, and a walk to end.
 const PATIENCE: Duration = Duration::from_secs(120);
-const TAGS: [u8; 13] = [
+const TAGS: [u8; 14] = [
     tag::INODE,
     tag::DENTRY,
     tag::XATTR,
@@ -33,6 +33,7 @@ const TAGS: [u8; 13] = [
     tag::DELAYED,
     tag::LOGGED,
     tag::CHECKSUM,
+    tag::GRANT,
     tag::SESSION,
     tag::REPLY,
     tag::INTENT,
@@ -125,6 +126,7 @@ async fn fill(sim: &Sim, config: &ServerConfig) {
             server_lock: true,
             kill_suidgid: false,
             checksums: Default::default(),
+            cover: Default::default(),
         };
         ask(&link, write, Some(Buf::zeroed(10_000))).await.expect("written");
     }

@@ -115,17 +115,18 @@ impl<F: CachedFile> PageCache<F> {
         dirty.unwrap_or(0)
     }
 
-    /// Takes dirty bytes at the start of `range` out for write-back, dirty without a gap and not in flight. Returns
-    /// them in a buffer whose first byte lies as the file offset does. They stay readable.
+    /// Takes dirty bytes at the start of `range` out for write-back, dirty without a gap and not in flight, all covered
+    /// or none (`room`). Returns them in a buffer whose first byte lies as the file offset does, and whether they are
+    /// covered. They stay readable.
     ///
     /// Whole units that lie in one piece of memory (`slab`) are lent, as many of a chunk as there are; otherwise all
     /// that there is is copied.
-    pub fn take_dirty(&self, file: &F, range: ByteRange) -> Option<(ByteRange, Buf)> {
+    pub fn take_dirty(&self, file: &F, range: ByteRange) -> Option<(ByteRange, Buf, bool)> {
         if let Some(lent) = self.lend_dirty(file, range) {
             return Some(lent);
         }
         let mut buf = crate::scratch_for(range);
-        let mut end = range.start;
+        let (mut end, mut covered) = (range.start, None);
         for (u, part) in units(range) {
             let mut shard = self.shard(file.id(), u).write();
             let Some(unit) = shard.units.get_mut(&(file.id(), u)) else { break };
@@ -136,6 +137,10 @@ impl<F: CachedFile> PageCache<F> {
                 None => run,
             };
             if run.is_empty() {
+                break;
+            }
+            let (run, is_covered) = unit.alike(run);
+            if *covered.get_or_insert(is_covered) != is_covered {
                 break;
             }
             let at = (run.start - range.start) as usize;
@@ -153,11 +158,11 @@ impl<F: CachedFile> PageCache<F> {
             return None;
         }
         buf.narrow(0..taken.len() as usize);
-        Some((taken, buf))
+        Some((taken, buf, covered.unwrap_or(false)))
     }
 
     /// Lends whole dirty units at the start of `range`, if they are several and lie in one piece.
-    fn lend_dirty(&self, file: &F, range: ByteRange) -> Option<(ByteRange, Buf)> {
+    fn lend_dirty(&self, file: &F, range: ByteRange) -> Option<(ByteRange, Buf, bool)> {
         let first = range.start / UNIT;
         let end = (range.start - range.start % CHUNK + CHUNK).min(range.end) / UNIT;
         if !range.start.is_multiple_of(UNIT) || end < first + LENT_MIN {
@@ -166,11 +171,15 @@ impl<F: CachedFile> PageCache<F> {
         let keys = (file.id(), first)..(file.id(), end);
         let mut shard = self.shard(file.id(), first).write();
         let (mut held, mut behind) = (SmallVec::<[Arc<Buf>; 16]>::new(), std::ptr::null());
+        let covered = shard.units.get(&(file.id(), first))?.cover_of_all()?;
         for (unit, u) in shard.units.range(keys.clone()).zip(first..) {
             let ((_, at), unit) = unit;
             let Some(memory) = unit.sendable().filter(|m| *at == u && (held.is_empty() || m.as_ptr() == behind)) else {
                 break;
             };
+            if unit.cover_of_all() != Some(covered) {
+                break;
+            }
             behind = memory.as_ptr_range().end;
             held.push(memory.clone());
         }
@@ -183,7 +192,7 @@ impl<F: CachedFile> PageCache<F> {
             unit.departs(unit.range());
             file.cached().dirty.lock().units.remove(u);
         }
-        Some((ByteRange::at(range.start, count * UNIT), buf))
+        Some((ByteRange::at(range.start, count * UNIT), buf, covered))
     }
 
     /// Ends the flight of `range`. `before_less` is called when the bytes are what they will be, and still count as
@@ -202,10 +211,11 @@ impl<F: CachedFile> PageCache<F> {
                     // Under the shard's lock, so that no fill asks between the drop and the entry.
                     file.spoil(part);
                     gaps.into_iter().for_each(|gap| unit.forget(gap));
-                    if unit.valid.is_empty()
-                        && let Some(unit) = shard.units.remove(&(file.id(), u))
-                    {
-                        self.account_gone(unit);
+                    if unit.valid.is_empty() {
+                        if let Some(unit) = shard.units.remove(&(file.id(), u)) {
+                            self.account_gone(unit);
+                        }
+                        continue;
                     }
                 }
                 Landing::Again => {
@@ -216,6 +226,7 @@ impl<F: CachedFile> PageCache<F> {
                     file.cached().dirty.lock().units.entry(u).or_insert(now_ns);
                 }
             }
+            self.uncover(file, unit);
         }
         before_less();
         file.cached().dirty_bytes.fetch_sub(less, SeqCst);

@@ -61,6 +61,7 @@ impl<F: CachedFile> PageCache<F> {
                 }
             }
             dirty_kept.into_iter().for_each(|r| unit.dirty.insert(r));
+            self.uncover(file, unit);
             if gone > 0 {
                 file.cached().dirty_bytes.fetch_sub(gone, SeqCst);
                 self.dirty.fetch_sub(gone, Relaxed);

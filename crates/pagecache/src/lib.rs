@@ -18,6 +18,7 @@ mod fill;
 mod forget;
 mod ghosts;
 mod locality;
+mod room;
 mod segments;
 mod slab;
 mod unit;
@@ -29,6 +30,7 @@ use amphi_env::Buf;
 use amphi_types::ByteRange;
 use ghosts::Ghosts;
 use parking_lot::RwLock;
+use room::{Endless, NoRoom};
 use slab::{Slab, Slabs};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, VecDeque};
@@ -40,6 +42,7 @@ pub use file::{CachedBytes, CachedFile, DirtyIndex};
 pub use fill::Landing;
 pub use forget::Dirty;
 pub use locality::{Came, Locality, LocalityRule};
+pub use room::Room;
 pub use segments::{Loan, Loans, Segment, Segments, scratch_for};
 
 /// Bytes of a unit of the page cache: a write of just one, in memory of just that size, need not be copied.
@@ -110,8 +113,10 @@ pub enum Put {
         rewritten: bool,
         /// So many bytes lie in the memory that they came in.
         adopted: u64,
+        /// Room at the servers was set aside for all of them.
+        covered: bool,
     },
-    /// The check failed; bytes before this offset are in the cache.
+    /// The check failed, or there was no room for them; bytes before this offset are in the cache.
     Refused(u64),
 }
 
@@ -166,6 +171,7 @@ pub struct PageCache<F> {
     spare: Spare,
     slabs: Slabs,
     ghosts: Ghosts,
+    room: Arc<dyn Room<F>>,
     /// Memory of units that were evicted.
     pub evicted_bytes: AtomicU64,
     /// Bytes that came before anybody asked and left before anybody read them.
@@ -187,8 +193,13 @@ impl<F: CachedFile> Default for PageCache<F> {
 }
 
 impl<F: CachedFile> PageCache<F> {
-    /// An empty cache.
+    /// An empty cache above servers that always have room.
     pub fn new() -> PageCache<F> {
+        PageCache::above(Arc::new(Endless))
+    }
+
+    /// An empty cache above servers of which `room` knows.
+    pub fn above(room: Arc<dyn Room<F>>) -> PageCache<F> {
         PageCache {
             shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
             used: AtomicU64::new(0),
@@ -198,6 +209,7 @@ impl<F: CachedFile> PageCache<F> {
             spare: Spare::default(),
             slabs: Slabs::default(),
             ghosts: Ghosts::default(),
+            room,
             evicted_bytes: AtomicU64::new(0),
             wasted_ahead_bytes: AtomicU64::new(0),
             used_ahead_bytes: AtomicU64::new(0),
@@ -336,18 +348,43 @@ impl<F: CachedFile> PageCache<F> {
     /// Puts `source` at `offset`, dirty. `check` is asked under each unit's lock: a `false` ends the write there. Units
     /// that were written before the last `cold_after` bytes are written past the processor's caches. `taken` is called
     /// under the lock of each unit as soon as what was written of it counts as dirty: who finds nothing dirty before
-    /// knows nothing of this write.
+    /// knows nothing of this write. Bytes for which the servers have no room are put in all the same (`Put::Done`).
     pub fn write(
         &self,
         file: &Arc<F>,
         offset: u64,
-        mut source: Source<'_>,
+        source: Source<'_>,
         cold_after: u64,
+        now_ns: impl Fn() -> u64,
+        hooks: (impl Fn() -> bool, impl Fn()),
+    ) -> Put {
+        self.put(file, offset, source, (cold_after, NoRoom::Put), now_ns, hooks)
+    }
+
+    /// As `write`, but a unit for which the servers have no room ends the write.
+    pub fn write_covered(
+        &self,
+        file: &Arc<F>,
+        offset: u64,
+        source: Source<'_>,
+        cold_after: u64,
+        now_ns: impl Fn() -> u64,
+        hooks: (impl Fn() -> bool, impl Fn()),
+    ) -> Put {
+        self.put(file, offset, source, (cold_after, NoRoom::Refuse), now_ns, hooks)
+    }
+
+    fn put(
+        &self,
+        file: &Arc<F>,
+        offset: u64,
+        mut source: Source<'_>,
+        (cold_after, no_room): (u64, NoRoom),
         now_ns: impl Fn() -> u64,
         (check, taken): (impl Fn() -> bool, impl Fn()),
     ) -> Put {
         let range = ByteRange::at(offset, source.len());
-        let mut full_chunk = None;
+        let (mut full_chunk, mut all_covered) = (None, true);
         let (mut rewritten, mut adopted) = (false, 0);
         let written = self.written.fetch_add(range.len(), Relaxed);
         let mut parts = SmallVec::<[Arc<Buf>; CHUNK_UNITS as usize]>::new();
@@ -357,13 +394,21 @@ impl<F: CachedFile> PageCache<F> {
         }
         for (u, part) in units(range) {
             let mut shard = self.shard(file.id(), u).write();
-            if !check() {
+            let known = shard.units.get(&(file.id(), u));
+            let missing = known.map_or(room::blocks(u * UNIT, part), |unit| unit.uncovered(part));
+            let may = check();
+            let covered = may && self.cover(file, u * UNIT, missing);
+            if !may || (!covered && no_room == NoRoom::Refuse) {
                 if let Source::Units(bytes) = source {
                     *bytes = Buf::shared(parts).unwrap_or_default();
                 }
                 return Put::Refused(part.start);
             }
             let unit = shard.unit((file.id(), u), file, self.makers(), place(&**file, &source, range, u));
+            if covered {
+                unit.covered |= missing;
+            }
+            all_covered &= covered;
             let was_clean = unit.dirty.is_empty();
             let added = part.len() - unit.dirty.within(part).map(|r| r.len()).sum::<u64>();
             let cold = unit.is_cold(part, written, cold_after);
@@ -405,7 +450,7 @@ impl<F: CachedFile> PageCache<F> {
                 full_chunk = Some(full_chunk.map_or(chunk, |f: ByteRange| ByteRange::new(f.start, chunk.end)));
             }
         }
-        Put::Done { full_chunk, rewritten, adopted }
+        Put::Done { full_chunk, rewritten, adopted, covered: all_covered }
     }
 
     /// The units with bytes of `range`, ascending, neighbours in one piece.
@@ -516,7 +561,8 @@ impl<F: CachedFile> PageCache<F> {
     }
 
     /// Books a unit that was taken out of its shard.
-    fn account_gone(&self, unit: Unit<F>) {
+    fn account_gone(&self, mut unit: Unit<F>) {
+        self.uncover(&unit.file.clone(), &mut unit);
         let file = &unit.file;
         file.spoil(unit.range());
         let ahead = unit.take_ahead();
@@ -560,6 +606,9 @@ impl<F: CachedFile> PageCache<F> {
                 used += unit.cost();
                 dirty += unit.dirty.total() + unit.flight.total();
                 assert_eq!(!unit.dirty.is_empty(), unit.file.cached().dirty.lock().units.contains_key(u));
+                let busy: Vec<ByteRange> = unit.dirty.iter().chain(unit.flight.iter()).collect();
+                let busy = busy.iter().fold(0, |busy, r| busy | room::blocks(u * UNIT, *r));
+                assert_eq!(unit.covered & !busy, 0, "only what is dirty or under way is covered");
                 for set in [&unit.dirty, &unit.flight] {
                     assert!(set.iter().all(|r| unit.valid.contains(r)));
                 }

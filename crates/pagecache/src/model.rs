@@ -91,7 +91,7 @@ fn matches_bytes(size: u64, seeds: Range<u64>, steps: u64) -> (u64, u64) {
                 runs.iter().for_each(|run| {
                     let mut rest = *run;
                     while !rest.is_empty() {
-                        let (taken, buf) = cache.take_dirty(&file, rest).expect("a dirty run has dirty bytes");
+                        let (taken, buf, _) = cache.take_dirty(&file, rest).expect("a dirty run has dirty bytes");
                         *(if buf.is_whole() { &mut copied_bytes } else { &mut lent_bytes }) += taken.len();
                         let then = truth[taken.start as usize..taken.end as usize].to_vec();
                         flights.push((taken, buf, then));
@@ -129,7 +129,7 @@ fn matches_bytes(size: u64, seeds: Range<u64>, steps: u64) -> (u64, u64) {
                 }
                 4 => {
                     for run in cache.dirty_runs(&file, range) {
-                        let (taken, buf) = cache.take_dirty(&file, run).expect("a dirty run has dirty bytes");
+                        let (taken, buf, _) = cache.take_dirty(&file, run).expect("a dirty run has dirty bytes");
                         assert_eq!((taken.start, taken.len()), (run.start, buf.len() as u64));
                         *(if buf.is_whole() { &mut copied_bytes } else { &mut lent_bytes }) += taken.len();
                         let then = truth[taken.start as usize..taken.end as usize].to_vec();

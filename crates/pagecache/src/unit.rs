@@ -137,6 +137,8 @@ pub(crate) struct Unit<F> {
     pub(crate) valid: RangeSet,
     pub(crate) dirty: RangeSet,
     pub(crate) flight: RangeSet,
+    /// Blocks for which room at the servers was set aside, one bit each.
+    pub(crate) covered: u16,
     touched: AtomicBool,
     survived: bool,
     /// Bytes were written back since it came.
@@ -167,6 +169,7 @@ impl<F: CachedFile> Unit<F> {
             valid: RangeSet::new(),
             dirty: RangeSet::new(),
             flight: RangeSet::new(),
+            covered: 0,
             touched: AtomicBool::new(true),
             survived: false,
             sent: false,

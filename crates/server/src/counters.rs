@@ -228,6 +228,7 @@ impl Counters {
             Request::LockEnqueue { .. }
             | Request::GroupLock { .. }
             | Request::GroupWanted { .. }
+            | Request::Grant { .. }
             | Request::LockCancel { .. }
             | Request::LockKept { .. }
             | Request::PagesLeft { .. }

@@ -260,7 +260,7 @@ async fn read_zone<E: Env>(
     for (key, value) in &zone.items {
         let loaded = match key.first().copied() {
             Some(tag::INODE | tag::DENTRY | tag::XATTR | tag::META) => image.meta.load(key, value),
-            Some(tag::OBJECT | tag::EXTENT | tag::DELAYED | tag::LOGGED | tag::CHECKSUM) => Ok(()),
+            Some(tag::OBJECT | tag::EXTENT | tag::DELAYED | tag::LOGGED | tag::CHECKSUM | tag::GRANT) => Ok(()),
             _ => load_item(&mut image, key, value, &mut sessions, &mut slots, report),
         };
         if let Err(text) = loaded {

@@ -15,6 +15,7 @@ mod data;
 pub(crate) mod file_lock;
 mod flush;
 mod full;
+mod grant;
 mod link;
 mod lock;
 mod make;
@@ -45,7 +46,7 @@ use crate::worker::Worker;
 use crate::worker::request::RequestCx;
 use amphi_env::{Buf, Env};
 use amphi_types::{Errno, Result, SessionId};
-use amphi_wire::{Answer, Call, Reply, Request, RequestId, Tokens};
+use amphi_wire::{Answer, Call, Cover, Reply, Request, RequestId, Tokens};
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -137,6 +138,13 @@ pub async fn execute<E: Env>(
         (tokens != Tokens::default()).then(|| Box::new(tokens))
     };
     let objects = contended::Objects::of(&call.op);
+    let tells_grant = grant::concerns(&call.op);
+    let told = |mut answer: Answer| {
+        if tells_grant {
+            grant::tell(target, session, &mut answer);
+        }
+        answer
+    };
     if is_repeatable(&call.op) {
         if expired() {
             return (failed(Errno::TimedOut), None);
@@ -174,11 +182,11 @@ pub async fn execute<E: Env>(
                 // yet.
                 target.settle(vec![crate::target::NameKey::Inode(ino)]).await;
             }
-            return (answer, None);
+            return (told(answer), None);
         }
         Begin::Running(receiver) => {
             add(&worker.counters.resends, 1);
-            return (receiver.await.unwrap_or(failed(Errno::Io)), None);
+            return (told(receiver.await.unwrap_or(failed(Errno::Io))), None);
         }
         Begin::Old => return (failed(Errno::Proto), None),
     }
@@ -197,6 +205,7 @@ pub async fn execute<E: Env>(
     let directory = cx.directory.take().filter(|_| result.is_ok()).map(Box::new);
     let mut answer = Answer { tokens, directory, ..Answer::of(result) };
     objects.tell(worker, target, &mut answer);
+    let answer = told(answer);
     running.done = true;
     target.sessions.slots.borrow_mut().finish(session, id, &answer);
     (answer, payload)
@@ -231,8 +240,8 @@ async fn dispatch<E: Env>(cx: &RequestCx<E>, op: Request, payload: Option<Buf>) 
         Request::Read { object, range, server_lock, advice } => {
             return Box::pin(cx.read(object, range, server_lock, advice)).await;
         }
-        Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid, checksums } => {
-            let kind = data::WriteKind { server_lock, mtime, kill_suidgid, checksums };
+        Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid, checksums, cover } => {
+            let kind = data::WriteKind { server_lock, mtime, kill_suidgid, checksums, cover };
             Box::pin(cx.write(object, offset, generation, kind, payload)).await
         }
         Request::ReadBatch { dir, parts, bytes_max, ask_back, tokens } => {
@@ -243,7 +252,8 @@ async fn dispatch<E: Env>(cx: &RequestCx<E>, op: Request, payload: Option<Buf>) 
         Request::PagesTaken { ino, left } => cx.pages_taken(ino, left),
         Request::PagesRead { object, range, left } => return Box::pin(cx.pages_read(object, range, left)).await,
         Request::PagesWrite { object, offset, generation, mtime, left, checksums } => {
-            let kind = data::WriteKind { server_lock: true, mtime, kill_suidgid: false, checksums };
+            let cover = Cover::None;
+            let kind = data::WriteKind { server_lock: true, mtime, kill_suidgid: false, checksums, cover };
             Box::pin(cx.pages_write(object, offset, generation, left, kind, payload)).await
         }
         Request::Punch { object, range, generation, mtime, server_lock } => {
@@ -278,6 +288,7 @@ async fn dispatch<E: Env>(cx: &RequestCx<E>, op: Request, payload: Option<Buf>) 
             cx.target.storage.write_back.writers.acknowledged(cx.session, id);
             Ok(Reply::Done)
         }
+        Request::Grant { give_back } => cx.grant(give_back).await,
         Request::RepresentFileLocks { locks } => cx.represent_file_locks(&locks),
         Request::Goodbye
         | Request::Status

@@ -13,6 +13,7 @@ pub(crate) mod checksums;
 pub(crate) mod free_space_below;
 mod freeing;
 pub(crate) mod gate;
+mod grant_calls;
 pub(crate) mod known_sessions;
 pub(crate) mod memory_watch;
 pub(crate) mod old_blocks;

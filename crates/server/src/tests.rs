@@ -137,6 +137,7 @@ impl Held {
             Push::Revoke { target, id, .. } => (*target, Request::Revoked { ids: vec![*id] }),
             Push::Company { change, .. } => (TargetId(0), Request::CompanyKnown { change: *change }),
             Push::FileLockClosing { id, ino } => (ino.target(), Request::FileLockClosed { ino: *ino, id: *id }),
+            Push::GrantWanted { target } => (*target, Request::Grant { give_back: Some(0) }),
             Push::WriteFailed { target, id, .. } => (*target, Request::WriteFailedKnown { id: *id }),
             Push::DirectoryChanged { target, id, .. } => (*target, Request::DirectoryShown { id: *id }),
             Push::Map { .. } | Push::FileLockNews { .. } | Push::GroupLockNews { .. } => (TargetId(0), Request::Map),

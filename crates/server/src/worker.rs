@@ -444,7 +444,7 @@ pub fn lane_of(op: &Request) -> Lane {
     match op {
         Request::LockCancel { .. } | Request::LockKept { .. } | Request::PagesLeft { .. } => Lane::Urgent,
         Request::GlimpseReply { .. } | Request::Revoked { .. } | Request::FileLockClosed { .. } => Lane::Urgent,
-        Request::WriteFailedKnown { .. } | Request::DirectoryShown { .. } => Lane::Urgent,
+        Request::WriteFailedKnown { .. } | Request::DirectoryShown { .. } | Request::Grant { .. } => Lane::Urgent,
         Request::Write { server_lock: false, .. } | Request::WriteBatch { .. } => Lane::Urgent,
         _ => Lane::Normal,
     }

@@ -179,6 +179,7 @@ impl LinkEvents<SimEnv> for Answers {
             Push::FileLockClosing { id, ino } => (ino.target(), Request::FileLockClosed { ino, id }),
             Push::WriteFailed { target, id, .. } => (target, Request::WriteFailedKnown { id }),
             Push::DirectoryChanged { target, id, .. } => (target, Request::DirectoryShown { id }),
+            Push::GrantWanted { target } => (target, Request::Grant { give_back: Some(0) }),
             Push::Map { .. } | Push::FileLockNews { .. } | Push::GroupLockNews { .. } => {
                 return;
             }
@@ -228,6 +229,7 @@ impl Honest {
             server_lock,
             kill_suidgid: false,
             checksums: Default::default(),
+            cover: Default::default(),
         };
         honest.ask(write, Some(content())).await?;
         Ok(honest)

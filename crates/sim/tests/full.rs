@@ -4,7 +4,8 @@
 //! file that all of them write, buffered and direct, sync some, read each other's, and remove some, while servers are
 //! killed and callbacks meet faults. The model knows for each cell which writes its bytes may be of: one that was
 //! acknowledged and synced, or direct, is the only one; one that was refused, or accepted and not synced, may be there
-//! in part or not at all.
+//! in part or not at all. What was accepted has room: no sync is refused, and when all mounts have gone, the last write
+//! of a cell is there as a whole, unless it was refused.
 
 use amphi_client::{Client, Ctx, Hints, OpenFile, OpenFlags};
 use amphi_env::sim::CrashKind;
@@ -34,6 +35,8 @@ struct Model {
     name: String,
     ino: Ino,
     cells: BTreeMap<u64, Vec<Option<u64>>>,
+    /// Of these cells, the number of the last write if it was accepted as a whole.
+    accepted: BTreeMap<u64, u64>,
     /// Its maker has it open.
     open: bool,
     gone: bool,
@@ -119,7 +122,14 @@ impl Task {
         };
         let mut told = self.told.borrow_mut();
         self.own = Some(Seat { file: file.clone(), at: told.files.len(), unsynced: BTreeSet::new() });
-        told.files.push(Model { name, ino: file.ino(), cells: BTreeMap::new(), open: true, gone: false });
+        told.files.push(Model {
+            name,
+            ino: file.ino(),
+            cells: BTreeMap::new(),
+            accepted: BTreeMap::new(),
+            open: true,
+            gone: false,
+        });
     }
 
     /// Writes a cell of the task's own file, or one of its cells of the common one.
@@ -144,6 +154,7 @@ impl Task {
             told.tag += 1;
             let tag = told.tag;
             told.files[at].cells.entry(cell).or_insert_with(|| vec![None]).push(Some(tag));
+            told.files[at].accepted.remove(&cell);
             tag
         };
         let data = Buf::copy_of(&bytes_of(tag, CELL as usize));
@@ -152,6 +163,9 @@ impl Task {
         let whole = matches!(written, Ok(n) if n as u64 == CELL);
         if !went(&self.told, "write", written.map(drop)) {
             return;
+        }
+        if whole {
+            self.told.borrow_mut().files[at].accepted.insert(cell, tag);
         }
         if direct && whole {
             self.told.borrow_mut().files[at].cells.insert(cell, vec![Some(tag)]);
@@ -165,6 +179,7 @@ impl Task {
         let seat = if common { &mut self.common } else { &mut self.own };
         let Some(mut open) = seat.take() else { return };
         let synced = self.client.fsync(&Ctx::root(), &open.file, false).await;
+        assert_ne!(synced, Err(Errno::NoSpace), "what a write has accepted has room");
         if went(&self.told, "fsync", synced) {
             for cell in std::mem::take(&mut open.unsynced) {
                 let mut told = self.told.borrow_mut();
@@ -317,7 +332,14 @@ async fn story(cluster: &Cluster, seed: u64, tasks: usize) -> (u64, u64) {
     }
     let told = Shared::default();
     let made = mounts[0].client.create(&ctx, Ino::ROOT, b"common", 0o644, OpenFlags::READ_WRITE).await.expect("create");
-    let common = Model { name: "common".into(), ino: made.file.ino(), cells: BTreeMap::new(), open: true, gone: false };
+    let common = Model {
+        name: "common".into(),
+        ino: made.file.ino(),
+        cells: BTreeMap::new(),
+        accepted: BTreeMap::new(),
+        open: true,
+        gone: false,
+    };
     told.borrow_mut().files.push(common);
     mounts[0].client.release(made.file);
     told.borrow_mut().working = tasks;
@@ -349,6 +371,10 @@ async fn story(cluster: &Cluster, seed: u64, tasks: usize) -> (u64, u64) {
         // Bytes that were refused behind a close: whoever syncs is told, and then the end has nothing to tell.
         let _ = mount.client.sync_all(&ctx).await;
         cluster.unmount(mount).await.expect("the unmount");
+    }
+    for model in &mut told.borrow_mut().files {
+        let Model { cells, accepted, .. } = model;
+        cells.extend(accepted.iter().map(|(cell, tag)| (*cell, vec![Some(*tag)])));
     }
     cluster.stop_servers().await.expect("the servers stop");
     cluster.fsck().await.expect("the zones are whole");

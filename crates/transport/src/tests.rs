@@ -59,6 +59,7 @@ pub(super) fn write(n: u64, offset: u64) -> Call {
         server_lock: true,
         kill_suidgid: false,
         checksums: Default::default(),
+        cover: Default::default(),
     };
     call(op)
 }

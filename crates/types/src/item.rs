@@ -27,6 +27,8 @@ pub mod tag {
     pub const LOGGED: u8 = b'L';
     /// `data`: checksums of neighbouring data blocks.
     pub const CHECKSUM: u8 = b'K';
+    /// `data`: blocks that a session has been granted.
+    pub const GRANT: u8 = b'G';
     /// `server`: a session.
     pub const SESSION: u8 = b'S';
     /// `server`: the last reply of a session's slot.

@@ -163,6 +163,19 @@ pub struct Answer {
     /// The directory in which the request changed a name, if its target was called and may tell. Logged as little as
     /// tokens.
     pub directory: Option<Box<DirectoryAfter>>,
+    /// What the session has of the target's room, if the request has to do with that. Not logged: an answer that is
+    /// repeated says what it has then.
+    pub grant: Option<Box<Grant>>,
+}
+
+/// What a session has of a target's room when an answer leaves.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grant {
+    /// Blocks that no other session takes.
+    pub blocks: u64,
+    /// The last record of the target's log that survives a kill of its server. Of two answers the one with the later
+    /// record is right, of two with the same record the one with fewer blocks.
+    pub kept: u64,
 }
 
 impl Answer {
@@ -173,7 +186,7 @@ impl Answer {
 
     /// An answer that says nothing about contention, tokens or a directory.
     pub fn of(result: Result<Reply, Errno>) -> Answer {
-        Answer { result, contended: false, contended_parts: None, tokens: None, directory: None }
+        Answer { result, contended: false, contended_parts: None, tokens: None, directory: None, grant: None }
     }
 
     /// It does not fit a message: all that is left is what it says of contention.
@@ -181,6 +194,7 @@ impl Answer {
         *self = Answer {
             contended: self.contended,
             contended_parts: self.contended_parts.take(),
+            grant: self.grant.take(),
             ..Answer::of(Err(Errno::Overflow))
         };
     }
@@ -247,6 +261,12 @@ pub enum Push {
         id: u64,
         /// The file.
         ino: Ino,
+    },
+    /// The target needs room: what the session has been granted and does not need shall come back. Answered with
+    /// `Request::Grant`. May come twice or be lost; nobody is evicted for leaving it unanswered.
+    GrantWanted {
+        /// Which target says so.
+        target: TargetId,
     },
     /// Bytes of this file that the session wrote and the target accepted into memory cannot be written to the disk.
     /// They are in memory and are tried again, but their writers are to be told. Answered with

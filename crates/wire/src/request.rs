@@ -216,6 +216,8 @@ pub enum Request {
         kill_suidgid: bool,
         /// Whether the blocks get checksums, as the file is set.
         checksums: DataChecksums,
+        /// What the mount has of the target's room for them.
+        cover: Cover,
     },
     /// `Done`: punches a hole into one object.
     Punch {
@@ -494,6 +496,12 @@ pub enum Request {
         /// Number of the news.
         id: u64,
     },
+    /// `Done`: asks for a grant of room in the target, or gives a part of it back. The answer says what the session has
+    /// now.
+    Grant {
+        /// Blocks that the session does not need: the answer to `Push::GrantWanted`. Nothing: it asks.
+        give_back: Option<u64>,
+    },
     /// `GroupWanted`: whether anybody waits for the end of the group that has the object.
     GroupWanted {
         /// Object.
@@ -574,6 +582,20 @@ pub struct BatchPart {
     pub mtime: Timespec,
     /// Whether the blocks get checksums, as for `Write`.
     pub checksums: DataChecksums,
+    /// As for `Write`.
+    pub cover: Cover,
+}
+
+/// What a mount has of a target's room for the bytes of a write.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Cover {
+    /// Nothing, and it asks for nothing: they come straight from a program, which is told if there is no room.
+    #[default]
+    None,
+    /// Nothing, but it has a cache for which it needs a grant.
+    Wanted,
+    /// Each block of them is one of those that the session was granted: they must find room.
+    Granted,
 }
 
 impl BatchPart {

@@ -85,6 +85,8 @@ fn requests() -> Vec<Request> {
         Request::FileLockTest { lock: file_lock(FileLockFamily::Posix), number: 0 },
         Request::RepresentFileLocks { locks: vec![file_lock(FileLockFamily::Flock); 300] },
         Request::SetLayout { ino, layout: None, advice: None },
+        Request::Grant { give_back: None },
+        Request::Grant { give_back: Some(u64::MAX) },
         Request::StatFs,
         Request::Read { object, range, server_lock: true, advice: ReadAdvice::Once },
         Request::Write {
@@ -95,6 +97,7 @@ fn requests() -> Vec<Request> {
             server_lock: false,
             kill_suidgid: true,
             checksums: Default::default(),
+            cover: Default::default(),
         },
         Request::WriteBatch {
             parts: vec![
@@ -104,7 +107,8 @@ fn requests() -> Vec<Request> {
                     len: u32::MAX,
                     generation: 1,
                     mtime,
-                    checksums: Default::default()
+                    checksums: Default::default(),
+                    cover: Default::default()
                 };
                 BATCH_PARTS_MAX
             ],
@@ -234,6 +238,7 @@ fn every_message_round_trips() {
         round_trip(Head::new(FrameKind::Push), &Push::DirectoryChanged { target, id, ino, place });
     }
     round_trip(Head::new(FrameKind::Push), &Push::FileLockClosing { id: u64::MAX, ino: Ino(u64::MAX) });
+    round_trip(Head::new(FrameKind::Push), &Push::GrantWanted { target: TargetId(u16::MAX) });
     let news = Push::WriteFailed { target: TargetId(u16::MAX), id: u64::MAX, ino: Ino(u64::MAX) };
     round_trip(Head::new(FrameKind::Push), &news);
     round_trip(Head::new(FrameKind::Push), &Push::Glimpse { id: 1, object: object() });
@@ -355,6 +360,7 @@ fn impossible_times_are_refused() {
             server_lock: false,
             kill_suidgid: false,
             checksums: Default::default(),
+            cover: Default::default(),
         },
         Request::Punch { object, range, generation: 0, mtime, server_lock: false },
         Request::SetAttr { ino, set },

@@ -19,13 +19,19 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 struct Watched {
     id: u64,
     range: ByteRange,
+    /// It is told of what failed, whatever else it does.
+    waits: bool,
     failed: Option<Errno>,
+    /// The first byte of the range that was lost.
+    lost_from: u64,
 }
 
 struct State {
     /// The latest failure.
     last: Errno,
-    /// The count at the latest failure that lost bytes; 0 without one.
+    /// The count at the latest failure that open files are to be told of.
+    owed: u64,
+    /// The count at the latest of these that lost bytes; 0 without one.
     lost: u64,
     /// The count when who syncs all files was told last.
     told_to_all: u64,
@@ -44,7 +50,8 @@ pub(crate) struct Failures {
 
 impl Default for Failures {
     fn default() -> Failures {
-        let state = State { last: Errno::Io, lost: 0, told_to_all: 0, next_watch: 0, watched: SmallVec::new() };
+        let state =
+            State { last: Errno::Io, owed: 0, lost: 0, told_to_all: 0, next_watch: 0, watched: SmallVec::new() };
         Failures {
             state: Mutex::new(state),
             count: AtomicU64::new(0),
@@ -55,16 +62,21 @@ impl Default for Failures {
 }
 
 impl Failures {
-    /// Notes a failure and the bytes that it lost, if any.
+    /// Notes a failure and the bytes that it lost, if any. Bytes of a write that waits, and for which there was no
+    /// room, are its own affair: as if they had never been written.
     pub(crate) fn note(&self, errno: Errno, lost: ByteRange) {
         let mut state = self.state.lock();
         let count = self.count.load(SeqCst) + 1;
-        state.last = errno;
-        if !lost.is_empty() {
-            state.lost = count;
+        let is_of_waiter = |w: &Watched| w.waits && w.range.contains(&lost);
+        if errno != Errno::NoSpace || lost.is_empty() || !state.watched.iter().any(is_of_waiter) {
+            (state.last, state.owed) = (errno, count);
+            if !lost.is_empty() {
+                state.lost = count;
+            }
         }
         for watched in state.watched.iter_mut().filter(|w| w.range.overlaps(&lost)) {
             watched.failed = watched.failed.or(Some(errno));
+            watched.lost_from = watched.lost_from.min(lost.start.max(watched.range.start));
         }
         self.count.store(count, SeqCst);
     }
@@ -86,7 +98,7 @@ impl Failures {
     pub(crate) fn tell(&self, reported: &AtomicU64) -> Result<()> {
         let state = self.state.lock();
         let count = self.count.load(SeqCst);
-        if reported.swap(count, SeqCst) >= count {
+        if reported.swap(count, SeqCst) >= state.owed {
             return Ok(());
         }
         self.told.store(count, SeqCst);
@@ -116,7 +128,7 @@ impl Failures {
         let mut state = self.state.lock();
         state.next_watch += 1;
         let id = state.next_watch;
-        state.watched.push(Watched { id, range, failed: None });
+        state.watched.push(Watched { id, range, waits: false, failed: None, lost_from: u64::MAX });
         Watch(self, id)
     }
 }
@@ -125,11 +137,27 @@ impl Failures {
 pub(crate) struct Watch<'a>(&'a Failures, u64);
 
 impl Watch<'_> {
-    /// Errors: the first failure that lost bytes of the range since it is watched. It stays to be reported.
+    /// From now on who watches waits for `result`, and is the one who is told of a failure for want of room.
+    pub(crate) fn wait(&self) {
+        let mut state = self.0.state.lock();
+        state.watched.iter_mut().filter(|w| w.id == self.1).for_each(|w| w.waits = true);
+    }
+
+    /// Errors: the first failure that lost bytes of the range since it is watched. Others are told of it as well,
+    /// unless it was for want of room and who watches waited.
     pub(crate) fn result(&self) -> Result<()> {
         let state = self.0.state.lock();
         let failed = state.watched.iter().find(|w| w.id == self.1).and_then(|w| w.failed);
         failed.map_or(Ok(()), Err)
+    }
+}
+
+impl Watch<'_> {
+    /// The first byte of the range that was lost since it is watched.
+    pub(crate) fn lost_from(&self) -> Option<u64> {
+        let state = self.0.state.lock();
+        let watched = state.watched.iter().find(|w| w.id == self.1)?;
+        watched.failed.map(|_| watched.lost_from)
     }
 }
 
@@ -180,5 +208,24 @@ mod tests {
         assert_eq!((one.result(), other.result()), (Err(Errno::NoSpace), Err(Errno::Io)));
         drop((one, other));
         assert!(failures.state.lock().watched.is_empty());
+    }
+
+    /// Goal: bytes for which there was no room, and whose write waits to be told, are told to nobody else; all others
+    /// are. Method: failures inside and across the range of a write, before and after it waits.
+    #[test]
+    fn what_a_write_was_told_is_its_own_affair() {
+        let failures = Failures::default();
+        let reported = AtomicU64::new(0);
+        let watch = failures.watch(ByteRange::new(0, 10));
+        failures.note(Errno::NoSpace, ByteRange::new(0, 5));
+        assert_eq!(failures.tell(&reported), Err(Errno::NoSpace), "it may not look");
+        watch.wait();
+        failures.note(Errno::NoSpace, ByteRange::new(0, 10));
+        assert_eq!((failures.tell(&reported), failures.untold(), failures.count()), (Ok(()), None, 2));
+        failures.note(Errno::NoSpace, ByteRange::new(9, 11));
+        assert_eq!(failures.tell(&reported), Err(Errno::NoSpace), "another byte was lost");
+        failures.note(Errno::Io, ByteRange::new(0, 1));
+        assert_eq!((failures.tell(&reported), watch.result()), (Err(Errno::Io), Err(Errno::NoSpace)));
+        assert_eq!((watch.lost_from(), failures.watch(ByteRange::ALL).lost_from()), (Some(0), None));
     }
 }

@@ -12,10 +12,11 @@ use crate::mount::Mount;
 use crate::policy::decision::Reason;
 use crate::policy::throughput::{CALM_FLIGHT_BYTES, Course};
 use crate::telemetry::stats::{Count, Way};
+use crate::writeback::grants;
 use amphi_env::Buf;
 use amphi_pagecache::Dirty;
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result};
-use amphi_wire::{Lane, Reply, Request};
+use amphi_wire::{Cover, Lane, Reply, Request};
 use futures_util::future::join_all;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -23,8 +24,8 @@ use std::sync::atomic::Ordering::SeqCst;
 /// Why a piece is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WriteKind {
-    /// Write-back under a lock of this client.
-    Back,
+    /// Write-back under a lock of this client: of bytes that are covered, or not.
+    Back(Cover),
     /// A direct request.
     Direct {
         /// The target locks for its duration; otherwise this client pins a lock.
@@ -69,28 +70,33 @@ async fn send_piece(
         (known.view.layout, known.view.generation, known.write_time(), known.view.advice.checksums())
     };
     let (lane, server_lock, mtime, kill_suidgid) = match kind {
-        WriteKind::Back => (Lane::Urgent, false, mtime, false),
+        WriteKind::Back(_) => (Lane::Urgent, false, mtime, false),
         WriteKind::Direct { kill_suidgid, server_lock } => {
             (Mount::lane(server_lock), server_lock, mount.wall(), kill_suidgid)
         }
         WriteKind::Piped { server_lock } => (Mount::lane(server_lock), server_lock, mtime, false),
         WriteKind::Left(_) => (Lane::Locking, true, mount.wall(), false),
     };
+    let cover = if let WriteKind::Back(cover) = kind { cover } else { Cover::None };
     let op = match kind {
         WriteKind::Left(left) => Request::PagesWrite { object, offset, generation, mtime, left, checksums },
-        _ => Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid, checksums },
+        _ => Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid, checksums, cover },
     };
     let target = layout.target(file.ino, object.stripe);
-    let (bytes, start_ns) = (buf.len() as u64, mount.clock.now_ns());
-    let (answer, _) = mount.send(lane, target, &Cred::root(), op, Some(buf), 0).await?;
+    let start_ns = mount.clock.now_ns();
+    let sent = mount.send(lane, target, &Cred::root(), op, Some(buf), 0).await;
+    if cover != Cover::None {
+        grants::answered(mount, target, &sent);
+    }
+    let (answer, _) = sent?;
     mount.stats.bytes(Count::WriteCall, mount.clock.now_ns().saturating_sub(start_ns));
     mount.note_contention(file, answer.contended);
     if answer.result == Err(Errno::NoSpace) {
-        mount.writeback.free_space.refused(target, bytes);
+        mount.writeback.free_space.said(target, false);
     }
     match answer.result? {
         Reply::Written { roomy } => {
-            mount.writeback.free_space.taken(target, bytes, roomy);
+            mount.writeback.free_space.said(target, roomy);
             if let WriteKind::Direct { .. } | WriteKind::Left(_) = kind {
                 file.touched_past_cache(mtime);
             }

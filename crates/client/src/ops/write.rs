@@ -24,6 +24,7 @@ use crate::ops::{attr, sync, xattr};
 use crate::policy::decision::{Decision, Input, Mode, Reason, decide};
 use crate::telemetry::stats::{Copied, Count, Way};
 use crate::writeback::flush;
+use crate::writeback::grants;
 use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
 use amphi_pagecache::{Put, Source, UNIT};
@@ -49,7 +50,7 @@ pub(crate) fn try_write(
     if special || !flags.write || len == 0 || !file.group.admits(open.member()) {
         return None;
     }
-    if holds_privileges(mount, file, hints.kill_suidgid) || mount.writeback.free_space.any_full() {
+    if holds_privileges(mount, file, hints.kill_suidgid) {
         return None;
     }
     let aim = aim(mount, open, offset, hints);
@@ -108,8 +109,9 @@ pub(crate) fn try_write(
             file.extend_own(range.end);
         }
     };
-    match put(mount, file, offset, source, (check, taken)) {
-        Put::Done { full_chunk, rewritten, adopted } => {
+    // What has no room goes through, and waits for that.
+    match put(mount, file, offset, source, true, (check, taken)) {
+        Put::Done { full_chunk, rewritten, adopted, .. } => {
             if !one_unit {
                 file.extend_own(range.end);
             }
@@ -177,16 +179,21 @@ pub(crate) fn source<'a>(offset: u64, bytes: &'a mut Buf) -> Source<'a> {
     Source::whole_units(offset, bytes)
 }
 
-/// Puts `source` into the cache, and counts it if its memory was kept.
+/// Puts `source` into the cache, and counts it if its memory was kept; `covered_only`: as far as the targets have room.
 fn put(
     mount: &Mount,
     file: &Arc<Inode>,
     offset: u64,
     source: Source<'_>,
+    covered_only: bool,
     hooks: (impl Fn() -> bool, impl Fn()),
 ) -> Put {
     let is_copied = matches!(source, Source::Copied(_));
-    let put = mount.cache.write(file, offset, source, COLD_AFTER, || mount.clock.now_ns(), hooks);
+    let now_ns = || mount.clock.now_ns();
+    let put = match covered_only {
+        true => mount.cache.write_covered(file, offset, source, COLD_AFTER, now_ns, hooks),
+        false => mount.cache.write(file, offset, source, COLD_AFTER, now_ns, hooks),
+    };
     if let Put::Refused(end) = put
         && is_copied
     {
@@ -277,8 +284,12 @@ pub(crate) async fn write(
     }
     let overwrite = if through_pages { None } else { Overwrite::begin(&file, range) };
     let watch = (decision.mode == Mode::Buffered).then(|| file.failures.watch(range));
+    let mut covered = true;
     let written = match decision.mode {
-        Mode::Buffered => buffered(&mount, &open, range, &mut data, pins.is_some()).await?,
+        Mode::Buffered => {
+            covered = buffered(&mount, &open, range, &mut data, pins.is_some()).await?;
+            len as usize
+        }
         Mode::Direct => {
             let others_wait = (begun.is_some() || pins.is_some()) && overwrite.is_none();
             if others_wait && write_behind::admits(&mount, &open, range, decision.reason, hints) {
@@ -305,8 +316,8 @@ pub(crate) async fn write(
     } else if let Some(overwrite) = overwrite {
         overwrite.settle(mount.coherence.sharing.pages()).await;
     }
-    settle(&mount, &open, range, is_stable(&open, hints), watch).await?;
-    Ok(written)
+    let kept = settle(&mount, &open, range, is_stable(&open, hints), watch.filter(|_| !covered)).await?;
+    Ok(written.min(kept))
 }
 
 /// Takes the locks that a write of `range` by `member` needs, unless its target is to lock for it. `kept`: its place
@@ -360,38 +371,46 @@ async fn under_pages(
 ) -> Result<usize> {
     count(mount, open, Reason::BufferedDefault, range.len(), Copied::Apart);
     let len = range.len() as usize;
+    let watch = open.file.failures.watch(range);
+    let mut covered = true;
     if let Some((_held, range, data)) = pages::write(mount, &open.file, member, range, data, write_back).await? {
         for (part, mut bytes) in pages::parts(&open.file, range, data, write_back) {
-            buffered(mount, open, part, &mut bytes, true).await?;
+            covered &= buffered(mount, open, part, &mut bytes, true).await?;
         }
     }
-    Ok(len)
+    if write_back {
+        return Ok(len);
+    }
+    settle(mount, open, range, false, Some(watch).filter(|_| !covered)).await
 }
 
-/// What a write that is in the cache still owes its caller: that it is stable, or that the target has room for it.
+/// What a write that is in the cache still owes its caller: that it is stable, or, with `watch`, that it is on the
+/// target, as no room there is set aside for it. So many of its bytes are there from its start on.
 async fn settle(
     mount: &Arc<Mount>,
     open: &Arc<OpenFile>,
     range: ByteRange,
     is_stable: bool,
     watch: Option<Watch<'_>>,
-) -> Result<()> {
+) -> Result<usize> {
     let file = &open.file;
     if is_stable {
         flush::flush(mount, file, range).await;
         sync::sync_file(mount, file).await?;
         open.tell_failures().await?;
-    } else if let Some(watch) = watch.filter(|_| mount.writeback.free_space.is_short(file, range)) {
-        // Where the last write was refused, this one is told if it is, too. `fsync` will say so all the same: others
-        // may be lost.
+    } else if let Some(watch) = watch {
+        // There is no room set aside for it: it is told if there is none.
+        watch.wait();
         flush::flush(mount, file, range).await;
+        flush::recycle_room(mount);
         if let Err(e) = watch.result() {
             // Its caller knows, and may go on where the file ends without it.
             file.settled().await;
-            return Err(e);
+            let kept = watch.lost_from().map_or(0, |from| from.saturating_sub(range.start));
+            return if e == Errno::NoSpace && kept > 0 { Ok(kept as usize) } else { Err(e) };
         }
     }
-    Ok(())
+    Ok(range.len() as usize)
 }
 
 /// Whether a write may have to take privileges away first: capabilities, and with `kill_suidgid` setuid and setgid.
@@ -422,15 +441,11 @@ async fn drop_privileges(mount: &Arc<Mount>, file: &Arc<Inode>, writer: Option<&
 }
 
 /// Writes into the cache. The caller holds the range lock; if it has `pinned` locks on all of it, others see it as one
-/// event. May keep the memory of `data` and leave other memory there.
-async fn buffered(
-    mount: &Arc<Mount>,
-    open: &OpenFile,
-    range: ByteRange,
-    data: &mut Buf,
-    pinned: bool,
-) -> Result<usize> {
+/// event. May keep the memory of `data` and leave other memory there. Whether room is set aside for all of it.
+async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, data: &mut Buf, pinned: bool) -> Result<bool> {
     let file = &open.file;
+    grants::ask(mount, file, range).await;
+    let mut all_covered = true;
     // In steps, so that a write larger than the dirty share of the cache gets through.
     const STEP: u64 = 4 << 20;
     let mut at = range.start;
@@ -447,19 +462,20 @@ async fn buffered(
         let now = mount.wall();
         let span = (part.start - range.start) as usize..(part.end - range.start) as usize;
         let source = if part == range { source(range.start, data) } else { Source::Copied(&data[span]) };
-        let put = put(mount, file, part.start, source, (|| true, || file.touch(now)));
+        let put = put(mount, file, part.start, source, false, (|| true, || file.touch(now)));
         // Others may ask for the size between two steps.
         file.extend_own(if pinned { range.end } else { part.end });
         drop(pins);
-        if let Put::Done { adopted, .. } = put {
+        if let Put::Done { adopted, covered, .. } = put {
             mount.stats.moved(Count::CopiedIn, part.len() - adopted);
+            all_covered &= covered;
         }
         if let Put::Done { full_chunk: Some(chunk), rewritten, .. } = put {
             flush::chunk_is_full(mount, file, chunk, rewritten);
         }
         at = part.end;
     }
-    Ok(range.len() as usize)
+    Ok(all_covered)
 }
 
 /// Writes to the targets: all pieces in flight at once, one wait (FEATURES H7). The caller holds the range lock on

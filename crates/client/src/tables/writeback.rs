@@ -7,6 +7,7 @@ pub(crate) mod backlog;
 pub(crate) mod closes;
 pub(crate) mod errors;
 pub(crate) mod free_space;
+pub(crate) mod grants;
 pub(crate) mod small_files;
 pub(crate) mod spreading;
 
@@ -15,8 +16,10 @@ use backlog::Backlog;
 use closes::Closes;
 use errors::WritebackErrors;
 use free_space::FreeSpace;
+use grants::Grants;
 use small_files::SmallFiles;
 use spreading::Spreading;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 
 /// Runs under way, for all files, in requests of their own or in batches.
@@ -37,6 +40,8 @@ pub(crate) struct WriteBack {
     pub(crate) piped_bytes: AtomicU64,
     /// Targets that writes will not find full.
     pub(crate) free_space: FreeSpace,
+    /// What targets keep for what is dirty.
+    pub(crate) grants: Arc<Grants>,
     /// What could not be written back.
     pub(crate) errors: WritebackErrors,
     pub(crate) backlog: Backlog,

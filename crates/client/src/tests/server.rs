@@ -41,6 +41,8 @@ pub(crate) struct Server {
     pub(crate) contended: bool,
     /// Requests of this name alone are told so.
     pub(crate) contended_only: Option<&'static str>,
+    /// Blocks that its targets grant.
+    pub(crate) grant_blocks: u64,
     /// Its targets have little room.
     pub(crate) is_tight: bool,
     /// Files whose locks others keep: not to be had ahead, once.
@@ -69,6 +71,7 @@ impl Server {
             log: Vec::new(),
             refuse_writes: Vec::new(),
             damaged: Vec::new(),
+            grant_blocks: u64::from(u32::MAX),
             is_tight: false,
             alone: Default::default(),
             contended: false,
@@ -153,10 +156,11 @@ impl Server {
             _ => None,
         };
         let result = self.execute(call, payload, &mut out);
+        let grant = Some(Box::new(Grant { blocks: self.grant_blocks, kept: self.clock_ns }));
         let contended = told && parts.is_none();
         let places = (0..parts.unwrap_or(0)).filter(|_| told).collect();
         let contended_parts = Some(Box::new(ContendedParts { places }));
-        (Answer { contended, contended_parts, ..Answer::of(result) }, out)
+        (Answer { contended, contended_parts, grant, ..Answer::of(result) }, out)
     }
 
     fn execute(&mut self, call: Call, payload: Option<Buf>, out: &mut Option<Buf>) -> Result<Reply, Errno> {
@@ -300,6 +304,7 @@ impl Server {
                 node.view.advice = advice.map_or(now, |asked| now.with(asked));
                 Reply::Inode(node.view)
             }
+            Request::Grant { .. } => Reply::Done,
             Request::StatFs => Reply::StatFs(TargetSpace { blocks: 100, free: 50, inodes: 3, inodes_free: 7 }),
             Request::Read { object, range, server_lock, .. } => {
                 self.check_object(call.target, object, range);
@@ -362,6 +367,7 @@ impl Server {
                         server_lock,
                         kill_suidgid,
                         checksums: Default::default(),
+                        cover: Default::default(),
                     };
                     self.execute(Call { op, target: call.target, cred: call.cred.clone() }, Some(bytes), out).map(drop)
                 });
@@ -475,6 +481,7 @@ impl Server {
                     server_lock: true,
                     kill_suidgid: false,
                     checksums: Default::default(),
+                    cover: Default::default(),
                 };
                 self.execute(Call { op, target: call.target, cred: call.cred }, payload, out)?
             }

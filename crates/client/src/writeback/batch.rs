@@ -23,6 +23,7 @@ use crate::objects::write::spread;
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::Tunable;
 use crate::writeback::flush::{self, Flight};
+use crate::writeback::grants;
 use amphi_env::Buf;
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, Cred, Errno, Ino, ObjectId, Result, TargetId};
@@ -231,12 +232,22 @@ async fn write(mount: &Arc<Mount>, flights: &[Flight], payload: Buf) -> Result<V
         let known = f.file.known.lock();
         let (generation, mtime) = (known.view.generation, known.write_time());
         let checksums = known.view.advice.checksums();
-        BatchPart { object: f.object, offset: f.range.start, len: f.range.len() as u32, generation, mtime, checksums }
+        BatchPart {
+            object: f.object,
+            offset: f.range.start,
+            len: f.range.len() as u32,
+            generation,
+            mtime,
+            checksums,
+            cover: f.cover,
+        }
     };
     let parts: Vec<BatchPart> = flights.iter().map(part).collect();
     let target = flights.first().map_or(TargetId(0), |f| f.file.layout().target(f.file.ino, f.object.stripe));
     let (bytes, op) = (payload.len() as u64, Request::WriteBatch { parts });
-    let (answer, _) = mount.send(Lane::Urgent, target, &Cred::root(), op, Some(payload), 0).await?;
+    let sent = mount.send(Lane::Urgent, target, &Cred::root(), op, Some(payload), 0).await;
+    grants::answered(mount, target, &sent);
+    let (answer, _) = sent?;
     let contended = answer.contended_places().filter_map(|at| flights.get(at));
     contended.for_each(|flight| mount.note_contention(&flight.file, true));
     match answer.result? {

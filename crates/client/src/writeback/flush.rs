@@ -25,7 +25,8 @@ use crate::writeback::writeback_errors;
 use amphi_env::Buf;
 use amphi_pagecache::Dirty;
 use amphi_pagecache::Landing;
-use amphi_types::{ByteRange, Errno, ObjectId, Result};
+use amphi_types::{ByteRange, Errno, ObjectId, Result, TargetId};
+use amphi_wire::Cover;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -102,6 +103,8 @@ pub(crate) struct Flight {
     pub(crate) file: Arc<Inode>,
     pub(crate) object: ObjectId,
     pub(crate) range: ByteRange,
+    /// Whether there is room for them.
+    pub(crate) cover: Cover,
     id: FlightId,
 }
 
@@ -124,7 +127,7 @@ pub(crate) fn begin_flight(
         (flights.begin(part), part)
     };
     let start_ns = mount.clock.now_ns();
-    let Some((range, buf)) = mount.cache.take_dirty(file, part) else {
+    let Some((range, buf, covered)) = mount.cache.take_dirty(file, part) else {
         end_flight(file, id);
         return None;
     };
@@ -138,7 +141,8 @@ pub(crate) fn begin_flight(
     } else {
         mount.stats.bytes(Count::WriteBackLent, range.len());
     }
-    Some((Flight { file: file.clone(), object, range, id }, buf))
+    let cover = if covered { Cover::Granted } else { Cover::Wanted };
+    Some((Flight { file: file.clone(), object, range, cover, id }, buf))
 }
 
 /// Sends what was taken out in a request of its own.
@@ -146,7 +150,7 @@ pub(crate) fn submit(mount: &Arc<Mount>, flight: Flight, buf: Buf) {
     let mount2 = mount.clone();
     mount.spawn(async move {
         let start = flight.range.start;
-        let result = write_piece(&mount2, &flight.file, flight.object, start, buf, WriteKind::Back).await;
+        let result = write_piece(&mount2, &flight.file, flight.object, start, buf, WriteKind::Back(flight.cover)).await;
         ended(&mount2, &flight, result).await;
     });
 }
@@ -285,6 +289,13 @@ pub(crate) async fn throttle(mount: &Arc<Mount>, open: &OpenFile, bytes: u64, ro
     }
 }
 
+/// A write found no room set aside: what holds some leaves, and the targets grant it anew if they can.
+pub(crate) fn recycle_room(mount: &Arc<Mount>) {
+    if !mount.writeback.backlog.is_waited_for() && mount.flight_has_room() {
+        batch::start(mount, dirty_files(mount));
+    }
+}
+
 /// Starts what has been dirty for too long, and what the bound left behind.
 pub(crate) fn tick(mount: &Arc<Mount>) {
     if mount.cache.dirty_bytes() == 0 {
@@ -366,4 +377,11 @@ pub(crate) async fn flush_all(mount: &Arc<Mount>) {
         async move { flush(&mount, &file, range).await }
     });
     futures_util::future::join_all(all.collect::<Vec<_>>()).await;
+}
+
+/// Sends off what is dirty of files that lie on a target. Does not wait.
+pub(crate) fn start_target(mount: &Arc<Mount>, target: TargetId) {
+    let mut dirty = dirty_files(mount);
+    dirty.retain(|(file, _)| file.layout().stripes_on(file.ino, target).next().is_some());
+    batch::start(mount, dirty);
 }

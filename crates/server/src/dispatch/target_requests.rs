@@ -262,6 +262,8 @@ async fn forget_session<E: Env>(
     target.storage.write_back.writers.drop_session(session);
     let mut txn = Txn::default();
     txn.delete(records::session_key(session));
+    target.data.borrow_mut().grants.end(session, &mut txn);
+    target.queues.grant_calls.end_session(session);
     for slot in target.sessions.slots.borrow_mut().end_session(session) {
         txn.delete(records::slot_key(session, slot));
     }

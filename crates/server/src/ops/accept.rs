@@ -17,7 +17,7 @@ use amphi_env::{Buf, Env};
 use amphi_types::item::Txn;
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, DataChecksums, ObjectId, Result, SetAttr, Timespec};
-use amphi_wire::Reply;
+use amphi_wire::{Cover, Reply};
 use amphi_zone::{Lsn, Order};
 use std::rc::Rc;
 
@@ -34,6 +34,8 @@ pub(super) struct Accepting {
     pub kill_suidgid: bool,
     /// Whether its blocks are to get checksums when it is flushed.
     pub checksums: DataChecksums,
+    /// Whether its session was granted the blocks.
+    pub cover: Cover,
     /// It comes with others in one message, and the disk has it in one piece also if it goes through.
     pub is_together: bool,
 }
@@ -107,6 +109,7 @@ impl<E: Env> RequestCx<E> {
         }
         let reply = Reply::Written { roomy: self.is_roomy() };
         let lsn = self.append_accepted(accepted, last.then_some(&reply));
+        self.top_up(write.cover);
         Some((lsn, reply))
     }
 
@@ -118,7 +121,8 @@ impl<E: Env> RequestCx<E> {
         if self.way_of(write) != Way::Back || target.storage.below.is_anyone_alone() || self.alive().is_err() {
             return false;
         }
-        if target.data.borrow().check_accept(write.object, write.range, write.generation).is_err() {
+        let holder = self.holder(write.cover);
+        if target.data.borrow().check_accept(write.object, write.range, write.generation, holder).is_err() {
             return false;
         }
         let Some(memory) = back.store(write.object, write.range.start, payload, write.checksums) else {
@@ -130,6 +134,7 @@ impl<E: Env> RequestCx<E> {
             let mut data = target.data.borrow_mut();
             let is_first = data.delayed.is_empty();
             let (txn, now_ns) = (&mut accepted.txn, back.now_ns());
+            data.spend_grant(write.object, write.range, holder, txn);
             data.accept(write.object, write.range, write.mtime, Rc::new(memory), now_ns, txn);
             accepted.rings |= is_first || data.delayed.has_whole();
         }

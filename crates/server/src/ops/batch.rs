@@ -27,7 +27,7 @@ use amphi_object::Piece;
 use amphi_types::item::Txn;
 use amphi_types::limits::{BLOCK, FILE_MAX};
 use amphi_types::{ByteRange, Errno, Ino, Result, Timespec};
-use amphi_wire::{Access, BATCH_BYTES_MAX, BATCH_PARTS_MAX, BatchPart, Reply};
+use amphi_wire::{Access, BATCH_BYTES_MAX, BATCH_PARTS_MAX, BatchPart, Cover, Reply};
 use amphi_zone::{Lsn, Order};
 use futures_util::future::join_all;
 use std::ops::Range;
@@ -92,6 +92,7 @@ impl<E: Env> RequestCx<E> {
     pub async fn write_batch(&self, parts: Vec<BatchPart>, payload: Option<Buf>) -> Result<Reply> {
         let payload = payload.unwrap_or_default();
         check_shape(&parts, payload.len())?;
+        let cover = parts.iter().map(|p| p.cover).find(|cover| *cover != Cover::None).unwrap_or_default();
         add(&self.worker.counters.batch_parts, parts.len() as u64);
         let mut results = Vec::with_capacity(parts.len());
         self.target.make_way().await;
@@ -103,6 +104,7 @@ impl<E: Env> RequestCx<E> {
             let (here, behind) = rest.split_at(bytes);
             let last = step.end == parts.len();
             self.batch_step(&parts[step], here, &mut results, last).await?;
+            self.top_up(cover);
             rest = behind;
         }
         Ok(Reply::WrittenBatch(results))
@@ -238,7 +240,7 @@ impl<E: Env> RequestCx<E> {
         if self.target.storage.below.is_anyone_alone() {
             return Err(Errno::Again);
         }
-        match self.plan_write(part.object, part.range(), generation).await {
+        match self.plan_write(part.object, part.range(), generation, self.holder(part.cover)).await {
             // Alone it waits for its turn at what is kept back for overwrites.
             Err(Errno::NoSpace) => Err(Errno::Again),
             plan => plan,
@@ -265,6 +267,7 @@ impl<E: Env> RequestCx<E> {
                 mtime: p.part.mtime,
                 kill_suidgid: self.is_for_a_user(),
                 checksums: p.part.checksums,
+                cover: p.part.cover,
                 is_together: self.is_better_together(p),
             };
             !self.accept_into(&write, p.bytes, &mut accepted)

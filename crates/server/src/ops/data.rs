@@ -26,8 +26,8 @@ use amphi_env::{Buf, Env};
 use amphi_object::Piece;
 use amphi_types::item::Txn;
 use amphi_types::limits::{BLOCK, FILE_MAX, PAYLOAD_MAX};
-use amphi_types::{ByteRange, DataChecksums, Errno, Ino, ObjectId, Result, SetAttr, Timespec};
-use amphi_wire::{ReadAdvice, Reply};
+use amphi_types::{ByteRange, DataChecksums, Errno, Ino, ObjectId, Result, SessionId, SetAttr, Timespec};
+use amphi_wire::{Cover, ReadAdvice, Reply};
 use amphi_zone::Order;
 use futures_util::future::join_all;
 use smallvec::SmallVec;
@@ -72,6 +72,8 @@ pub(super) struct WriteKind {
     pub kill_suidgid: bool,
     /// Whether the blocks get checksums.
     pub checksums: DataChecksums,
+    /// Whether its session was granted the blocks.
+    pub cover: Cover,
 }
 
 /// Bytes of items that a write of `len` bytes may add: the object, an extent for each run of blocks, checksums.
@@ -232,11 +234,11 @@ impl<E: Env> RequestCx<E> {
         let span = self.target.queues.spans.take_bytes(object, range).await;
         self.check_again(object)?;
         let generation = self.generation(object, generation, kind.server_lock);
-        let WriteKind { mtime, kill_suidgid, checksums, .. } = kind;
+        let WriteKind { mtime, kill_suidgid, checksums, cover, .. } = kind;
         if room == Room::Free && self.target.storage.below.is_anyone_alone() {
             return Ok(Step::Full(payload));
         }
-        let write = Accepting { object, range, generation, mtime, kill_suidgid, checksums, is_together: false };
+        let write = Accepting { object, range, generation, mtime, kill_suidgid, checksums, cover, is_together: false };
         if let Some((lsn, reply)) = self.accept(&write, &payload, last) {
             drop(span);
             self.kept(lsn).await?;
@@ -246,7 +248,7 @@ impl<E: Env> RequestCx<E> {
         }
         let edges = self.target.queues.shared_blocks.enter(object, range);
         self.target.storage.below.mind(&self.target, range.len());
-        let mut plan = match self.plan_behind(object, range, generation, &edges, room).await {
+        let mut plan = match self.plan_behind(object, range, generation, &edges, room, self.holder(cover)).await {
             Ok(plan) => plan,
             Err(Errno::NoSpace) => return Ok(Step::Full(payload)),
             Err(e) => return Err(e),
@@ -289,6 +291,7 @@ impl<E: Env> RequestCx<E> {
                 false => self.target.append(txn, order),
             };
             self.target.release_later(lsn, freed);
+            self.top_up(cover);
             lsn
         };
         drop((span, landing));
@@ -302,7 +305,8 @@ impl<E: Env> RequestCx<E> {
     pub(super) fn is_roomy(&self) -> bool {
         let mounts = self.target.sessions.count() as u64;
         let wanted = self.worker.tunables.get(Tunable::RoomyBytes).saturating_mul(mounts + 1);
-        self.target.free_blocks(false) * BLOCK >= wanted
+        let granted = self.target.data.borrow().grants.total();
+        self.target.free_blocks(false).saturating_sub(granted) * BLOCK >= wanted
     }
 
     /// How writes are planned: another mount may read before a request is sent again after a crash and must not find
@@ -330,9 +334,10 @@ impl<E: Env> RequestCx<E> {
         generation: u64,
         edges: &[Edge],
         room: Room,
+        holder: Option<SessionId>,
     ) -> Result<WritePlan> {
         if edges.iter().any(Edge::follows) {
-            let plan = self.plan(|data| data.plan_write(object, range, generation, Fresh::Edges)).await;
+            let plan = self.plan(|data| data.plan_write(object, range, generation, Fresh::Edges, holder)).await;
             if !matches!(plan, Err(Errno::NoSpace)) {
                 return plan;
             }
@@ -342,15 +347,21 @@ impl<E: Env> RequestCx<E> {
             }
         }
         match room {
-            Room::Free => self.plan_write(object, range, generation).await,
-            Room::Kept => self.plan_overwrite(object, range, generation).await,
+            Room::Free => self.plan_write(object, range, generation, holder).await,
+            Room::Kept => self.plan_overwrite(object, range, generation, holder).await,
         }
     }
 
     /// Plans a write of bytes that the caller holds.
-    pub(super) async fn plan_write(&self, object: ObjectId, range: ByteRange, generation: u64) -> Result<WritePlan> {
+    pub(super) async fn plan_write(
+        &self,
+        object: ObjectId,
+        range: ByteRange,
+        generation: u64,
+        holder: Option<SessionId>,
+    ) -> Result<WritePlan> {
         let fresh = self.fresh();
-        self.plan(|data| data.plan_write(object, range, generation, fresh)).await
+        self.plan(|data| data.plan_write(object, range, generation, fresh, holder)).await
     }
 
     /// The old blocks that the plan wants to keep bytes of: as they were written lately, or from the disk.

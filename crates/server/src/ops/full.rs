@@ -20,6 +20,7 @@
 //! The number: with 64 blocks kept back, a mebibyte that is overwritten in a full target costs six syncs.
 
 use super::data::{Room, Step, WriteKind};
+use super::grant::CALLS_MAX;
 use crate::counters::add;
 use crate::target::Target;
 use crate::target::gate::Hold;
@@ -28,8 +29,8 @@ use amphi_data::{DataStore, Fresh, WritePlan};
 use amphi_env::{Buf, Env};
 use amphi_types::item::Txn;
 use amphi_types::limits::BLOCK;
-use amphi_types::{ByteRange, Errno, ObjectId, Result};
-use amphi_wire::Reply;
+use amphi_types::{ByteRange, Errno, ObjectId, Result, SessionId};
+use amphi_wire::{Cover, Reply};
 use amphi_zone::Order;
 use std::time::Duration;
 
@@ -66,11 +67,20 @@ impl<E: Env> RequestCx<E> {
         last: bool,
     ) -> Result<Reply> {
         let target = &self.target;
-        let _turn = target.storage.below.turns.take(vec![((), Hold::Exclusive)]).await;
-        let _alone = target.storage.below.begin_alone();
-        if !self.has_room_at_last(object, range).await? {
-            return Err(Errno::NoSpace);
-        }
+        let mut calls = 0;
+        let _turn = loop {
+            let turn = target.storage.below.turns.take(vec![((), Hold::Exclusive)]).await;
+            let alone = target.storage.below.begin_alone();
+            if self.has_room_at_last(object, range, kind.cover).await? {
+                break (alone, turn);
+            }
+            // Mounts may have to write for their answer.
+            drop((alone, turn));
+            calls += 1;
+            if calls > CALLS_MAX || !self.call_grants_back().await {
+                return Err(Errno::NoSpace);
+            }
+        };
         add(&self.worker.counters.writes_full, 1);
         let mut at = range.start;
         loop {
@@ -104,7 +114,7 @@ impl<E: Env> RequestCx<E> {
             Step::Done(reply) => return Ok(reply),
             Step::Full(part) => part,
         };
-        if !self.has_room_at_last(object, range).await? {
+        if !self.has_room_at_last(object, range, kind.cover).await? {
             return Err(Errno::NoSpace);
         }
         match self.write_step(object, range, generation, kind, part, last, Room::Kept).await? {
@@ -114,10 +124,10 @@ impl<E: Env> RequestCx<E> {
     }
 
     /// Whether there is room for what a write of `range` adds, after all that is on its way. The caller holds nothing.
-    async fn has_room_at_last(&self, object: ObjectId, range: ByteRange) -> Result<bool> {
+    async fn has_room_at_last(&self, object: ObjectId, range: ByteRange, cover: Cover) -> Result<bool> {
         loop {
             self.target.find_room().await?;
-            let has_room = self.target.data.borrow().has_room_to_grow(object, range);
+            let has_room = self.target.data.borrow().has_room_to_grow(object, range, self.holder(cover));
             if has_room || self.is_settled() {
                 return Ok(has_room);
             }
@@ -134,12 +144,19 @@ impl<E: Env> RequestCx<E> {
     /// Plans something that only adds blocks; it is not refused before the writes that are on their way have given back
     /// what they replace. The caller may hold spans: whoever has a plan has those that it needs.
     pub(super) async fn plan_growth<T>(&self, mut plan: impl FnMut(&mut DataStore) -> Result<T>) -> Result<T> {
-        let mut looks = 0;
+        let (mut looks, mut calls) = (0, 0);
         loop {
             let planned = self.plan(&mut plan).await;
             looks += 1;
-            if !matches!(planned, Err(Errno::NoSpace)) || self.is_settled() || looks == LOOKS_MAX {
+            if !matches!(planned, Err(Errno::NoSpace)) || looks == LOOKS_MAX {
                 return planned;
+            }
+            if self.is_settled() {
+                calls += 1;
+                if calls > CALLS_MAX || !self.call_grants_back().await {
+                    return planned;
+                }
+                continue;
             }
             self.worker.env.sleep(LOOK_AGAIN).await;
         }
@@ -152,9 +169,10 @@ impl<E: Env> RequestCx<E> {
         object: ObjectId,
         range: ByteRange,
         generation: u64,
+        holder: Option<SessionId>,
     ) -> Result<WritePlan> {
         let fresh = self.fresh();
-        let plan = self.plan(|data| data.plan_overwrite(object, range, generation, fresh)).await;
+        let plan = self.plan(|data| data.plan_overwrite(object, range, generation, fresh, holder)).await;
         if plan != Err(Errno::NoSpace) || fresh != Fresh::Needed {
             return plan;
         }
@@ -165,6 +183,6 @@ impl<E: Env> RequestCx<E> {
         }
         let lsn = self.target.append(txn, Order::Plain);
         self.target.zone.stable(lsn).await?;
-        self.plan(|data| data.plan_overwrite(object, range, generation, fresh)).await
+        self.plan(|data| data.plan_overwrite(object, range, generation, fresh, holder)).await
     }
 }

@@ -5,6 +5,7 @@
 
 use crate::session::in_flight::InFlights;
 use crate::target::gate::{Gate, Hold};
+use crate::target::grant_calls::GrantCalls;
 use crate::target::shared_blocks::SharedBlocks;
 use crate::target::span_gate::SpanGate;
 use amphi_types::{Ino, Name};
@@ -33,6 +34,8 @@ pub struct TargetQueues {
     pub shared_blocks: SharedBlocks,
     /// Inodes that a task is removing.
     pub destroying: RefCell<BTreeSet<Ino>>,
+    /// Who was asked for what it was granted.
+    pub grant_calls: GrantCalls,
 }
 
 impl TargetQueues {

@@ -58,7 +58,7 @@ impl<E: Env> Target<E> {
         for (key, value) in &recovered.items {
             match key.first().copied() {
                 Some(tag::INODE | tag::DENTRY | tag::XATTR | tag::META) => meta.load(key, value)?,
-                Some(tag::OBJECT | tag::EXTENT | tag::DELAYED | tag::LOGGED | tag::CHECKSUM) => {
+                Some(tag::OBJECT | tag::EXTENT | tag::DELAYED | tag::LOGGED | tag::CHECKSUM | tag::GRANT) => {
                     data.load(key, value)?
                 }
                 _ => match records::decode_item(key, value)? {

@@ -17,7 +17,15 @@ type Part = (BatchPart, Buf);
 fn part(ino: Ino, seed: u8, offset: u64, len: usize) -> Part {
     let object = ObjectId { ino, stripe: 0 };
     (
-        BatchPart { object, offset, len: len as u32, generation: 0, mtime: MTIME, checksums: Default::default() },
+        BatchPart {
+            object,
+            offset,
+            len: len as u32,
+            generation: 0,
+            mtime: MTIME,
+            checksums: Default::default(),
+            cover: Default::default(),
+        },
         bytes(seed, offset, len),
     )
 }
@@ -192,6 +200,7 @@ fn batches_and_others_at_once() {
                     server_lock: true,
                     kill_suidgid: false,
                     checksums: Default::default(),
+                    cover: Default::default(),
                 };
                 c.ask(op, Some(bytes(round, 6000, 1500)))
             }));
@@ -239,6 +248,7 @@ fn a_full_target() {
                     server_lock: true,
                     kill_suidgid: false,
                     checksums: Default::default(),
+                    cover: Default::default(),
                 };
                 match c.ask(op, Some(bytes(2, at, step as usize))).await.0 {
                     Ok(_) => at += step,
@@ -316,6 +326,7 @@ async fn set_up(c: &Client) -> Result<(Vec<Ino>, Ino)> {
         server_lock: true,
         kill_suidgid: false,
         checksums: Default::default(),
+        cover: Default::default(),
     };
     c.ask(junk, Some(Buf::copy_of(&[FOREIGN; 400_000]))).await.0?;
     c.call(Request::Sync { file: None }).await?;
@@ -614,6 +625,7 @@ fn unopened_files_come_alone() {
             server_lock: false,
             kill_suidgid: false,
             checksums: Default::default(),
+            cover: Default::default(),
         };
         let alone = c.ask(op, Some(bytes(9, 0, 3000)));
         let answer = async {

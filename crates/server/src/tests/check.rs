@@ -150,6 +150,7 @@ async fn stopped(place: &Place) -> Folder {
             server_lock: true,
             kill_suidgid: false,
             checksums: Default::default(),
+            cover: Default::default(),
         };
         c.ask(op, Some(Buf::zeroed(8192))).await.0.expect("written");
     }

@@ -48,6 +48,7 @@ async fn put_as(c: &Client, ino: Ino, asked: DataChecksums, seed: u8, at: u64, e
         server_lock: true,
         kill_suidgid: false,
         checksums: asked,
+        cover: Default::default(),
     };
     c.ask(op, Some(bytes(seed, at, (end - at) as usize))).await.0.map(drop)
 }
@@ -113,6 +114,7 @@ fn flipped_bits(seed: u64) {
             generation: 0,
             mtime: MTIME,
             checksums: Default::default(),
+            cover: Default::default(),
         };
         let op = Request::WriteBatch { parts: vec![part] };
         assert_eq!(c.ask(op, Some(bytes(9, 30_000, 5000))).await.0, Ok(Reply::WrittenBatch(vec![Ok(())])));
@@ -474,6 +476,7 @@ fn a_file_is_set_to_have_checksums_or_not() {
                     generation: 0,
                     mtime: MTIME,
                     checksums: asked,
+                    cover: Default::default(),
                 };
                 let op = Request::WriteBatch { parts: vec![part] };
                 c.ask(op, Some(bytes(2, 5 * BLOCK, BLOCK as usize))).await.0.expect("batch");

@@ -340,6 +340,7 @@ fn locks_of_the_evicted_pass_on() {
                 server_lock: false,
                 kill_suidgid: false,
                 checksums: Default::default(),
+                cover: Default::default(),
             };
             let mut payload = Buf::zeroed(4096);
             payload.fill(byte);
@@ -403,6 +404,7 @@ fn unwritten_bytes_are_seen() {
                 server_lock: false,
                 kill_suidgid: false,
                 checksums: Default::default(),
+                cover: Default::default(),
             };
             assert!(matches!(a.ask(op, Some(Buf::zeroed(10))).await.0, Ok(Reply::Written { .. })));
             a.call(Request::LockCancel { locks: vec![id] }).await.unwrap();
@@ -616,6 +618,7 @@ fn progress_renews_the_deadline() {
                     server_lock: false,
                     kill_suidgid: false,
                     checksums: Default::default(),
+                    cover: Default::default(),
                 };
                 assert!(matches!(b.ask(op, Some(Buf::zeroed(4096))).await.0, Ok(Reply::Written { .. })));
             }
@@ -644,6 +647,7 @@ fn writes_without_an_open_are_changes() {
             server_lock: true,
             kill_suidgid: false,
             checksums: Default::default(),
+            cover: Default::default(),
         };
         let punch = Request::Punch { object, range, generation: 0, mtime, server_lock: true };
         let allocate = Request::Allocate { object, range, generation: 0, mtime, server_lock: true };
@@ -681,6 +685,7 @@ fn late_writes_land_before_locks_pass_on() {
             server_lock: false,
             kill_suidgid: false,
             checksums: Default::default(),
+            cover: Default::default(),
         };
         let write = b.ask(op, Some(Buf::zeroed(4096)));
         let lands = async {

@@ -49,6 +49,7 @@ fn replies_of_every_kind_tell() {
                 server_lock,
                 kill_suidgid: false,
                 checksums: Default::default(),
+                cover: Default::default(),
             };
             let requests = [
                 (ask(object, LockMode::Read, 100, 200, LockExtent::Exact), None),
@@ -71,6 +72,7 @@ fn replies_of_every_kind_tell() {
             generation: 0,
             mtime: MTIME,
             checksums: Default::default(),
+            cover: Default::default(),
         };
         let parts = vec![part(f, 0), part(f, 8192), part(g, 0)];
         let batch = Request::WriteBatch { parts };

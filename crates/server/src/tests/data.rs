@@ -27,6 +27,7 @@ impl Client {
             server_lock: true,
             kill_suidgid: true,
             checksums: Default::default(),
+            cover: Default::default(),
         };
         match self.ask(op, Some(payload)).await.0? {
             Reply::Written { roomy } => Ok(roomy),
@@ -103,6 +104,7 @@ fn a_time_that_is_set_outranks_earlier_writes() {
                     server_lock: true,
                     kill_suidgid: false,
                     checksums: Default::default(),
+                    cover: Default::default(),
                 };
                 let call = Call { target: TargetId(target), cred: Cred::root(), op: write };
                 c.link.call(Lane::Normal, call, Some(bytes(1, 0, 5000)), 0).await.unwrap().0.result.unwrap();
@@ -252,6 +254,7 @@ fn spread_files() {
             server_lock: false,
             kill_suidgid: true,
             checksums: Default::default(),
+            cover: Default::default(),
         };
         let refused = c.ask(late, Some(bytes(3, 6 << 20, 10))).await.0;
         assert_eq!(refused, Err(Errno::Stale), "written back before the truncate");

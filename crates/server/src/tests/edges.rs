@@ -45,6 +45,7 @@ async fn put(c: &Client, ino: Ino, seed: u8, at: u64, end: u64) -> Result<Reply>
         server_lock: true,
         kill_suidgid: false,
         checksums: Default::default(),
+        cover: Default::default(),
     };
     c.ask(op, Some(bytes(seed, at, (end - at) as usize))).await.0
 }

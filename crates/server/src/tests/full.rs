@@ -33,6 +33,7 @@ async fn rewrite(c: &Client, files: &[Ino], seed: u8) {
         generation: 0,
         mtime: Timespec::default(),
         checksums: Default::default(),
+        cover: Default::default(),
     };
     let payload: Vec<u8> = files.iter().flat_map(|_| bytes(seed, 0, 3000).to_vec()).collect();
     let parts = files.iter().map(of).collect();

@@ -58,6 +58,7 @@ fn parts_of_a_call_are_no_size() {
             server_lock: false,
             kill_suidgid: false,
             checksums: Default::default(),
+            cover: Default::default(),
         };
         above.ask(op, Some(Buf::zeroed(10))).await.0.unwrap();
         below.reply(&question).await;

@@ -30,6 +30,7 @@ fn left_pages_leave_out_what_others_changed() {
             server_lock: true,
             kill_suidgid: false,
             checksums: Default::default(),
+            cover: Default::default(),
         };
         let bytes = async || {
             let op = Request::Read {

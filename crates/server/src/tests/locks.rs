@@ -58,6 +58,7 @@ async fn write(client: &Client, object: ObjectId, offset: u64, len: usize) -> (b
         server_lock: true,
         kill_suidgid: false,
         checksums: Default::default(),
+        cover: Default::default(),
     };
     let call = Call { target: TargetId(0), cred: Cred::root(), op };
     let (answer, _) = client.link.call(Lane::Normal, call, Some(Buf::zeroed(len)), 0).await.expect("an answer");

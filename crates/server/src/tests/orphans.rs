@@ -93,6 +93,7 @@ fn a_first_name_that_waits_counts() {
                     server_lock,
                     kill_suidgid,
                     checksums: Default::default(),
+                    cover: Default::default(),
                 };
                 a.ask(op, Some(Buf::zeroed(8192))).await.0.unwrap();
             }

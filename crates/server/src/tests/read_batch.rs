@@ -31,6 +31,7 @@ impl Client {
                 server_lock,
                 kill_suidgid,
                 checksums: Default::default(),
+                cover: Default::default(),
             };
             self.ask(op, Some(bytes(seed, 0, len))).await.0.expect("written");
         }

@@ -32,6 +32,7 @@ async fn put(c: &Client, ino: Ino, generation: u64, seed: u8, range: ByteRange) 
         server_lock: true,
         kill_suidgid: false,
         checksums: Default::default(),
+        cover: Default::default(),
     };
     c.ask(op, Some(bytes(seed, range.start, range.len() as usize))).await.0.map(drop)
 }

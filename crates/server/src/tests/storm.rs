@@ -29,6 +29,7 @@ fn request(object: ObjectId, session: u64, round: u64) -> (Request, Option<Buf>)
                 server_lock,
                 kill_suidgid,
                 checksums: Default::default(),
+                cover: Default::default(),
             };
             (write, Some(Buf::zeroed(RANGE.len() as usize)))
         }

@@ -21,6 +21,7 @@ fn data_write(object: ObjectId) -> Request {
         server_lock: true,
         kill_suidgid: false,
         checksums: Default::default(),
+        cover: Default::default(),
     }
 }
 

@@ -33,6 +33,7 @@ async fn put_at(c: &Client, ino: Ino, generation: u64, seed: u8, at: u64, end: u
         server_lock: true,
         kill_suidgid: false,
         checksums: Default::default(),
+        cover: Default::default(),
     };
     match c.ask(op, Some(bytes(seed, at, (end - at) as usize))).await.0? {
         Reply::Written { .. } => Ok(()),
@@ -50,6 +51,7 @@ async fn put_batch(c: &Client, ino: Ino, generation: u64, seed: u8, ranges: &[By
         generation,
         mtime: MTIME,
         checksums: Default::default(),
+        cover: Default::default(),
     };
     let payload: Vec<u8> = ranges.iter().flat_map(|r| bytes(seed, r.start, r.len() as usize).to_vec()).collect();
     let parts: Vec<BatchPart> = ranges.iter().map(of).collect();
@@ -367,6 +369,7 @@ fn batches_overwrite_in_place() {
                 generation: 0,
                 mtime: MTIME,
                 checksums: Default::default(),
+                cover: Default::default(),
             });
         }
         parts.sort_by_key(|p| p.object);

@@ -179,6 +179,7 @@ fn who_was_not_waited_for_is_seen_writing() {
                 server_lock: true,
                 kill_suidgid: false,
                 checksums: Default::default(),
+                cover: Default::default(),
             };
             a.send(op, Some(Buf::zeroed(4096))).await.0.unwrap();
         };

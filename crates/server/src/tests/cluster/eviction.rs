@@ -17,6 +17,7 @@ fn write(ino: Ino, byte: u8) -> (Request, Option<Buf>) {
         server_lock: false,
         kill_suidgid: false,
         checksums: Default::default(),
+        cover: Default::default(),
     };
     let mut payload = Buf::zeroed(4096);
     payload.fill(byte);
@@ -191,6 +192,7 @@ fn a_cut_of_an_evicted_mount_takes_nothing_of_others() {
                     server_lock: true,
                     kill_suidgid: false,
                     checksums: Default::default(),
+                    cover: Default::default(),
                 };
                 let mut payload = Buf::zeroed(4096);
                 payload.fill(byte);
@@ -264,6 +266,7 @@ fn a_cut_that_another_disk_refuses_fails() {
             server_lock: true,
             kill_suidgid: false,
             checksums: Default::default(),
+            cover: Default::default(),
         };
         // Too large to be answered from memory: the block at the cut is on the disk alone.
         a.send(op, Some(Buf::zeroed(1 << 20))).await.0.unwrap();
@@ -312,6 +315,7 @@ fn a_server_that_is_down_takes_no_other_along() {
                 server_lock: true,
                 kill_suidgid: false,
                 checksums: Default::default(),
+                cover: Default::default(),
             };
             b.send(op, Some(Buf::zeroed(4096))).await.0.unwrap();
         }

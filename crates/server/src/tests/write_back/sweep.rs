@@ -103,6 +103,7 @@ fn crash_at(story: &Story, seed: u64, nth: u64, end: End, log_memory: &str) -> b
             server_lock: true,
             kill_suidgid: false,
             checksums: Default::default(),
+            cover: Default::default(),
         };
         c.ask(op, Some(foreign)).await.0.unwrap();
         c.unlink(Ino::ROOT, "old").await.unwrap();

@@ -1,0 +1,191 @@
+//! `Grants`: the room in targets that dirty bytes of this mount are covered with (FEATURES S7).
+//!
+//! Owns: what each target has granted, and how many blocks of that are dirty or under way. Does not own: which blocks
+//! these are (`amphi_pagecache::Room`), asking and giving back (`writeback::grants`).
+//!
+//! Invariants
+//! * A block is counted before its first dirty byte is there, and until it is neither dirty nor under way.
+//! * No more are counted than the target keeps for this session when they are. What it takes for writes that it has
+//!   carried out is told with their answers, before they count as landed: so what is dirty always finds room.
+//! * Answers overtake each other: what a target says counts by the record of its log that it names (`Grant::kept`).
+//!
+//! A target counts 2^32 blocks at most, 16 TiB. To cover a block costs one atomic operation, and no lock.
+
+use amphi_types::TargetId;
+use amphi_wire::Grant;
+use parking_lot::Mutex;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
+
+/// Targets whose counts lie together.
+const PAGE: usize = 256;
+
+/// What a target has said.
+#[derive(Default)]
+struct Told {
+    blocks: u64,
+    kept: u64,
+    /// Blocks that are being given back.
+    leaving: u64,
+}
+
+/// What one target has granted.
+#[derive(Default)]
+struct TargetGrant {
+    /// Blocks that may be dirty, and those that are, 32 bits each.
+    room: AtomicU64,
+    told: Mutex<Told>,
+    asked: AtomicBool,
+}
+
+fn split(room: u64) -> (u64, u64) {
+    (room >> 32, room & u64::from(u32::MAX))
+}
+
+fn join(limit: u64, used: u64) -> u64 {
+    limit.min(u64::from(u32::MAX)) << 32 | used.min(u64::from(u32::MAX))
+}
+
+impl TargetGrant {
+    fn update(&self, change: impl Fn(u64, u64) -> Option<(u64, u64)>) -> bool {
+        let next = |room| {
+            let (limit, used) = split(room);
+            change(limit, used).map(|(limit, used)| join(limit, used))
+        };
+        self.room.fetch_update(SeqCst, SeqCst, next).is_ok()
+    }
+
+    fn set_limit(&self, told: &Told) {
+        let limit = told.blocks.saturating_sub(told.leaving);
+        self.update(|_, used| Some((limit, used)));
+    }
+}
+
+/// What all targets have granted.
+pub(crate) struct Grants([OnceLock<Box<[TargetGrant; PAGE]>>; PAGE]);
+
+impl Default for Grants {
+    fn default() -> Grants {
+        Grants([const { OnceLock::new() }; PAGE])
+    }
+}
+
+impl Grants {
+    fn of(&self, target: TargetId) -> &TargetGrant {
+        let at = usize::from(target.0);
+        let page = self.0[at / PAGE].get_or_init(|| Box::new(std::array::from_fn(|_| TargetGrant::default())));
+        &page[at % PAGE]
+    }
+
+    /// Covers so many more blocks, if there is room for them.
+    #[inline]
+    pub(crate) fn cover(&self, target: TargetId, blocks: u64) -> bool {
+        self.of(target).update(|limit, used| (used + blocks <= limit).then_some((limit, used + blocks)))
+    }
+
+    /// So many blocks are not dirty any more.
+    #[inline]
+    pub(crate) fn uncover(&self, target: TargetId, blocks: u64) {
+        let counted = self.of(target).update(|limit, used| used.checked_sub(blocks).map(|used| (limit, used)));
+        debug_assert!(counted, "what is uncovered was covered before");
+    }
+
+    /// Whether the target was asked.
+    pub(crate) fn is_known(&self, target: TargetId) -> bool {
+        self.of(target).asked.load(SeqCst)
+    }
+
+    /// An answer says what the session has.
+    pub(crate) fn told(&self, target: TargetId, grant: &Grant) {
+        let of = self.of(target);
+        let mut told = of.told.lock();
+        of.asked.store(true, SeqCst);
+        if grant.kept < told.kept {
+            return;
+        }
+        told.blocks = if grant.kept == told.kept { grant.blocks.min(told.blocks) } else { grant.blocks };
+        told.kept = grant.kept;
+        of.set_limit(&told);
+    }
+
+    /// What the target has carried out is not known: it has granted nothing until it says so again.
+    pub(crate) fn unknown(&self, target: TargetId) {
+        let of = self.of(target);
+        let mut told = of.told.lock();
+        told.blocks = 0;
+        of.set_limit(&told);
+    }
+
+    /// The session has begun anew, without anything.
+    pub(crate) fn begin_anew(&self, target: TargetId) {
+        let of = self.of(target);
+        let mut told = of.told.lock();
+        (told.blocks, told.leaving) = (0, 0);
+        of.asked.store(false, SeqCst);
+        of.set_limit(&told);
+    }
+
+    /// Takes out what nothing dirty needs, to be given back; then `has_left`.
+    pub(crate) fn leave(&self, target: TargetId) -> u64 {
+        let of = self.of(target);
+        let mut told = of.told.lock();
+        let (limit, used) = split(of.room.load(SeqCst));
+        let mut unused = limit.saturating_sub(used);
+        // Others cover blocks at the same time.
+        while !of.update(|limit, used| (used + unused <= limit).then(|| (limit - unused, used))) {
+            let (limit, used) = split(of.room.load(SeqCst));
+            unused = limit.saturating_sub(used);
+        }
+        told.leaving += unused;
+        unused
+    }
+
+    /// The target has taken so many blocks back, and has said what is left.
+    pub(crate) fn has_left(&self, target: TargetId, blocks: u64) {
+        let of = self.of(target);
+        let mut told = of.told.lock();
+        told.leaving = told.leaving.saturating_sub(blocks);
+        of.set_limit(&told);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const T: TargetId = TargetId(700);
+
+    /// Goal: no more is covered than the target keeps, whichever way answers overtake each other, and what is given back
+    /// is not used meanwhile. Method: answers out of order, one that was lost, blocks given back while an older answer
+    /// comes in.
+    #[test]
+    fn no_more_is_covered_than_is_kept() {
+        let grants = Grants::default();
+        let told = |kept, blocks| grants.told(T, &Grant { kept, blocks });
+        assert!(!grants.is_known(T) && !grants.cover(T, 1));
+        told(5, 10);
+        assert!(grants.is_known(T) && grants.cover(T, 10) && !grants.cover(T, 1));
+        told(7, 4);
+        told(6, 9);
+        grants.uncover(T, 7);
+        assert!(grants.cover(T, 1) && !grants.cover(T, 1), "the latest record counts");
+        told(7, 9);
+        assert!(!grants.cover(T, 1), "of one record the least");
+        told(8, 20);
+        assert_eq!(grants.leave(T), 16);
+        told(9, 18);
+        assert!(!grants.cover(T, 1), "what leaves is not used");
+        told(10, 4);
+        grants.has_left(T, 16);
+        grants.uncover(T, 4);
+        assert!(grants.cover(T, 4) && !grants.cover(T, 1));
+        grants.unknown(T);
+        told(10, 4);
+        grants.uncover(T, 4);
+        assert!(!grants.cover(T, 1), "it has not said more since");
+        told(11, 4);
+        assert!(grants.cover(T, 4));
+        grants.begin_anew(T);
+        assert!(!grants.is_known(T) && !grants.cover(T, 1));
+    }
+}

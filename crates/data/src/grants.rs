@@ -1,0 +1,244 @@
+//! Grants: free blocks that are kept for what sessions have in their caches.
+//!
+//! Owns: how many blocks each session was granted, their items, and how many of them plans under way have taken. Does
+//! not own: how much is granted to whom (the server), which bytes a session has covered with them (the client).
+//!
+//! A grant is a number, not a set of blocks. A write that its session says is covered takes of it what it adds to the
+//! zone: blocks that are neither mapped nor promised to delayed bytes. All others find the grants of others taken.
+//!
+//! Invariants
+//! * The item of a session is what it has without plans under way: a plan that ends with the process has taken nothing.
+//! * `total` is the sum of all that sessions have, less what plans have taken: so many blocks are free and nobody's but
+//!   theirs, unless the file system below has lost its room.
+//!
+//! Bound: the sessions that the target knows.
+
+use amphi_types::SessionId;
+use amphi_types::item::{Key, Txn, tag};
+use std::collections::BTreeMap;
+use std::ops::Bound;
+
+/// What a session has.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Held {
+    blocks: u64,
+    /// Of these, blocks that plans under way have taken.
+    lent: u64,
+    /// Names this grant among all of this run: a plan may end behind the session for which it was made.
+    serial: u64,
+    /// The record that raised it last, and by how much: to be told when that survives a kill.
+    raised: (u64, u64),
+}
+
+/// What a plan has taken of a grant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Loan {
+    session: SessionId,
+    serial: u64,
+    pub(crate) blocks: u64,
+}
+
+/// The grants of a target.
+#[derive(Clone, Debug, Default)]
+pub struct Grants {
+    sessions: BTreeMap<SessionId, Held>,
+    total: u64,
+    /// What each session may have, as the server has seen the room last: what is spent of no more than that is granted
+    /// anew.
+    pub level: u64,
+    serials: u64,
+}
+
+fn key(session: SessionId) -> Key {
+    let mut key = vec![tag::GRANT];
+    key.extend(session.0.to_be_bytes());
+    key
+}
+
+/// The session of an item's key.
+pub(crate) fn session_of(key: &[u8]) -> Option<SessionId> {
+    let (&kind, rest) = key.split_first()?;
+    (kind == tag::GRANT).then_some(())?;
+    Some(SessionId(u64::from_be_bytes(rest.try_into().ok()?)))
+}
+
+impl Grants {
+    /// Blocks that are granted and that no plan has taken.
+    pub fn total(&self) -> u64 {
+        self.total
+    }
+
+    /// Of these, those of a session.
+    pub fn left(&self, session: SessionId) -> u64 {
+        self.sessions.get(&session).map_or(0, |held| held.blocks - held.lent)
+    }
+
+    /// What a session has, plans under way included; nothing if it has never asked.
+    pub fn held(&self, session: SessionId) -> Option<u64> {
+        self.sessions.get(&session).map(|held| held.blocks)
+    }
+
+    /// What the session may be told that it has, when records up to `kept` survive a kill.
+    pub fn told(&self, session: SessionId, kept: u64) -> Option<u64> {
+        let held = self.sessions.get(&session)?;
+        let (record, blocks) = held.raised;
+        Some(if record > kept { held.blocks.saturating_sub(blocks) } else { held.blocks })
+    }
+
+    /// Sessions that have any.
+    pub fn holders(&self) -> Vec<SessionId> {
+        self.sessions.iter().filter(|(_, held)| held.blocks > held.lent).map(|(session, _)| *session).collect()
+    }
+
+    /// The session has a cache, and is granted blocks from now on when there is room.
+    pub fn begin(&mut self, session: SessionId) {
+        if !self.sessions.contains_key(&session) {
+            self.serials += 1;
+            self.sessions.insert(session, Held { serial: self.serials, ..Held::default() });
+        }
+    }
+
+    /// Grants more blocks, which the record `raised` has to be told of (`raised_by`) before the session is.
+    pub fn raise(&mut self, session: SessionId, blocks: u64, txn: &mut Txn) {
+        if let Some(held) = self.sessions.get_mut(&session) {
+            held.blocks += blocks;
+            held.raised = (u64::MAX, blocks);
+            self.total += blocks;
+            Grants::log(session, held.blocks, txn);
+        }
+    }
+
+    /// Whether the record of the last raise survives a kill, so that another may follow.
+    pub fn is_settled(&self, session: SessionId, kept: u64) -> bool {
+        self.sessions.get(&session).is_some_and(|held| held.raised.0 <= kept)
+    }
+
+    /// The record of the last raise.
+    pub fn raised_by(&mut self, session: SessionId, record: u64) {
+        if let Some(held) = self.sessions.get_mut(&session) {
+            held.raised.0 = record;
+        }
+    }
+
+    /// The session does not need so many blocks any more.
+    pub fn give_back(&mut self, session: SessionId, blocks: u64, txn: &mut Txn) {
+        if let Some(held) = self.sessions.get_mut(&session) {
+            let back = blocks.min(held.blocks - held.lent);
+            held.blocks -= back;
+            self.total -= back;
+            Grants::log(session, held.blocks, txn);
+        }
+    }
+
+    /// The session has ended.
+    pub fn end(&mut self, session: SessionId, txn: &mut Txn) {
+        if let Some(held) = self.sessions.remove(&session) {
+            self.total -= held.blocks - held.lent;
+            txn.delete(key(session));
+        }
+    }
+
+    /// A plan takes blocks that the session has.
+    pub(crate) fn lend(&mut self, session: SessionId, blocks: u64) -> Option<Loan> {
+        let held = self.sessions.get_mut(&session)?;
+        let blocks = blocks.min(held.blocks - held.lent);
+        held.lent += blocks;
+        self.total -= blocks;
+        Some(Loan { session, serial: held.serial, blocks })
+    }
+
+    /// The plan was given up.
+    pub(crate) fn return_loan(&mut self, loan: Loan) {
+        if let Some(held) = self.sessions.get_mut(&loan.session).filter(|held| held.serial == loan.serial) {
+            held.lent -= loan.blocks;
+            self.total += loan.blocks;
+        }
+    }
+
+    /// The plan is carried out by this record: `added` blocks are the file's now. If there is `room` for as many more
+    /// and the session has no more than its share, they are granted anew, and nothing is to be logged.
+    pub(crate) fn spend(&mut self, loan: Loan, added: u64, room: u64, txn: &mut Txn) {
+        let Some(held) = self.sessions.get_mut(&loan.session).filter(|held| held.serial == loan.serial) else {
+            return;
+        };
+        let spent = loan.blocks.min(added);
+        held.lent -= loan.blocks;
+        self.total += loan.blocks - spent;
+        if held.blocks <= self.level && spent <= room {
+            self.total += spent;
+        } else if spent > 0 {
+            held.blocks -= spent;
+            Grants::log(loan.session, held.blocks, txn);
+        }
+    }
+
+    fn log(session: SessionId, blocks: u64, txn: &mut Txn) {
+        match blocks {
+            0 => txn.delete(key(session)),
+            _ => txn.put(key(session), blocks.to_le_bytes().to_vec()),
+        }
+    }
+
+    pub(crate) fn load(&mut self, session: SessionId, value: &[u8]) -> Result<(), String> {
+        let blocks = value.try_into().map_err(|_| format!("the grant of session {} does not decode", session.0))?;
+        let blocks = u64::from_le_bytes(blocks);
+        self.begin(session);
+        let held = self.sessions.entry(session).or_default();
+        self.total = (self.total - held.blocks).checked_add(blocks).ok_or("the grants are more than there can be")?;
+        held.blocks = blocks;
+        Ok(())
+    }
+
+    pub(crate) fn value(&self, session: SessionId) -> Option<Vec<u8>> {
+        self.sessions.get(&session).filter(|held| held.blocks > 0).map(|held| held.blocks.to_le_bytes().to_vec())
+    }
+
+    pub(crate) fn keys_after(&self, after: Option<SessionId>, max: usize) -> Vec<Key> {
+        let from = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let held = self.sessions.range((from, Bound::Unbounded)).filter(|(_, held)| held.blocks > 0);
+        held.take(max).map(|(session, _)| key(*session)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const S: SessionId = SessionId(7);
+
+    /// Goal: what a session is told never exceeds what a kill leaves it, and a plan that ends behind its session changes
+    /// nothing. Method: raises that are not kept, loans that are spent, refilled and returned, a session that ends and
+    /// begins again; items into another store.
+    #[test]
+    fn grants_are_told_when_they_are_kept() {
+        let (mut grants, mut txn) = (Grants::default(), Txn::default());
+        assert_eq!((grants.told(S, 9), grants.lend(S, 3)), (None, None), "it has not asked");
+        grants.begin(S);
+        grants.raise(S, 10, &mut txn);
+        assert_eq!((grants.told(S, 9), grants.total()), (Some(0), 10));
+        grants.raised_by(S, 12);
+        assert_eq!((grants.told(S, 11), grants.told(S, 12)), (Some(0), Some(10)));
+        let [a, b, c] = [4, 3, 9].map(|blocks| grants.lend(S, blocks).expect("a loan"));
+        assert_eq!((c.blocks, grants.total(), grants.left(S), grants.held(S)), (3, 0, 0, Some(10)));
+        grants.level = 10;
+        grants.spend(a, 9, 4, &mut txn);
+        assert_eq!((grants.held(S), grants.total()), (Some(10), 4));
+        grants.spend(b, 9, 2, &mut txn);
+        assert_eq!((grants.held(S), grants.total()), (Some(7), 4));
+        grants.return_loan(c);
+        assert_eq!((grants.total(), grants.told(S, 12)), (7, Some(7)));
+        let mut loaded = Grants::default();
+        for change in &txn.changes {
+            loaded.load(session_of(&change.key).expect("a key"), change.value.as_ref().expect("a value")).unwrap();
+        }
+        assert_eq!((loaded.held(S), loaded.total(), loaded.told(S, 0)), (Some(7), 7, Some(7)));
+        let late = grants.lend(S, 2).expect("a loan");
+        grants.end(S, &mut txn);
+        grants.begin(S);
+        grants.raise(S, 5, &mut txn);
+        grants.return_loan(late);
+        assert_eq!((grants.total(), grants.left(S)), (5, 5));
+        grants.give_back(S, 9, &mut txn);
+        assert_eq!((grants.total(), grants.value(S), grants.keys_after(None, 9).len()), (0, None, 0));
+    }
+}

@@ -1,0 +1,103 @@
+//! `Room`: whether servers have room for what is dirty.
+//!
+//! Owns: the contract with whoever knows; which blocks of a unit are covered. Does not own: how much room there is.
+//!
+//! A block of 4 KiB is covered from before its first byte is dirty until none of it is dirty or under way. Dirty bytes
+//! that nobody could cover are in the cache all the same; they leave in requests of their own.
+
+use crate::unit::Unit;
+use crate::{CachedFile, PAGE, PageCache};
+use amphi_types::ByteRange;
+
+/// Who knows how much more may be dirty.
+///
+/// The methods are called under the lock of a shard: none of them may call the cache.
+pub trait Room<F>: Send + Sync {
+    /// Sets room aside for so many more blocks of the unit of a file that begins at `offset`; not if there is too
+    /// little.
+    fn cover(&self, file: &F, offset: u64, blocks: u32) -> bool;
+    /// So many of its blocks are not dirty or under way any more.
+    fn uncover(&self, file: &F, offset: u64, blocks: u32);
+}
+
+/// There is always room.
+pub(crate) struct Endless;
+
+impl<F> Room<F> for Endless {
+    fn cover(&self, _: &F, _: u64, _: u32) -> bool {
+        true
+    }
+
+    fn uncover(&self, _: &F, _: u64, _: u32) {}
+}
+
+/// What becomes of a write for which there is no room.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NoRoom {
+    /// It ends before the unit.
+    Refuse,
+    /// Its bytes are dirty without cover.
+    Put,
+}
+
+/// The blocks of a unit that a part of it touches, one bit each.
+pub(crate) fn blocks(unit_start: u64, part: ByteRange) -> u16 {
+    if part.is_empty() {
+        return 0;
+    }
+    let (from, to) = ((part.start - unit_start) / PAGE, (part.end - unit_start).div_ceil(PAGE));
+    (((1u32 << (to - from)) - 1) << from) as u16
+}
+
+impl<F: CachedFile> Unit<F> {
+    /// The blocks of `part` that are not covered.
+    pub(crate) fn uncovered(&self, part: ByteRange) -> u16 {
+        blocks(self.range().start, part) & !self.covered
+    }
+
+    /// Whether the first block of dirty bytes is covered, and how far the others are as it is.
+    pub(crate) fn alike(&self, run: ByteRange) -> (ByteRange, bool) {
+        let start = self.range().start;
+        let is_covered = |block: u64| self.covered >> block & 1 == 1;
+        let first = (run.start - start) / PAGE;
+        let covered = is_covered(first);
+        let other = (first + 1..(run.end - start).div_ceil(PAGE)).find(|block| is_covered(*block) != covered);
+        (ByteRange::new(run.start, other.map_or(run.end, |block| start + block * PAGE)), covered)
+    }
+
+    /// Whether all of its blocks are covered, or none; `None`: some.
+    pub(crate) fn cover_of_all(&self) -> Option<bool> {
+        match self.covered {
+            0 => Some(false),
+            u16::MAX => Some(true),
+            _ => None,
+        }
+    }
+
+    /// Ends the cover of blocks of which nothing is dirty or under way: their number.
+    fn uncover(&mut self) -> u32 {
+        let start = self.range().start;
+        let busy = self.dirty.iter().chain(self.flight.iter()).fold(0, |busy, r| busy | blocks(start, r));
+        let gone = self.covered & !busy;
+        self.covered &= busy;
+        gone.count_ones()
+    }
+}
+
+impl<F: CachedFile> PageCache<F> {
+    /// Sets room aside for the blocks of `part` of a unit that lack it. Whether there is.
+    pub(crate) fn cover(&self, file: &F, unit_start: u64, missing: u16) -> bool {
+        missing == 0 || self.room.cover(file, unit_start, missing.count_ones())
+    }
+
+    /// What is dirty or under way of a unit has become less.
+    pub(crate) fn uncover(&self, file: &F, unit: &mut Unit<F>) {
+        if unit.covered == 0 {
+            return;
+        }
+        let gone = unit.uncover();
+        if gone > 0 {
+            self.room.uncover(file, unit.range().start, gone);
+        }
+    }
+}

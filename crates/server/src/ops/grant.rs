@@ -1,0 +1,133 @@
+//! Grants of room: what a session may have in its cache without finding the target full (FEATURES S7).
+//!
+//! Owns: how much is granted to whom, and asking it back. Does not own: the grants and what writes take of them
+//! (`amphi_data`), what a mount covers with its own (the client).
+//!
+//! A session asks once. From then on its share is kept up by its own writes: what one of them takes is granted anew in
+//! the same record, so that nothing changes and nothing is logged, as long as the share is no larger than that. The
+//! share is a part of what is granted to nobody, the smaller the less there is. When something that has no grant finds
+//! no room, all sessions are asked for what they do not need, before it is refused.
+//!
+//! Invariants: a session is told of blocks when the record that grants them survives a kill of the server; what it was
+//! told is there for its writes, whatever others do, until it gives it back or its session ends. Nobody is waited for
+//! to write with a grant.
+//!
+//! The number: a share is an eighth of the room with one mount, so a mount that has 2.5 GiB dirty takes no notice of
+//! grants above 20 GiB of room.
+
+use crate::target::Target;
+use crate::worker::request::RequestCx;
+use amphi_env::Env;
+use amphi_types::item::Txn;
+use amphi_types::{Result, SessionId};
+use amphi_wire::{Answer, Cover, Grant, Push, Reply, Request};
+use amphi_zone::Order;
+use std::time::Duration;
+
+/// All sessions together are granted a part of the room that is nobody's, at a time: one in so many.
+const SHARE: u64 = 4;
+/// Less is not worth a record, blocks.
+const LEAST: u64 = 32;
+/// How often it is looked whether all that were asked have answered.
+const LOOK: Duration = Duration::from_millis(1);
+/// How long mounts have for what they write, before they are asked again.
+const AGAIN: Duration = Duration::from_millis(20);
+/// How often they are asked before a write is refused.
+pub(super) const CALLS_MAX: u32 = 16;
+
+/// Whether the answer to a request says what its session has been granted.
+pub(super) fn concerns(op: &Request) -> bool {
+    match op {
+        Request::Grant { .. } => true,
+        Request::Write { cover, .. } => *cover != Cover::None,
+        Request::WriteBatch { parts } => parts.iter().any(|part| part.cover != Cover::None),
+        _ => false,
+    }
+}
+
+/// Says in an answer what the session has now.
+pub(super) fn tell<E: Env>(target: &Target<E>, session: SessionId, answer: &mut Answer) {
+    let kept = target.zone.kept_lsn().0;
+    let blocks = target.data.borrow().grants.told(session, kept).unwrap_or(0);
+    answer.grant = Some(Box::new(Grant { blocks, kept }));
+}
+
+impl<E: Env> Target<E> {
+    /// What each session may have at this moment, blocks.
+    fn grant_level(&self) -> u64 {
+        let sessions = self.sessions.count() as u64;
+        let below = self.free_blocks(false);
+        let data = self.data.borrow();
+        let room = data.ungranted_blocks().min(below.saturating_sub(data.grants.total()));
+        Some(room / (SHARE * (sessions + 1))).filter(|level| *level >= LEAST).unwrap_or(0)
+    }
+}
+
+impl<E: Env> RequestCx<E> {
+    /// `Request::Grant`.
+    pub(super) async fn grant(&self, give_back: Option<u64>) -> Result<Reply> {
+        let target = &self.target;
+        let mut txn = Txn::default();
+        match give_back {
+            Some(blocks) => {
+                target.data.borrow_mut().grants.give_back(self.session, blocks, &mut txn);
+                target.queues.grant_calls.answered(self.session);
+            }
+            None => self.top_up(Cover::Wanted),
+        }
+        // Behind the record of what is granted.
+        let lsn = self.append(txn, Order::Plain, &Reply::Done, None);
+        target.zone.kept(lsn).await?;
+        Ok(Reply::Done)
+    }
+
+    /// Whose grant a write takes of.
+    pub(super) fn holder(&self, cover: Cover) -> Option<SessionId> {
+        (cover == Cover::Granted).then_some(self.session)
+    }
+
+    /// Grants a session with a cache what it lacks of its share, if that is much, in a record of its own.
+    pub(super) fn top_up(&self, cover: Cover) {
+        let target = &self.target;
+        if cover == Cover::None || !target.has_session(self.session) {
+            return;
+        }
+        let (level, kept) = (target.grant_level(), target.zone.kept_lsn().0);
+        let mut txn = Txn::default();
+        {
+            let grants = &mut target.data.borrow_mut().grants;
+            grants.level = level;
+            grants.begin(self.session);
+            let held = grants.held(self.session).unwrap_or(0);
+            if held >= level.div_ceil(2) || !grants.is_settled(self.session, kept) {
+                return;
+            }
+            grants.raise(self.session, level - held, &mut txn);
+        }
+        let lsn = target.append(txn, Order::Plain);
+        target.data.borrow_mut().grants.raised_by(self.session, lsn.0);
+    }
+
+    /// Asks the sessions for what they were granted and do not need, and waits for their answers. Whether it is worth
+    /// to look again for room: something came, or is being written and may come at the next time.
+    pub(super) async fn call_grants_back(&self) -> bool {
+        let target = &self.target;
+        let (calls, now_ns) = (&target.queues.grant_calls, || self.worker.now_ns());
+        let holders = || target.data.borrow().grants.holders();
+        let before = target.data.borrow().grants.total();
+        for session in calls.due(now_ns(), holders()) {
+            self.worker.push(session, Push::GrantWanted { target: target.id });
+        }
+        while calls.are_awaited(now_ns()) {
+            self.worker.env.sleep(LOOK).await;
+        }
+        if target.data.borrow().grants.total() < before {
+            return true;
+        }
+        let may_help = calls.may_help(now_ns(), &holders());
+        if may_help {
+            self.worker.env.sleep(AGAIN).await;
+        }
+        may_help
+    }
+}
