@@ -3,16 +3,14 @@
 //!
 //! Owns: the comparisons. Sides: the local file system, a mount that is alone, a mount beside a second one that has
 //! looked at all of it. All of them have done everything once before (the warm-up round), so what is measured is warm.
-//! And first and second passes over a large file on mounts that have just been started, by who serves the reads:
-//! `hybrid.kernel_cache` auto, on and off, beside the local file system.
+//! What mounts do that have just been started follows (`fresh`).
 
 use super::Run;
 use super::clock::now;
-use super::cluster::Cluster;
+use super::fresh;
 use super::mounted_cluster::{Mounts, Setup};
 use super::report::{Finding, Goal, Table, digits, spread};
 use super::series::{Arm, Series, alternate, ns_per_op};
-use super::stream::{self, Stream, drop_kernel_cache};
 use crate::demo::stop::Stop;
 use crate::demo::tree;
 use amphi_env::Buf;
@@ -26,10 +24,6 @@ use std::process::{Command, Stdio};
 const FILES: usize = 2_000;
 /// Bytes of the file that is read; below the threshold from which reads pass all caches.
 const FILE_BYTES: usize = 3 << 20;
-/// Bytes of the file of which a pass is made.
-const PASS_BYTES: u64 = 256 << 20;
-/// Who serves the reads of a pass.
-const SERVERS: [&str; 3] = ["auto", "on", "off"];
 /// Modules of Python's library that are imported from a copy of it.
 const MODULES: &str =
     "asyncio, argparse, email.mime.text, http.client, json, logging, unittest, urllib.request, xml.dom.minidom";
@@ -90,7 +84,7 @@ pub fn run(run: &mut Run) -> Outcome {
     walks(run, &places, &two.dirs()[1])?;
     alone.stop()?;
     two.stop()?;
-    passes(run)
+    fresh::run(run)
 }
 
 /// The same files in every place.
@@ -179,65 +173,6 @@ fn reads(run: &mut Run, places: &[PathBuf; 3]) -> Outcome {
     }
     run.show(&table);
     Ok(())
-}
-
-/// First and second passes over a large file, in MiB/s: each sample on a mount that has just been started over a file
-/// that lies on the disk.
-fn passes(run: &mut Run) -> Outcome {
-    let sizes: &[(&str, usize)] = &[("4 KiB", 4 << 10), ("64 KiB", 64 << 10), ("1 MiB", 1 << 20), ("16 MiB", 16 << 20)];
-    let rows: Vec<(String, usize, usize)> = sizes
-        .iter()
-        .flat_map(|(name, size)| [1, 2].map(|passes| (format!("pass {passes}, {name}"), *size, passes)))
-        .filter(|(name, ..)| run.wants(name))
-        .collect();
-    if rows.is_empty() {
-        return Ok(());
-    }
-    let bytes = if run.quick { PASS_BYTES / 8 } else { PASS_BYTES };
-    let (dir, local) = (run.dir.join("passes"), run.dir.join("passes-local"));
-    let cluster = Cluster::up(&dir, &[])?;
-    let file = cluster.mount.join("file");
-    stream::prepare(&file, bytes)?;
-    stream::prepare(&local, bytes)?;
-    cluster.leave()?;
-    let mut table = Table::new(
-        format!("Passes over a file of {} MiB on fresh mounts (MiB/s, median and range)", bytes >> 20),
-        &["pass, size of calls", "local", "auto", "on", "off", "auto/better", "goal"],
-    );
-    let goal = Goal::AtLeast(0.9);
-    for (name, transfer, passes) in rows {
-        let pass = |path: &Path| {
-            let stream = Stream { path: path.into(), bytes, transfer, shift: 0, o_direct: false, most: None };
-            (1..passes).try_for_each(|_| stream.read().map(drop))?;
-            stream.read()
-        };
-        let mut arms = vec![Arm::new("local", || {
-            drop_kernel_cache(&local)?;
-            pass(&local)
-        })];
-        arms.extend(SERVERS.map(|server| {
-            let (dir, file, pass) = (&dir, &file, &pass);
-            Arm::new(server, move || {
-                let cluster = Cluster::up(dir, &["--set", &format!("hybrid.kernel_cache={server}")])?;
-                let rate = pass(file)?;
-                cluster.leave()?;
-                Ok(rate)
-            })
-        }));
-        let series = alternate(run, &name, arms)?;
-        let ratio = series[1].over_better(&series[2], &series[3]);
-        let mut row = vec![name.clone()];
-        row.extend(series.iter().map(spread));
-        row.extend([digits(ratio.median()), goal.show(ratio.median())]);
-        table.row(row);
-        let mut found = Finding::new("mount", name).series("auto_over_better", &ratio).series("local", &series[0]);
-        for (server, samples) in SERVERS.iter().zip(&series[1..]) {
-            found = found.series(*server, samples);
-        }
-        run.report.findings.push(found.goal(ratio.median(), goal));
-    }
-    run.show(&table);
-    std::fs::remove_file(&local).during(|| format!("remove {}", local.display()))
 }
 
 /// Programs over the tree, in seconds.

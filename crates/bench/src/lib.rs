@@ -11,6 +11,7 @@ pub mod clock;
 pub mod cluster;
 pub mod demo;
 mod embedded;
+mod fresh;
 mod idle;
 mod kernel;
 mod library;

@@ -72,6 +72,7 @@ impl Client {
             if mount.policy.group_short.load(Ordering::Relaxed) {
                 return Some(0);
             }
+            mount.policy.look_at_memory();
             let mut bytes = mount.first_cache_bytes();
             if mount.policy.growth.is_dear() {
                 // The cache turns round in what it has: only what it may take beyond that is touched ahead.

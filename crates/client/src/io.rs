@@ -375,7 +375,7 @@ async fn tick<E: Env>(env: E, mount: Arc<Mount>, links: Rc<Links<E>>) {
 
 /// Measures the memory groups of this process and of callers.
 pub(crate) fn look_at_memory(mount: &Mount) {
-    mount.policy.growth.look(amphi_env::buf::new_page_ns(), mount.policy.throughput.fastest_direct());
+    mount.policy.look_at_memory();
     let Some(read) = &mount.host.read_text else { return };
     let trees = mount.policy.memory_trees.get_or_init(|| memory_groups::Trees::find(&**read));
     let is_short = || {

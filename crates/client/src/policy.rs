@@ -43,3 +43,10 @@ pub(crate) struct Policy {
     /// Who reads in which pieces.
     pub(crate) readers: Readers,
 }
+
+impl Policy {
+    /// Compares what new memory costs with what the disks carry, for the bound of the cache.
+    pub(crate) fn look_at_memory(&self) {
+        self.growth.look(amphi_env::buf::new_page_ns(), self.throughput.fastest_direct());
+    }
+}

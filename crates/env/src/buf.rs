@@ -45,8 +45,8 @@ pub fn new_bytes() -> u64 {
     if PLANT.load(Ordering::Relaxed) { 0 } else { memory::new_bytes() }
 }
 
-/// What a page of 4 KiB costs that was never touched before, ns, as far as it was measured by touching memory ahead of
-/// its use (`populate`); nothing in a simulation.
+/// What a page of 4 KiB costs that was never touched before, ns, as the last of them were measured; nothing in a
+/// simulation.
 pub fn new_page_ns() -> Option<u64> {
     if PLANT.load(Ordering::Relaxed) { None } else { memory::new_page_ns() }
 }

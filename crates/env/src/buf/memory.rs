@@ -59,7 +59,7 @@ static MAPPINGS: Mutex<Mappings> = Mutex::new(Mappings::new());
 /// Bytes that were taken new from the system.
 static NEW_BYTES: AtomicU64 = AtomicU64::new(0);
 
-/// What a new page costs, ns of the processor; 0 before any was touched ahead of its use.
+/// What a new page costs, ns of the processor; 0 before any was touched.
 static NEW_PAGE_NS: AtomicU64 = AtomicU64::new(0);
 
 /// What the content of new memory has to be.
@@ -186,10 +186,13 @@ fn chunk(class: usize, bytes: usize, content: Content) -> NonNull<u8> {
     let taken = take(None).or_else(|| take(Some(map_huge(RUN_BYTES, RUN_BYTES).expose_provenance().get())));
     let (taken, excess) = taken.expect("a new run has chunks");
     give_back_all(taken.at, excess);
+    let ptr = pointer(taken.at);
     if taken.is_zero {
         NEW_BYTES.fetch_add(bytes as u64, Relaxed);
+        if taken.at.is_multiple_of(HUGE_BYTES) {
+            touch(ptr, HUGE_BYTES);
+        }
     }
-    let ptr = pointer(taken.at);
     if zero && !taken.is_zero {
         // SAFETY: a chunk has at least `bytes` bytes, and this is its only owner. Clearing costs less than page faults.
         unsafe { ptr.write_bytes(0, bytes) };
@@ -241,15 +244,27 @@ pub fn waiting_bytes() -> usize {
     lock(&CHUNKS).kept()
 }
 
-/// What a page of 4 KiB cost in the runs that were touched last, ns of the processor; `None` before the first.
+/// What a page of 4 KiB cost in the memory that was touched last, ns of the processor; `None` before the first.
 pub(super) fn new_page_ns() -> Option<u64> {
     Some(NEW_PAGE_NS.load(Relaxed)).filter(|ns| *ns > 0)
 }
 
-fn note_touched(took: Duration) {
-    let ns = (took.as_nanos() as u64 / (RUN_BYTES / ALIGN) as u64).max(1);
+/// Touches memory that was never touched or was given back, and notes what that cost. What is there already stays as it
+/// is. False on an older kernel, and where the memory group is full: then each page comes when it is used.
+fn touch(at: NonNull<u8>, bytes: usize) -> bool {
+    let begun = processor_time();
+    // SAFETY: the memory is mapped, starts at a page, and no byte of it changes.
+    let touched = unsafe { madvise(at.as_ptr().cast(), bytes, Advice::LinuxPopulateWrite) }.is_ok();
+    if touched {
+        note_touched(processor_time().saturating_sub(begun), bytes);
+    }
+    touched
+}
+
+fn note_touched(took: Duration, bytes: usize) {
+    let ns = (took.as_nanos() as u64 / (bytes / ALIGN) as u64).max(1);
     let before = NEW_PAGE_NS.load(Relaxed);
-    // One run may have come from memory that the host had not taken back.
+    // Some may have come from memory that the host had not taken back.
     let mean = if before == 0 { ns } else { (7 * before + ns) / 8 };
     NEW_PAGE_NS.store(mean, Relaxed);
 }
@@ -276,15 +291,10 @@ pub fn populate(goal: usize) -> bool {
     let bare = chunks.take_bare();
     drop(chunks);
     let at = bare.unwrap_or_else(|| map_huge(RUN_BYTES, RUN_BYTES).expose_provenance().get());
-    let begun = processor_time();
-    // SAFETY: the run is mapped, starts at a page, and nobody finds it before it is added.
-    let touched = unsafe { madvise(pointer(at).as_ptr().cast(), RUN_BYTES, Advice::LinuxPopulateWrite) };
-    if touched.is_err() {
-        // An older kernel, or the memory group is full.
+    if !touch(pointer(at), RUN_BYTES) {
         lock(&CHUNKS).gave_back(GiveBack::run(at));
         return false;
     }
-    note_touched(processor_time().saturating_sub(begun));
     let mut chunks = lock(&CHUNKS);
     chunks.add_touched(at);
     chunks.wants_touched(goal)
