@@ -1,7 +1,7 @@
 //! Policy: which way a request takes, from what is known and measured.
 //!
 //! Owns: the hybrid decision and who serves reads, as pure functions, and their inputs: access locality of a file,
-//! measured throughput of the two ways, what new memory costs beside it, memory groups of the mount and of the calling
+//! measured throughput of the two ways and the thresholds that follow from it, what new memory costs beside it, memory groups of the mount and of the calling
 //! processes, rotational storage;
 //! how far one stream is read ahead, which records follow each other at equal distances, who reads in which pieces.
 //! Does not own: carrying a decision out (`ops`).
@@ -14,6 +14,7 @@ pub mod readahead;
 pub(crate) mod readers;
 pub(crate) mod records;
 pub(crate) mod rotational;
+pub(crate) mod thresholds;
 pub(crate) mod throughput;
 
 use amphi_env::memory_groups::Trees;

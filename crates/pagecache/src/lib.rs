@@ -387,6 +387,7 @@ impl<F: CachedFile> PageCache<F> {
         let (mut full_chunk, mut all_covered) = (None, true);
         let (mut rewritten, mut adopted) = (false, 0);
         let written = self.written.fetch_add(range.len(), Relaxed);
+        file.cached().locality.write(range.len());
         let mut parts = SmallVec::<[Arc<Buf>; CHUNK_UNITS as usize]>::new();
         if let Source::Units(bytes) = &mut source {
             let mut rest = std::mem::take(*bytes);

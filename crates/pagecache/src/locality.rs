@@ -61,7 +61,15 @@ pub struct Locality {
     /// Of all: pages that came into the cache or passed it by for lack of locality, and how many it holds.
     passed: AtomicU64,
     cache_pages: AtomicU64,
+    /// Of all: bytes that were written into the cache lately, and bytes that were read of such.
+    wrote_bytes: AtomicU64,
+    read_back_bytes: AtomicU64,
 }
+
+/// When so much was written the older half is forgotten.
+const WROTE_BYTES: u64 = 1 << 30;
+/// Less shows nothing.
+const WROTE_MIN_BYTES: u64 = 64 << 20;
 
 /// When a page came into the cache, in pages that passed; `UNTOLD`: nobody wanted to know then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,6 +137,34 @@ impl Locality {
         if self.is_lacking() {
             self.again.fetch_add(pages, Relaxed);
         }
+    }
+
+    /// Bytes were written into the cache.
+    #[inline]
+    pub fn write(&self, bytes: u64) {
+        let Some(mount) = &self.of_mount else { return };
+        if mount.wrote_bytes.fetch_add(bytes, Relaxed) + bytes >= WROTE_BYTES {
+            // Of two that come at once each halves: it is a share that counts.
+            for count in [&mount.wrote_bytes, &mount.read_back_bytes] {
+                count.store(count.load(Relaxed) / 2, Relaxed);
+            }
+        }
+    }
+
+    /// Bytes were read of what had been written into the cache.
+    #[inline]
+    pub fn read_back(&self, bytes: u64) {
+        if let Some(mount) = &self.of_mount {
+            mount.read_back_bytes.fetch_add(bytes, Relaxed);
+        }
+    }
+
+    /// Whether what is written through this mount is not read back from the cache: less than one byte in 16 of what was
+    /// written lately, if that is enough to tell.
+    pub fn is_not_read_back(&self) -> bool {
+        let Some(mount) = &self.of_mount else { return false };
+        let (wrote, read) = (mount.wrote_bytes.load(Relaxed), mount.read_back_bytes.load(Relaxed));
+        wrote >= WROTE_MIN_BYTES && read.saturating_mul(REUSE_FRACTION) < wrote
     }
 
     /// Whether the next request should go direct for it: there is no locality, and the request is no probe.
@@ -214,6 +250,23 @@ mod tests {
     /// The ways carry the same.
     fn none() -> u64 {
         0
+    }
+
+    /// Goal: it is told whether what is written is read back, not before there is enough, and anew when that changes.
+    /// Method: two files of a mount.
+    #[test]
+    fn what_is_read_back() {
+        const M: u64 = 1 << 20;
+        let mount = Arc::new(Locality::default());
+        let [a, b] = [(); 2].map(|()| Locality::of_file(&mount));
+        a.write(63 * M);
+        assert!(!a.is_not_read_back(), "too little");
+        b.write(M);
+        assert!(a.is_not_read_back());
+        b.read_back(4 * M);
+        assert!(!a.is_not_read_back(), "one byte in 16");
+        (0..100).for_each(|_| a.write(20 * M));
+        assert!(b.is_not_read_back(), "that was long ago");
     }
 
     /// Goal: where direct carries more, as much more reuse is asked for, of windows and of probes. Method: a quarter of

@@ -288,6 +288,9 @@ impl<F: CachedFile> Unit<F> {
         let moved = self.moved.load(Relaxed);
         if u64::from(moved) <= 2 * UNIT {
             self.moved.store(moved + part.len() as u32, Relaxed);
+            if self.sent || !self.dirty.is_empty() {
+                self.file.cached().locality.read_back(part.len());
+            }
             if self.file.cached().locality.is_recent(self.came) && u64::from(moved) <= self.len() && self.was_reused() {
                 self.file.cached().locality.use_again(self.len().div_ceil(super::PAGE));
             }

@@ -7,7 +7,7 @@
 //! docs/TUNABLES.md has every row of both tables; a test of the program holds them together.
 
 use crate::setting;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
 /// How a value is meant and written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,12 +158,15 @@ impl Puts {
 pub struct Values {
     rows: &'static [Row],
     values: Vec<AtomicU64>,
+    /// Somebody has set it.
+    set: Vec<AtomicBool>,
 }
 
 impl Values {
     /// The defaults of `rows`.
     pub fn new(rows: &'static [Row]) -> Values {
-        Values { rows, values: rows.iter().map(|row| AtomicU64::new(row.default)).collect() }
+        let values = rows.iter().map(|row| AtomicU64::new(row.default)).collect();
+        Values { rows, values, set: rows.iter().map(|_| AtomicBool::new(false)).collect() }
     }
 
     /// The value at a place.
@@ -198,7 +201,13 @@ impl Values {
     pub fn store(&self, puts: &Puts) {
         for &(at, number) in &puts.0 {
             self.values[at].store(number, Relaxed);
+            self.set[at].store(true, Relaxed);
         }
+    }
+
+    /// Whether somebody has set the value at a place, be it to the default.
+    pub fn is_set(&self, at: usize) -> bool {
+        self.set[at].load(Relaxed)
     }
 
     /// Sets everything that matches `pattern`; all or nothing.
@@ -253,8 +262,10 @@ mod tests {
         let get = |knob: Tunable| values.get(knob as usize);
         assert_eq!(values.set("a.*_bytes", "4M"), Err("a.page_bytes: 4M is not within 1 and 1M".into()));
         assert_eq!(get(Tunable::Large), 2 << 20, "nothing is changed");
+        assert!(!values.is_set(Tunable::Large as usize));
         assert_eq!(values.set("a.larg?_bytes", "4 MiB"), Ok(1));
         assert_eq!(get(Tunable::Large), 4 << 20);
+        assert!(values.is_set(Tunable::Large as usize) && !values.is_set(Tunable::Page as usize));
         assert!(values.set("a.larg", "4M").unwrap_err().contains("no tunable matches"));
         assert!(values.set("b.*", "4M").is_err(), "a switch takes no size");
         assert!(values.set("a.page_bytes", "3000").unwrap_err().contains("cannot read"), "no power of two");

@@ -35,7 +35,7 @@ pub struct Set {
 struct Shown {
     /// Assignment and help of each.
     rows: Vec<(String, String)>,
-    /// Which servers have other values, or do not say.
+    /// Which servers have other values, or do not say; what is learnt.
     notes: Vec<String>,
 }
 

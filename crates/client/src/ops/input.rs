@@ -11,6 +11,7 @@ use crate::inode::{Inode, OpenFile};
 use crate::mount::Mount;
 use crate::ops::read;
 use crate::policy::decision::{self, Input, Mode, Reason};
+use crate::policy::thresholds::Asked;
 use crate::telemetry::stats::{Copied, Way};
 use crate::telemetry::tunables::Tunable;
 use amphi_env::memory_groups::SHORT_PERCENT;
@@ -33,7 +34,12 @@ impl Mount {
         let cache_full = in_window && !contended && self.is_full_of_dirty();
         let full = || file.cached.bytes.load(SeqCst) >= self.share(t.get(Tunable::OvercacheBytes));
         let overcache = in_window && t.on(Tunable::Overcache) && full();
-        let large_bytes = self.large_bytes(file, way, bytes);
+        let modes = [open.io_mode(), file.io_mode()];
+        let is_auto = !open.flags.direct && decision::asked(modes, open.process_mode, t.mode()) == IoMode::Auto;
+        let large_bytes = match is_auto {
+            true => self.learnt_large_bytes(file, way, bytes, !(contended || group_short || cache_full || overcache)),
+            false => self.large_bytes(file, way, bytes),
+        };
         let large = bytes >= large_bytes;
         // The rule of size asks nothing, unless what was learnt may say otherwise.
         let matters = in_window && !contended && !group_short && !overcache && (!large || t.on(Tunable::Learn));
@@ -112,6 +118,26 @@ impl Mount {
         let matters = bytes >= plain && bytes < rotating && known.are_there();
         let held = || known.hold(file.ino, &file.layout(), file.size().saturating_add(bytes));
         if matters && held() { rotating } else { plain }
+    }
+
+    /// The large threshold for a request of `bytes`, moved by what was measured or is being tried. `may_try`: no other
+    /// rule speaks of it.
+    fn learnt_large_bytes(&self, file: &Inode, way: Way, bytes: u64, may_try: bool) -> u64 {
+        let t = &self.tunables;
+        let large_bytes = self.large_bytes(file, way, bytes);
+        let plain = if way == Way::Read { Tunable::LargeRead } else { Tunable::LargeWrite };
+        if !t.on(Tunable::Learn) || t.is_set(plain) || large_bytes != t.get(plain) {
+            return large_bytes;
+        }
+        let is_large = self.policy.throughput.thresholds.is_large(Asked {
+            way,
+            bytes,
+            default_bytes: large_bytes,
+            in_company: !self.coherence.sharing.is_alone(),
+            is_reused: !file.cached.locality.is_not_read_back(),
+            may_try,
+        });
+        if is_large { large_bytes.min(bytes) } else { large_bytes.max(bytes + 1) }
     }
 
     /// How wide locks for a request are asked for: past the cache, on a file that others want too, as wide as its own

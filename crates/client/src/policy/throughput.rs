@@ -25,6 +25,7 @@
 //! processor's cache costs more than the wait that it saves.
 
 use crate::policy::decision::Way;
+use crate::policy::thresholds::Thresholds;
 use parking_lot::Mutex;
 
 /// Bytes that make a sample, of reads and of writes. Sixteen streams are 80 MiB ahead: shorter samples of reads show
@@ -95,15 +96,70 @@ struct Stretch {
     strange_bytes: u64,
 }
 
+/// Measures stretches of time in which all bytes go one way.
+#[derive(Debug, Default)]
+pub(crate) struct Meter {
+    stretch: Stretch,
+    /// Time in which there was I/O of this kind, and the end of the last of it by the clock.
+    io_ns: u64,
+    last_ns: u64,
+}
+
+impl Meter {
+    /// Time in which there was I/O until now.
+    pub(crate) fn io_ns(&self) -> u64 {
+        self.io_ns
+    }
+
+    /// `bytes`, asked for at `since_ns`, have gone the way `of`. A stretch of `sample_bytes` that ends with them: bytes
+    /// per second.
+    pub(crate) fn note(
+        &mut self,
+        sample_bytes: u64,
+        of: usize,
+        bytes: u64,
+        (since_ns, now_ns): (u64, u64),
+        shows: bool,
+    ) -> Option<u64> {
+        let busy = |last_ns: u64| {
+            let passed = now_ns.saturating_sub(last_ns);
+            let waited = passed.min(now_ns.saturating_sub(since_ns));
+            if passed < PAUSE_NS { passed } else { waited }
+        };
+        self.io_ns += busy(self.last_ns);
+        self.last_ns = self.last_ns.max(now_ns);
+        let s = &mut self.stretch;
+        if of != s.of {
+            s.strange_bytes += bytes;
+            if s.strange_bytes > s.bytes / STRANGE_PART {
+                *s = Stretch { of, last_ns: now_ns, ..Stretch::default() };
+            }
+            return None;
+        }
+        if !shows {
+            *s = Stretch { of, last_ns: now_ns, ..Stretch::default() };
+            return None;
+        }
+        let busy = busy(s.last_ns);
+        s.last_ns = now_ns;
+        if busy > 0 {
+            (s.busy_ns, s.bytes) = (s.busy_ns + busy, s.bytes + bytes);
+        }
+        if s.bytes < sample_bytes || s.busy_ns == 0 {
+            return None;
+        }
+        let sample = u128::from(s.bytes) * 1_000_000_000 / u128::from(s.busy_ns);
+        *s = Stretch { of, last_ns: now_ns, ..Stretch::default() };
+        Some(u64::try_from(sample).unwrap_or(u64::MAX))
+    }
+}
+
 /// Of reads, or of writes: direct by class, the cache last. Of large direct reads: asked for ahead by class, then not,
 /// by class.
 #[derive(Debug, Default)]
 struct Side {
     rates: [Rate; 2 * CLASSES],
-    stretch: Stretch,
-    /// Time in which there was I/O of this kind, and the end of the last of it by the clock.
-    io_ns: u64,
-    last_ns: u64,
+    meter: Meter,
     /// Of each class: the cache was better when it was last asked.
     cached_wins: [bool; CLASSES],
     /// Bytes that were tried through the cache without its rate being known, when the last of them were, and what went
@@ -140,43 +196,15 @@ impl Side {
     }
 
     /// `bytes`, asked for at `since_ns`, have gone one way.
-    fn note(&mut self, sample_bytes: u64, of: usize, bytes: u64, (since_ns, now_ns): (u64, u64), shows: bool) {
-        let busy = |last_ns: u64| {
-            let passed = now_ns.saturating_sub(last_ns);
-            let waited = passed.min(now_ns.saturating_sub(since_ns));
-            if passed < PAUSE_NS { passed } else { waited }
-        };
-        self.io_ns += busy(self.last_ns);
-        self.last_ns = self.last_ns.max(now_ns);
-        let s = &mut self.stretch;
-        if of != s.of {
-            s.strange_bytes += bytes;
-            if s.strange_bytes > s.bytes / STRANGE_PART {
-                *s = Stretch { of, last_ns: now_ns, ..Stretch::default() };
-            }
-            return;
+    fn note(&mut self, sample_bytes: u64, of: usize, bytes: u64, times_ns: (u64, u64), shows: bool) {
+        let Some(sample) = self.meter.note(sample_bytes, of, bytes, times_ns, shows) else { return };
+        let (rate, io_ns) = (&mut self.rates[of], self.meter.io_ns);
+        if io_ns - rate.at_ns > OLD_NS {
+            rate.samples = rate.samples.min(1);
         }
-        if !shows {
-            *s = Stretch { of, last_ns: now_ns, ..Stretch::default() };
-            return;
-        }
-        let busy = busy(s.last_ns);
-        s.last_ns = now_ns;
-        if busy > 0 {
-            (s.busy_ns, s.bytes) = (s.busy_ns + busy, s.bytes + bytes);
-        }
-        if s.bytes >= sample_bytes && s.busy_ns > 0 {
-            let sample = u128::from(s.bytes) * 1_000_000_000 / u128::from(s.busy_ns);
-            let sample = u64::try_from(sample).unwrap_or(u64::MAX);
-            let rate = &mut self.rates[of];
-            if self.io_ns - rate.at_ns > OLD_NS {
-                rate.samples = rate.samples.min(1);
-            }
-            rate.samples = (rate.samples + 1).min(MEAN_OF);
-            rate.per_s = (rate.per_s - rate.per_s / rate.samples + sample / rate.samples).max(1);
-            rate.at_ns = self.io_ns;
-            *s = Stretch { of, last_ns: now_ns, ..Stretch::default() };
-        }
+        rate.samples = (rate.samples + 1).min(MEAN_OF);
+        rate.per_s = (rate.per_s - rate.per_s / rate.samples + sample / rate.samples).max(1);
+        rate.at_ns = io_ns;
     }
 }
 
@@ -185,6 +213,8 @@ impl Side {
 pub(crate) struct Throughput {
     sides: [Mutex<Side>; 2],
     ahead: Mutex<Side>,
+    /// From which size on requests go direct.
+    pub(crate) thresholds: Thresholds,
 }
 
 fn class(bytes: u64) -> usize {
@@ -216,9 +246,11 @@ impl Throughput {
     }
 
     fn note_since(&self, way: Way, course: Course, bytes: u64, from_to_ns: (u64, u64), shows: bool) {
+        let request = if let Course::Direct(request) = course { Some(request) } else { None };
+        self.thresholds.note(way, request, bytes, from_to_ns, shows);
         let sample_bytes = SAMPLE_BYTES[way as usize];
         let mut side = self.sides[way as usize].lock();
-        if matches!(course, Course::Direct(_)) {
+        if request.is_some() {
             side.rest(bytes);
         }
         side.note(sample_bytes, index(course), bytes, from_to_ns, shows);
@@ -227,6 +259,7 @@ impl Throughput {
     /// Write-back of `bytes` has landed. `waited`: somebody waited for it, or soon would. Writers who try the cache
     /// keep it busy as well as they do direct requests, so that shows it too.
     pub(crate) fn note_write_back(&self, bytes: u64, now_ns: u64, waited: bool) {
+        self.thresholds.note(Way::Write, None, bytes, (now_ns, now_ns), waited);
         let mut side = self.sides[Way::Write as usize].lock();
         let shows = waited || side.is_trying(now_ns);
         side.note(SAMPLE_BYTES[Way::Write as usize], CACHED, bytes, (now_ns, now_ns), shows);
@@ -262,7 +295,7 @@ impl Throughput {
     pub(crate) fn ahead_pays(&self, request: u64) -> bool {
         let side = self.ahead.lock();
         let class = class(request);
-        match (side.rates[class].hoped(side.io_ns), side.rates[UNASKED + class].hoped(side.io_ns)) {
+        match (side.rates[class].hoped(side.meter.io_ns), side.rates[UNASKED + class].hoped(side.meter.io_ns)) {
             (Some(ahead), Some(unasked)) => unasked / 100 <= ahead / EQUAL_PERCENT,
             (Some(_), None) => false,
             (None, _) => true,
@@ -272,7 +305,7 @@ impl Throughput {
     /// Whether requests of this size would land sooner through the cache, although it does not help them.
     pub(crate) fn cache_is_faster(&self, way: Way, request: u64) -> bool {
         let mut side = self.sides[way as usize].lock();
-        let (class, io_ns) = (class(request), side.io_ns);
+        let (class, io_ns) = (class(request), side.meter.io_ns);
         match (side.rates[CACHED].hoped(io_ns), side.rates[class].hoped(io_ns)) {
             (Some(cached), Some(direct)) => {
                 let (direct, cached) = match side.cached_wins[class] {
@@ -315,6 +348,9 @@ impl Throughput {
             all.push((format!("learned_cached_{name}_mib_s"), rates[CACHED].per_s >> 20));
             for (class, rate) in rates[..CACHED].iter().enumerate() {
                 all.push((format!("learned_direct_{name}_{}k_mib_s", kib(class)), rate.per_s >> 20));
+            }
+            for (state, learnt) in ["alone", "in_company"].iter().zip(self.thresholds.moved(way)) {
+                all.push((format!("learned_large_{name}_{state}_kib"), learnt.unwrap_or(0) >> 10));
             }
         }
         let rates = self.ahead.lock().rates;

@@ -18,8 +18,8 @@ const G: u64 = 1 << 30;
 
 amphi_types::tunables! {
     Mode = "hybrid.mode", Words(MODES), 0, 0 => 2, "how requests go that neither open flag nor file attribute decides";
-    LargeWrite = "hybrid.large_write_bytes", Bytes, 2 * M, 0 => 2 * G, "writes of at least this size go direct (Lustre's default)";
-    LargeRead = "hybrid.large_read_bytes", Bytes, 4 * M, 0 => 2 * G, "reads of at least this size go direct";
+    LargeWrite = "hybrid.large_write_bytes", Bytes, 2 * M, 0 => 2 * G, "writes of at least this size go direct (Lustre's default); with hybrid.learn another size if that is measured to be better, unless this is set";
+    LargeRead = "hybrid.large_read_bytes", Bytes, 4 * M, 0 => 2 * G, "reads of at least this size go direct; with hybrid.learn a larger size if that is measured to be better, unless this is set";
     LargeWriteRotating = "hybrid.large_write_bytes_rotating", Bytes, 8 * M, 0 => 2 * G, "the same for writes of files on rotating storage: 8 ms of seeking are 1/5 of such a write";
     LargeReadRotating = "hybrid.large_read_bytes_rotating", Bytes, 32 * M, 0 => 2 * G, "the same for reads of files on rotating storage: read-ahead keeps the disk going up to there";
     Small = "hybrid.small_bytes", Bytes, 32 * K, 0 => 2 * G, "requests below this size are buffered (FAST'24)";
@@ -33,7 +33,7 @@ amphi_types::tunables! {
     Locality = "hybrid.locality", Switch, 1, 0 => 1, "requests in the window go direct on files that are not read again";
     LocalityPages = "hybrid.locality_pages", Count, 4096, 16 => 1 << 20, "pages of a file over which reuse is measured";
     LocalityProbe = "hybrid.locality_probe", Count, 64, 2 => 65_536, "without locality one request in this many is still buffered", for_tests;
-    Learn = "hybrid.learn", Switch, 1, 0 => 1, "requests without locality, also large ones, go the way that was measured to carry more; readers whom the kernel serves are looked at now and then";
+    Learn = "hybrid.learn", Switch, 1, 0 => 1, "requests without locality, also large ones, go the way that was measured to carry more; the large thresholds that were not set follow what is measured, for which a small part of the I/O goes the other way; readers whom the kernel serves are looked at now and then";
     KernelCache = "hybrid.kernel_cache", Words(KERNEL_CACHES), 0, 0 => 2, "whether the kernel serves reads from its page cache of files that nobody has open for writing and that have no setting of their own; auto: unless they are large and known to be read in large pieces";
     CacheBytes = "cache.max_bytes", Bytes, G, 4 * M => 1 << 50, "memory of the page cache", default "a quarter of the memory, at most 3/8 of the memory group's limit";
     PopulateBytes = "cache.populate_bytes", Bytes, 256 * M, 0 => 1 << 50, "memory that is touched before it is needed, so that the first writes of a mount are as fast as later ones; at most a quarter of the cache; what an idle mount does not use goes back; where new memory is measured to cost more than the disk, the cache takes no more than this and what it evicted and had to read again; 0 = none";
@@ -73,6 +73,11 @@ impl Tunables {
 
     pub(crate) fn on(&self, knob: Tunable) -> bool {
         self.get(knob) != 0
+    }
+
+    /// Whether somebody has set it, be it to the default.
+    pub(crate) fn is_set(&self, knob: Tunable) -> bool {
+        self.0.is_set(knob as usize)
     }
 
     pub(crate) fn put(&self, knob: Tunable, value: u64) {

@@ -2,6 +2,8 @@
 
 use super::world::World;
 use crate::api::Ctx;
+use crate::policy::thresholds::Asked;
+use crate::telemetry::stats::Way;
 use crate::telemetry::status::STATUS_PART_BYTES;
 use crate::telemetry::tunables::Tunable;
 use amphi_types::{Errno, Ino, Result};
@@ -39,6 +41,39 @@ fn patterns_over_mount_and_servers() {
     assert_eq!(get(&mut w, &root, "tunables.server.nothing"), Err(Errno::NoData));
     let shown = get(&mut w, &root, "tunables.*spin_us").expect("both");
     assert!(shown.contains("client.spin_us=70 # ") && shown.contains("\nserver.spin_us=70 # help\n"), "{shown}");
+}
+
+/// Goal: of a threshold it is said whether it was set or is learnt, and what is in force. Method: one that has moved,
+/// then set to its default, which is a setting as well; learning switched off.
+#[test]
+fn thresholds_say_what_is_learnt() {
+    let mut w = World::new(1, &[]);
+    let shown = |w: &mut World| get(w, &Ctx::root(), "tunables.hybrid.large_write_bytes").expect("text");
+    let end = |text: String| text.lines().last().unwrap_or_default().to_string();
+    let learnt = "# hybrid.large_write_bytes: learnt and in force are";
+    assert_eq!(end(shown(&mut w)), format!("{learnt} 2M alone, 2M beside other mounts"));
+    let thresholds = &w.client.mount.policy.throughput.thresholds;
+    let asked = Asked {
+        way: Way::Write,
+        bytes: 1 << 20,
+        default_bytes: 2 << 20,
+        in_company: false,
+        is_reused: false,
+        may_try: true,
+    };
+    let mut now_ns = 0;
+    for _ in 0..40_000 {
+        // Direct carries twice as much.
+        let large = thresholds.is_large(asked);
+        let since_ns = now_ns;
+        now_ns += if large { 500_000 } else { 1_000_000 };
+        thresholds.note(Way::Write, large.then_some(1 << 20), 1 << 20, (since_ns, now_ns), true);
+    }
+    assert_eq!(end(shown(&mut w)), format!("{learnt} 1M alone, 2M beside other mounts"));
+    set(&mut w, "hybrid.learn=off").unwrap();
+    assert!(end(shown(&mut w)).ends_with("2M is the default and in force (hybrid.learn is off)"));
+    set(&mut w, "hybrid.large_write_bytes=2M").unwrap();
+    assert_eq!(end(shown(&mut w)), "# hybrid.large_write_bytes: 2M was set and is in force");
 }
 
 /// Goal: what other servers have of a tunable, or that they do not say, is shown beside the master's value. Method: a

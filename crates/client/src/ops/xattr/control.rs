@@ -10,9 +10,10 @@
 use crate::api::Ctx;
 use crate::conn::replies::unexpected;
 use crate::mount::Mount;
+use crate::telemetry::stats::Way;
 use crate::telemetry::status::{STATUS_PART_BYTES, plain};
-use crate::telemetry::tunables::Tunables;
-use amphi_types::{Errno, Result, TargetId};
+use crate::telemetry::tunables::{Tunable, Tunables};
+use amphi_types::{Errno, Result, TargetId, setting};
 use amphi_wire::{Reply, Request};
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -134,7 +135,8 @@ pub(super) async fn get(mount: &Arc<Mount>, ctx: &Ctx, name: &[u8]) -> Result<Ve
                 Some(rest) => rest.strip_prefix('.').ok_or(Errno::NoData)?,
                 None => return Err(Errno::NoData),
             };
-            let mut text = lines(&mount.tunables.list(pattern));
+            let rows = mount.tunables.list(pattern);
+            let mut text = lines(&rows) + &mount.threshold_lines(&rows);
             if means_server(pattern) {
                 text.push_str(&server_lines(mount, ctx, pattern).await?);
             }
@@ -221,6 +223,28 @@ impl Mount {
     pub(crate) fn complain(&self, text: String) -> Errno {
         *self.panel.complaint.lock() = text;
         Errno::Inval
+    }
+
+    /// Of the thresholds among these tunables: a line for each that says what is set or learnt, and in force.
+    fn threshold_lines(&self, rows: &Rows) -> String {
+        let thresholds = [
+            ("hybrid.large_read_bytes", Tunable::LargeRead, Way::Read),
+            ("hybrid.large_write_bytes", Tunable::LargeWrite, Way::Write),
+        ];
+        let mut text = String::new();
+        for (name, place, way) in thresholds {
+            let Some((_, value, _)) = rows.iter().find(|(row, ..)| row == name) else { continue };
+            let learnt = self.policy.throughput.thresholds.moved(way);
+            let _ = match (self.tunables.is_set(place), self.tunables.on(Tunable::Learn)) {
+                (true, _) => writeln!(text, "# {name}: {value} was set and is in force"),
+                (_, false) => writeln!(text, "# {name}: {value} is the default and in force (hybrid.learn is off)"),
+                _ => {
+                    let [alone, company] = learnt.map(|bytes| bytes.map_or(value.clone(), setting::size));
+                    writeln!(text, "# {name}: learnt and in force are {alone} alone, {company} beside other mounts")
+                }
+            };
+        }
+        text
     }
 
     /// Numbers of the moment beside the counters.

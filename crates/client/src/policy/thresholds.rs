@@ -1,0 +1,334 @@
+//! From which size on requests go direct, as it was measured (FEATURES H13).
+//!
+//! Owns: a threshold for reads and one for writes, each alone and in company, and the trials that move them. Does not
+//! own: what was set or is the default (`tunables`), the order of the rules (`decision`): contention, memory and
+//! locality speak as before, and while they do nothing is tried.
+//!
+//! Sizes are put into classes, each twice as large as the one before. Of a class one way is the usual one: direct from
+//! the threshold on, through the cache below. What the other way would carry is tried now and then, for one byte in
+//! eight at most. When the other way has led by five percent in eight stretches, and by more than they differ among
+//! themselves, the threshold moves, so that this class and all beyond it go that way.
+//!
+//! Invariants
+//! * The threshold stays within an eighth and eight times the default. One that was set does not move.
+//! * A trial costs what it takes longer than the usual way would have. Nothing is tried while all trials together have
+//!   cost more than 2 % of the time with I/O and 50 ms, and a trial that comes to cost as much ends.
+//! * That of reads never goes below the default: whether a file is read again is not known at its first pass, and a
+//!   page that is read again from the cache costs nothing. Of writes it does, unless what was written is read back
+//!   (`Locality::is_not_read_back`).
+//!
+//! What is measured is what landed in a stretch of time (`throughput`). Samples older than 30 s of I/O do not count:
+//! disks become slower, and others use them.
+
+use crate::policy::decision::{Mode, Way};
+use crate::policy::throughput::{Meter, SAMPLE_BYTES};
+use parking_lot::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// The smallest class begins here.
+const CLASS_MIN_BYTES: u64 = 4 << 10;
+/// 4 KiB to 16 MiB and more.
+const CLASSES: usize = 13;
+/// How many classes a threshold may move: to an eighth, or eight times.
+const REACH: usize = 3;
+/// Stretches of each way that decide.
+const SAMPLES: usize = 8;
+/// By so many percent the other way has to lead.
+const LEAD_PERCENT: u64 = 5;
+/// Trials may cost one part in so many of the time with I/O, beside `FREE_NS`.
+const COST_PART: u64 = 50;
+const FREE_NS: u64 = 50_000_000;
+/// One byte in so many may be tried.
+const TRIAL_PART: u64 = 8;
+/// Older samples do not count, in time with I/O.
+const OLD_NS: u64 = 30_000_000_000;
+const SECOND_NS: u64 = 1_000_000_000;
+
+fn class(bytes: u64) -> usize {
+    let doublings = (bytes / CLASS_MIN_BYTES).checked_ilog2().unwrap_or(0);
+    (doublings as usize).min(CLASSES - 1)
+}
+
+fn bytes_of(class: usize) -> u64 {
+    CLASS_MIN_BYTES << class
+}
+
+/// The last samples of one way of a class: bytes per second, and when each was complete, in time with I/O.
+#[derive(Clone, Copy, Debug, Default)]
+struct Samples {
+    last: [(u64, u64); SAMPLES],
+    next: usize,
+}
+
+/// Of samples: the middle one, and how far the quarters lie apart.
+#[derive(Clone, Copy, Debug)]
+struct Middle {
+    per_s: u64,
+    spread: u64,
+}
+
+impl Samples {
+    fn add(&mut self, per_s: u64, io_ns: u64) {
+        self.last[self.next] = (per_s.max(1), io_ns);
+        self.next = (self.next + 1) % SAMPLES;
+    }
+
+    /// `None` with fewer than `least` that count.
+    fn middle(&self, least: usize, io_ns: u64) -> Option<Middle> {
+        let counts = |&&(per_s, at_ns): &&(u64, u64)| per_s > 0 && io_ns.saturating_sub(at_ns) <= OLD_NS;
+        let mut rates = [0; SAMPLES];
+        let mut n = 0;
+        for (per_s, _) in self.last.iter().filter(counts) {
+            rates[n] = *per_s;
+            n += 1;
+        }
+        if n < least.max(1) {
+            return None;
+        }
+        let rates = &mut rates[..n];
+        rates.sort_unstable();
+        Some(Middle { per_s: rates[n / 2], spread: rates[(3 * n / 4).min(n - 1)] - rates[n / 4] })
+    }
+}
+
+/// A class goes the other way for a while.
+#[derive(Clone, Copy, Debug)]
+struct Trial {
+    class: usize,
+    mode: Mode,
+    /// What the usual way carries.
+    usual_per_s: u64,
+    begun_ns: u64,
+    left_bytes: u64,
+    landed_bytes: u64,
+}
+
+impl Trial {
+    /// What it has cost until now.
+    fn cost_ns(&self, io_ns: u64) -> u64 {
+        let usual = u128::from(self.landed_bytes) * u128::from(SECOND_NS) / u128::from(self.usual_per_s.max(1));
+        io_ns.saturating_sub(self.begun_ns).saturating_sub(usual as u64)
+    }
+}
+
+/// Of one way of I/O, alone or in company.
+#[derive(Debug)]
+struct Table {
+    way: Way,
+    /// Classes of the default and of the threshold: those from it on go direct.
+    default: usize,
+    at: usize,
+    meter: Meter,
+    /// By class, through the cache and direct.
+    samples: [[Samples; 2]; CLASSES],
+    trial: Option<Trial>,
+    cost_ns: u64,
+    /// Bytes that went the usual way since the last trial.
+    usual_bytes: u64,
+    /// Of the last request that went through the cache.
+    cached_class: usize,
+}
+
+/// Which arm of a class, for the meter.
+fn arm(class: usize, mode: Mode) -> usize {
+    2 * class + usize::from(mode == Mode::Direct)
+}
+
+impl Table {
+    fn new(way: Way) -> Table {
+        Table {
+            way,
+            default: 0,
+            at: 0,
+            meter: Meter::default(),
+            samples: [[Samples::default(); 2]; CLASSES],
+            trial: None,
+            cost_ns: 0,
+            usual_bytes: 0,
+            cached_class: 0,
+        }
+    }
+
+    fn least(&self) -> usize {
+        match self.way {
+            Way::Read => self.default,
+            Way::Write => self.default.saturating_sub(REACH),
+        }
+    }
+
+    fn begin(&mut self, default: usize) {
+        *self = Table { default, at: default, ..Table::new(self.way) };
+    }
+
+    fn sample_bytes(&self) -> u64 {
+        SAMPLE_BYTES[self.way as usize]
+    }
+
+    fn may_cost_ns(&self) -> u64 {
+        FREE_NS + self.meter.io_ns() / COST_PART
+    }
+
+    /// How a request of a class goes that no other rule speaks of.
+    fn mode(&mut self, class: usize, bytes: u64, usual: Mode, may_try: bool) -> Mode {
+        if let Some(trial) = self.trial.as_mut().filter(|trial| trial.class == class) {
+            if may_try && trial.mode != usual && trial.left_bytes > 0 {
+                trial.left_bytes = trial.left_bytes.saturating_sub(bytes);
+                return trial.mode;
+            }
+            self.end_trial(false);
+        }
+        if may_try && self.trial.is_none() && self.begin_trial(class, usual) {
+            return self.mode(class, bytes, usual, may_try);
+        }
+        self.usual_bytes = self.usual_bytes.saturating_add(bytes);
+        usual
+    }
+
+    fn begin_trial(&mut self, class: usize, usual: Mode) -> bool {
+        // Twice as much as a sample: the first of it lands beside what went the usual way before.
+        let left_bytes = 2 * self.sample_bytes();
+        if self.usual_bytes < TRIAL_PART * left_bytes || self.cost_ns > self.may_cost_ns() {
+            return false;
+        }
+        let begun_ns = self.meter.io_ns();
+        let Some(known) = self.samples[class][usize::from(usual == Mode::Direct)].middle(SAMPLES / 2, begun_ns) else {
+            return false;
+        };
+        let mode = if usual == Mode::Direct { Mode::Buffered } else { Mode::Direct };
+        self.usual_bytes = 0;
+        self.trial = Some(Trial { class, mode, usual_per_s: known.per_s, begun_ns, left_bytes, landed_bytes: 0 });
+        true
+    }
+
+    /// `sampled`: it has brought its sample. Otherwise what has landed is one, if it is much or was dear.
+    fn end_trial(&mut self, sampled: bool) {
+        let Some(trial) = self.trial.take() else { return };
+        let io_ns = self.meter.io_ns();
+        let (cost_ns, took_ns) = (trial.cost_ns(io_ns), io_ns.saturating_sub(trial.begun_ns));
+        self.cost_ns = self.cost_ns.saturating_add(cost_ns);
+        let is_much = trial.landed_bytes >= self.sample_bytes() / 2;
+        if !sampled && took_ns > 0 && trial.landed_bytes > 0 && (is_much || cost_ns >= FREE_NS) {
+            let per_s = u128::from(trial.landed_bytes) * u128::from(SECOND_NS) / u128::from(took_ns);
+            self.sampled(trial.class, trial.mode, u64::try_from(per_s).unwrap_or(u64::MAX));
+        }
+    }
+
+    /// Bytes have gone one way.
+    fn note(&mut self, direct: Option<u64>, bytes: u64, times_ns: (u64, u64), shows: bool) {
+        let (class, mode) = match direct {
+            Some(request) => (class(request), Mode::Direct),
+            None => (self.cached_class, Mode::Buffered),
+        };
+        let is_tried = self.trial.is_some_and(|trial| (trial.class, trial.mode) == (class, mode));
+        let shows = shows || (is_tried && mode == Mode::Buffered);
+        let sample = self.meter.note(self.sample_bytes(), arm(class, mode), bytes, times_ns, shows);
+        if let Some(trial) = self.trial.as_mut().filter(|_| is_tried) {
+            trial.landed_bytes = trial.landed_bytes.saturating_add(bytes);
+        }
+        if let Some(per_s) = sample {
+            if is_tried {
+                self.end_trial(true);
+            }
+            self.sampled(class, mode, per_s);
+        }
+        let io_ns = self.meter.io_ns();
+        if self.trial.is_some_and(|trial| self.cost_ns.saturating_add(trial.cost_ns(io_ns)) > self.may_cost_ns()) {
+            self.end_trial(false);
+        }
+    }
+
+    fn sampled(&mut self, class: usize, mode: Mode, per_s: u64) {
+        let io_ns = self.meter.io_ns();
+        let of_class = &mut self.samples[class];
+        of_class[usize::from(mode == Mode::Direct)].add(per_s, io_ns);
+        let [Some(cached), Some(direct)] = of_class.map(|samples| samples.middle(SAMPLES, io_ns)) else { return };
+        // A middle of eight lies within a third of their spread of where it should.
+        let leads = |one: Middle, other: Middle| {
+            one.per_s > other.per_s.saturating_add(other.per_s / 100 * LEAD_PERCENT + (one.spread + other.spread) / 3)
+        };
+        let at = match class < self.at {
+            true if leads(direct, cached) => class,
+            false if leads(cached, direct) => class + 1,
+            _ => return,
+        };
+        self.at = at.clamp(self.least(), self.default + REACH);
+    }
+}
+
+/// What a mount has learnt.
+#[derive(Debug)]
+pub(crate) struct Thresholds {
+    /// By way, alone and in company.
+    tables: [[Mutex<Table>; 2]; 2],
+    in_company: AtomicBool,
+}
+
+impl Default for Thresholds {
+    fn default() -> Thresholds {
+        let tables = |way| [Mutex::new(Table::new(way)), Mutex::new(Table::new(way))];
+        // In the order of `Way`.
+        let tables = [tables(Way::Read), tables(Way::Write)];
+        Thresholds { tables, in_company: AtomicBool::new(false) }
+    }
+}
+
+/// What is known of a request.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Asked {
+    pub(crate) way: Way,
+    pub(crate) bytes: u64,
+    /// The threshold that nobody has set.
+    pub(crate) default_bytes: u64,
+    pub(crate) in_company: bool,
+    /// What goes through the cache is used again: nothing goes direct that would not by default.
+    pub(crate) is_reused: bool,
+    /// No other rule speaks of it.
+    pub(crate) may_try: bool,
+}
+
+impl Thresholds {
+    /// Whether a request counts as a large one.
+    pub(crate) fn is_large(&self, asked: Asked) -> bool {
+        let Asked { way, bytes, default_bytes, in_company, is_reused, may_try } = asked;
+        let (class, default) = (class(bytes), class(default_bytes));
+        if bytes_of(default) != default_bytes || class + REACH < default || class >= default + REACH {
+            return bytes >= default_bytes;
+        }
+        self.in_company.store(in_company, Relaxed);
+        let mut table = self.tables[way as usize][usize::from(in_company)].lock();
+        if table.default != default {
+            table.begin(default);
+        }
+        let at = if is_reused { table.at.max(default) } else { table.at };
+        let usual = if class >= at { Mode::Direct } else { Mode::Buffered };
+        let may_try = may_try && class >= table.least() && !(is_reused && class < default);
+        let mode = table.mode(class, bytes, usual, may_try);
+        if mode == Mode::Buffered {
+            table.cached_class = class;
+        }
+        mode == Mode::Direct
+    }
+
+    /// `bytes` have landed: past the cache in requests of `direct` bytes, or through it. `shows`: nothing ran beside
+    /// them that would spoil the stretch.
+    pub(crate) fn note(&self, way: Way, direct: Option<u64>, bytes: u64, times_ns: (u64, u64), shows: bool) {
+        let in_company = self.in_company.load(Relaxed);
+        let mut table = self.tables[way as usize][usize::from(in_company)].lock();
+        // Nobody has asked yet.
+        if table.default > 0 {
+            table.note(direct, bytes, times_ns, shows);
+        }
+    }
+
+    /// The thresholds alone and in company, bytes, where they have moved.
+    pub(crate) fn moved(&self, way: Way) -> [Option<u64>; 2] {
+        [0, 1].map(|company| {
+            let table = self.tables[way as usize][company].lock();
+            (table.at != table.default).then(|| bytes_of(table.at))
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "thresholds/tests.rs"]
+mod tests;
