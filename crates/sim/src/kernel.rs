@@ -12,25 +12,32 @@
 //! is kept in any case. Where another size is kept then the mount asks again itself, and pages are taken back when
 //! answers that were given have arrived (`amphi-fuse`, `client_fs/sizes.rs`, which has bounds for both). What a
 //! program stores into a mapping is written back late (`stores`). A name is kept for the time that it was lent for: to
-//! whoever asked while the mount is alone, to a walk of the mount's own in company, which can be taken back. Answers
-//! arrive late.
+//! whoever asked while the mount is alone, to a walk of the mount's own in company, which can be taken back. What is
+//! read through an open directory is kept by the time of modification (`listings`). Answers arrive late.
 //!
 //! Invariant: the kernel runs on a node of its own: it goes on showing what it keeps while the mount is stopped.
 
 mod changes;
+pub mod directories;
 pub mod games;
+mod listings;
+mod mistakes;
 mod names;
 mod stores;
+mod story;
 mod tally;
 
+pub use mistakes::Mistake;
+pub use story::Failure;
 pub use tally::Tally;
 
 use crate::dice::Dice;
 use amphi_client::{Client, Ctx, Hints, KernelPages, LentName, OpenFile, OpenFlags, Rule};
 use amphi_env::{Env, SimEnv};
-use amphi_types::{Attr, ByteRange, Ino, Result, Timespec};
+use amphi_types::{Attr, ByteRange, Ino, Kind, Result, Timespec};
 use futures_channel::mpsc::{UnboundedReceiver, UnboundedSender, unbounded};
 use futures_util::StreamExt;
+use listings::{Listings, Marks};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -48,44 +55,6 @@ const EXCLUSIVE: u32 = u32::MAX;
 const ARRIVED_NS: u64 = 100_000_000;
 /// How often whoever waits for a page or a directory looks.
 const LOOK: Duration = Duration::from_micros(20);
-
-/// A mistake in the giving back of what was lent, which the games must find.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mistake {
-    /// One page in three stays when pages are taken back.
-    PagesStay,
-    /// Pages that are being read when they are taken back come to be kept.
-    ReadsStay,
-    /// Attributes stay when they are taken back, one time in three.
-    AttributesStay,
-    /// An answer to a question from before an invalidation is kept.
-    LateAnswers,
-    /// Names are kept for four seconds longer than they were lent.
-    NamesStay,
-    /// Names stay when they are taken back, one time in three.
-    TakenNamesStay,
-    /// The mount does not see to it that the kernel takes the sizes that it is told.
-    DroppedSizes,
-    /// One changed page in three is dropped without being written back.
-    LostStores,
-    /// It sees to that only where something is taken back, not where answers, writes and cuts cross.
-    CrossingAnswers,
-}
-
-impl Mistake {
-    /// All of them.
-    pub const ALL: [Mistake; 9] = [
-        Mistake::PagesStay,
-        Mistake::ReadsStay,
-        Mistake::AttributesStay,
-        Mistake::LateAnswers,
-        Mistake::NamesStay,
-        Mistake::TakenNamesStay,
-        Mistake::DroppedSizes,
-        Mistake::LostStores,
-        Mistake::CrossingAnswers,
-    ];
-}
 
 enum Page {
     /// A request for it is under way.
@@ -136,6 +105,8 @@ struct Inode {
     /// The inode's lock: so many hold it shared; `EXCLUSIVE` one alone.
     lock: u32,
     write_back: stores::WriteBack,
+    /// Of a directory.
+    listings: Listings,
 }
 
 impl Inode {
@@ -159,6 +130,8 @@ struct Kept {
     names: BTreeMap<(Ino, Vec<u8>), Name>,
     /// Names that the mount walks to.
     walking: BTreeSet<(Ino, Vec<u8>)>,
+    /// How the mount opens directories.
+    marks: BTreeMap<Ino, Marks>,
     /// Counts all that makes answers old.
     moment: u64,
     /// When an inode was forgotten last.
@@ -169,6 +142,7 @@ struct Kept {
 enum What {
     Pages(Ino, ByteRange),
     Names(Vec<LentName>),
+    Listing(Ino),
 }
 
 struct Job {
@@ -191,8 +165,9 @@ impl Door {
         }
     }
 
-    fn forgets(&self) -> bool {
-        self.mistake == Some(Mistake::AttributesStay) && self.count.fetch_add(1, Relaxed).is_multiple_of(3)
+    /// Whether what is to be taken back stays, by a mistake.
+    fn forgets(&self, mistake: Mistake) -> bool {
+        self.mistake == Some(mistake) && self.count.fetch_add(1, Relaxed).is_multiple_of(3)
     }
 }
 
@@ -209,12 +184,24 @@ impl KernelPages for Door {
         self.send(What::Names(names), done);
     }
 
+    fn drop_listings(&self) {
+        for (ino, _) in lock(&self.kept).marks.iter().filter(|(_, marks)| marks.are_open()) {
+            self.send(What::Listing(*ino), Box::new(|| {}));
+        }
+    }
+
     fn drop_attributes(&self, ino: Ino) -> bool {
+        if self.forgets(Mistake::DirectoriesStay) {
+            return true;
+        }
         let kept = &mut *lock(&self.kept);
+        if kept.marks.get(&ino).is_some_and(Marks::are_open) {
+            self.send(What::Listing(ino), Box::new(|| {}));
+        }
         kept.moment += 1;
         let moment = kept.moment;
         let Some(inode) = kept.inodes.get_mut(&ino) else { return false };
-        if !self.forgets() {
+        if !self.forgets(Mistake::AttributesStay) {
             (inode.version, inode.taken_back, inode.until_ns) = (moment, moment, 0);
         }
         true
@@ -316,6 +303,10 @@ impl Kernel {
                         own.invalidate(ino, range).await;
                     }
                     What::Names(names) => own.take_names(&names).await,
+                    What::Listing(ino) => {
+                        own.late(own.late_us.0).await;
+                        own.drop_listing(ino);
+                    }
                 }
                 (job.done)();
             });
@@ -414,6 +405,13 @@ impl Kernel {
     /// with what it holds until the answer has been written.
     fn lend(&self, rule: Rule, asked: u64, attr: &Attr) -> (Duration, Option<amphi_client::Lending>) {
         let lending = self.client.lend(rule);
+        if attr.kind == Kind::Dir {
+            // The kernel would take the answer for later than the change that crossed it.
+            if self.client.is_alone() && !self.client.lends_directories(rule) {
+                return (Duration::ZERO, lending);
+            }
+            self.shown(attr);
+        }
         let life = match &lending {
             Some(lending) => lending.life(),
             None => self.client.lend_attributes(attr),
@@ -441,7 +439,9 @@ impl Kernel {
         telling(-1);
         let kept = lock(&self.kept);
         let Some(inode) = kept.inodes.get(&attr.ino) else { return true };
+        // Nobody looks which time of a directory the kernel goes by.
         is_kept
+            || attr.kind == Kind::Dir
             || match self.mistake {
                 Some(Mistake::DroppedSizes) => true,
                 Some(Mistake::CrossingAnswers) => inode.taken_back <= asked,
@@ -489,7 +489,8 @@ impl Kernel {
         }
         loop {
             let (asked, rule) = (self.moment(), self.client.rule());
-            let attr = self.client.getattr(ctx, ino).await?;
+            let mut attr = self.client.getattr(ctx, ino).await?;
+            self.confuse(&mut attr);
             let (life, lending) = self.lend(rule, asked, &attr);
             let is_kept = self.tell(asked, &attr, life).await;
             drop(lending);

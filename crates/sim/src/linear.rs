@@ -198,6 +198,18 @@ impl Linear {
         self.possible = seen.into_iter().map(forget).collect();
     }
 
+    /// The call was refused: it has not happened, and cannot any more.
+    ///
+    /// Errors: it must have happened, by what others saw.
+    pub fn refuse(&mut self, call: CallId) -> Result<(), String> {
+        self.possible.retain(|e| !e.happened.contains_key(&call));
+        let op = self.under_way.remove(&call);
+        if self.possible.is_empty() {
+            return Err(format!("{op:?} was refused; others have seen it happen"));
+        }
+        Ok(())
+    }
+
     /// An explanation after one more of the calls under way has happened, for each of them.
     fn steps(&self, e: &Explanation) -> Vec<Explanation> {
         let left = self.under_way.iter().filter(|(id, _)| !e.happened.contains_key(id));
@@ -300,6 +312,20 @@ mod tests {
         assert_eq!(l.contents(), BTreeSet::from([vec![1], vec![2]]));
         done(&mut l, CellOp::Read { at: 0, n: 1 }, &[1]).unwrap();
         assert!(done(&mut l, CellOp::Read { at: 0, n: 1 }, &[2]).is_err(), "it happens no more");
+    }
+
+    /// Goal: a call that was refused has not happened. Method: a write that nobody has seen, and one that was read.
+    #[test]
+    fn refused_calls_have_not_happened() {
+        let mut l = Linear::default();
+        done(&mut l, write(0, 1, 1), &[]).unwrap();
+        let refused = l.begin(write(0, 1, 2));
+        done(&mut l, CellOp::Size, &[1]).unwrap();
+        let mut seen = l.clone();
+        l.refuse(refused).unwrap();
+        assert_eq!(l.contents(), BTreeSet::from([vec![1]]));
+        done(&mut seen, CellOp::Read { at: 0, n: 1 }, &[2]).unwrap();
+        assert!(seen.refuse(refused).is_err());
     }
 
     /// Goal: appends at the same time lie one behind the other. Method: two of them, all contents that may come of it.

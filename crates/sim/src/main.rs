@@ -2,7 +2,7 @@
 
 use amphi_sim::callbacks::Counts;
 use amphi_sim::hostile::{Guise, Tally};
-use amphi_sim::kernel::games;
+use amphi_sim::kernel::{self, directories, games};
 use amphi_sim::run::{Faults, Plan, Summary, run_plan};
 use clap::{Parser, ValueEnum};
 use std::ops::Range;
@@ -49,6 +49,9 @@ struct Args {
     /// Mounts with kernels in front that keep pages, attributes and names, and give them back late.
     #[arg(long)]
     kernel: bool,
+    /// The same around directories that are kept open, whose listings the kernels keep.
+    #[arg(long)]
+    directories: bool,
     /// In place of seeds: so many hostile inputs from each of a stranger, a mount of a user, a mount of root, a server,
     /// an administrator.
     #[arg(long)]
@@ -117,18 +120,25 @@ fn hostile(seed: u64, inputs: u64) -> ExitCode {
     if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS }
 }
 
+/// A game with kernels: its seed, a mistake, whether every line is printed.
+type Play = fn(u64, Option<kernel::Mistake>, bool) -> Result<kernel::Tally, kernel::Failure>;
+
 /// Games with kernels that keep what they are lent.
-fn kernels(seeds: Range<u64>, talk: bool, keep_going: bool) -> ExitCode {
-    let (mut sum, mut failed, single) = (games::Tally::default(), Vec::new(), seeds.end - seeds.start == 1);
+fn kernels(seeds: Range<u64>, talk: bool, keep_going: bool, directories: bool) -> ExitCode {
+    let (play, game): (Play, _) = match directories {
+        true => (directories::play, "--directories"),
+        false => (games::play, "--kernel"),
+    };
+    let (mut sum, mut failed, single) = (kernel::Tally::default(), Vec::new(), seeds.end - seeds.start == 1);
     for seed in seeds {
-        match games::play(seed, None, talk) {
+        match play(seed, None, talk) {
             Ok(tally) => sum.add(&tally),
             Err(failure) => {
                 if single && !talk {
                     failure.story.iter().for_each(|line| println!("{line}"));
                 }
                 println!("seed {seed} fails: {}", failure.line);
-                println!("replay: cargo xtask sim --kernel --seed {seed}");
+                println!("replay: cargo xtask sim {game} --seed {seed}");
                 failed.push(seed);
                 if !keep_going {
                     break;
@@ -153,8 +163,8 @@ fn main() -> ExitCode {
         (None, Some(seeds)) => seeds,
         (None, None) => 0..100,
     };
-    if args.kernel {
-        return kernels(seeds, args.talk, args.keep_going);
+    if args.kernel || args.directories {
+        return kernels(seeds, args.talk, args.keep_going, args.directories);
     }
     let single = args.seed.is_some();
     let faults = match args.faults {

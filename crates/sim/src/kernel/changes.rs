@@ -10,7 +10,7 @@ use std::time::Duration;
 
 impl Kernel {
     /// Takes the lock of an inode.
-    async fn lock(&self, ino: Ino, exclusive: bool) {
+    pub(super) async fn lock(&self, ino: Ino, exclusive: bool) {
         loop {
             {
                 let kept = &mut *lock(&self.kept);
@@ -31,7 +31,7 @@ impl Kernel {
         }
     }
 
-    fn unlock(&self, ino: Ino) {
+    pub(super) fn unlock(&self, ino: Ino) {
         if let Some(inode) = lock(&self.kept).inodes.get_mut(&ino) {
             inode.lock = if inode.lock == EXCLUSIVE { 0 } else { inode.lock - 1 };
         }

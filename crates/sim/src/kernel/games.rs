@@ -11,9 +11,9 @@
 //! Stores into a mapping are calls that end with the `msync` behind them. Mounts
 //! beyond the first come some time after it, go, and come again, so that the first is alone and in company by turns.
 
-pub use super::Tally;
-use super::{Kernel, Mistake, Opened, PAGE, Shown};
-use crate::cluster::{Cluster, MOUNTS, Mount, SERVER, Shape};
+use super::story::Story;
+use super::{Failure, Kernel, Mistake, Opened, PAGE, Shown, Tally};
+use crate::cluster::{Cluster, Mount, Shape};
 use crate::dice::Dice;
 use crate::linear::{CallId, CellOp, Cells, Linear};
 use crate::shared::CellRow;
@@ -21,7 +21,6 @@ use amphi_client::{Ctx, OpenFlags};
 use amphi_env::Env;
 use amphi_types::{Errno, Ino};
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -37,8 +36,6 @@ const PLAYERS: usize = 2;
 const CALLS: u64 = 60;
 /// A call takes no longer than this, beside faults.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Lines of the story that are kept.
-const STORY: usize = 400;
 /// The name's cell has no other one beside it.
 const ONE: usize = 1;
 
@@ -51,9 +48,7 @@ struct Table {
     histories: RefCell<Vec<Linear>>,
     names: RefCell<Vec<Linear>>,
     next_tag: Cell<u64>,
-    wrong: RefCell<Option<String>>,
-    story: RefCell<VecDeque<String>>,
-    talks: bool,
+    story: Rc<Story>,
     /// Players at work.
     working: Cell<usize>,
     /// Mounts that write keep no pages for others, and those give them back late.
@@ -62,35 +57,10 @@ struct Table {
 }
 
 impl Table {
-    fn note(&self, who: &str, line: &str) {
-        let line = format!("{:>14} {who} {line}", self.cluster.env.now().0 / 1000);
-        if self.talks {
-            println!("{line}");
-        }
-        let mut story = self.story.borrow_mut();
-        if story.len() >= STORY {
-            story.pop_front();
-        }
-        story.push_back(line);
-    }
-
-    fn complain(&self, line: String) {
-        self.wrong.borrow_mut().get_or_insert(line);
-    }
-
     fn tag(&self) -> u64 {
         self.next_tag.set(self.next_tag.get() + 1);
         self.next_tag.get()
     }
-}
-
-/// A failed game.
-#[derive(Debug)]
-pub struct Failure {
-    /// What is wrong.
-    pub line: String,
-    /// What happened before.
-    pub story: Vec<String>,
 }
 
 /// Plays the game of a seed.
@@ -103,17 +73,12 @@ pub fn play(seed: u64, mistake: Option<Mistake>, talks: bool) -> Result<Tally, F
     shape.holder_known_gone = true;
     shape.tunables.retain(|(name, _)| name != "hybrid.mode" && name != "hybrid.large_read_bytes");
     let cluster = Rc::new(Cluster::new(seed, shape));
-    let table = Rc::new(RefCell::new(None));
-    let kept = table.clone();
-    let (own, apart) = (cluster.clone(), dice.one_in(2));
-    let ended = cluster.sim.block_on(async move { whole(own, dice, mistake, (talks, apart), kept).await });
-    let story = |table: &Rc<RefCell<Option<Rc<Table>>>>| {
-        table.borrow().as_ref().map_or(Vec::new(), |t| t.story.borrow().iter().cloned().collect())
-    };
+    let story = Story::new(&cluster, talks);
+    let (own, own_story, apart) = (cluster.clone(), story.clone(), dice.one_in(2));
+    let ended = cluster.sim.block_on(async move { whole(own, dice, mistake, (own_story, apart)).await });
     match ended {
-        Ok(Ok(tally)) => Ok(tally),
-        Ok(Err(line)) => Err(Failure { line, story: story(&table) }),
-        Err(e) => Err(Failure { line: format!("{e:?}"), story: story(&table) }),
+        Ok(played) => story.judge(played),
+        Err(e) => story.judge(Err(format!("{e:?}"))),
     }
 }
 
@@ -121,8 +86,7 @@ async fn whole(
     cluster: Rc<Cluster>,
     mut dice: Dice,
     mistake: Option<Mistake>,
-    (talks, apart): (bool, bool),
-    kept: Rc<RefCell<Option<Rc<Table>>>>,
+    (story, apart): (Rc<Story>, bool),
 ) -> Told<Tally> {
     let said = |e: Errno| e.to_string();
     cluster.start_server(0).await?;
@@ -147,14 +111,11 @@ async fn whole(
         files,
         names: RefCell::new(names),
         next_tag: Cell::new(1 << 40),
-        wrong: RefCell::default(),
-        story: RefCell::default(),
-        talks,
+        story: story.clone(),
         working: Cell::new(0),
         apart,
         tally: RefCell::default(),
     });
-    *kept.borrow_mut() = Some(table.clone());
     let others = cluster.shape.mounts - 1;
     table.working.set(1 + others);
     let mut first = Some(first);
@@ -162,39 +123,13 @@ async fn whole(
         let (table, dice, mount) = (table.clone(), Dice::new(dice.bits(), at as u64), first.take());
         cluster.env.spawn(async move {
             if let Err(e) = stay(&table, at, dice, mount, mistake).await {
-                table.complain(e);
+                table.story.complain(e);
             }
             table.working.set(table.working.get() - 1);
         });
     }
-    faults(&table, &mut dice).await;
-    let wrong = table.wrong.borrow().clone();
-    let tally = *table.tally.borrow();
-    wrong.map_or(Ok(tally), Err)
-}
-
-/// Breaks connections and stops mounts for a moment until nobody plays any more.
-async fn faults(table: &Rc<Table>, dice: &mut Dice) {
-    let cluster = &table.cluster;
-    while table.working.get() > 0 && table.wrong.borrow().is_none() {
-        cluster.env.sleep(Duration::from_micros(dice.below(400_000))).await;
-        let node = MOUNTS[dice.below(cluster.shape.mounts as u64) as usize];
-        match dice.below(12) {
-            0 => {
-                table.note("--", &format!("connections of {node} break"));
-                cluster.sim.break_connections(SERVER, node);
-            }
-            1 => {
-                let us = dice.below(1_500_000);
-                table.note("--", &format!("{node} is stopped for {us} us"));
-                cluster.sim.stop(node);
-                cluster.env.sleep(Duration::from_micros(us)).await;
-                cluster.sim.go_on(node);
-                cluster.env.sleep(Duration::from_secs(1)).await;
-            }
-            _ => {}
-        }
-    }
+    story.faults(&cluster, &mut dice, || table.working.get() > 0).await;
+    Ok(*table.tally.borrow())
 }
 
 /// A mount comes, its players play, it goes; twice, if it is not the first.
@@ -210,7 +145,7 @@ async fn stay(table: &Rc<Table>, at: usize, mut dice: Dice, mount: Option<Mount>
             Some(mount) => mount,
             None => cluster.mount_at(at).await?,
         };
-        table.note(&format!("m{at}"), "is there");
+        table.story.note(&format!("m{at}"), "is there");
         let back_us = if table.apart && !writes(table, at) { 1_200_000 } else { 15_000 };
         let late_us = (back_us, dice.pick(&[100, 2_000, 60_000]).copied().unwrap_or(100));
         let kernel =
@@ -223,19 +158,19 @@ async fn stay(table: &Rc<Table>, at: usize, mut dice: Dice, mount: Option<Mount>
             cluster.env.spawn(async move {
                 let mut player = Player::new(&table, kernel, (at, player), dice);
                 if let Err(e) = player.play(calls).await {
-                    table.complain(format!("{}: {e}", player.who));
+                    table.story.complain(format!("{}: {e}", player.who));
                 }
                 drop(player);
                 left.set(left.get() - 1);
             });
         }
-        cluster.wait("the players", || left.get() == 0 || table.wrong.borrow().is_some()).await?;
-        if table.wrong.borrow().is_some() {
+        cluster.wait("the players", || left.get() == 0 || table.story.is_wrong()).await?;
+        if table.story.is_wrong() {
             return Ok(());
         }
         kernel.unmounted();
         table.tally.borrow_mut().add(&kernel.tally());
-        table.note(&format!("m{at}"), "goes");
+        table.story.note(&format!("m{at}"), "goes");
         cluster.unmount(mount).await?;
     }
     Ok(())
@@ -278,7 +213,7 @@ impl Player {
     async fn play(&mut self, calls: u64) -> Told {
         let writes = u32::from(writes(&self.table, self.at));
         for _ in 0..calls {
-            if self.table.wrong.borrow().is_some() {
+            if self.table.story.is_wrong() {
                 break;
             }
             if self.dice.one_in(4) {
@@ -310,12 +245,12 @@ impl Player {
     }
 
     fn begin(&self, file: usize, op: CellOp) -> Call {
-        self.table.note(&self.who, &format!("f{file} {op:x?} ..."));
+        self.table.story.note(&self.who, &format!("f{file} {op:x?} ..."));
         (file, self.table.histories.borrow_mut()[file].begin(op))
     }
 
     fn end(&self, (file, call): Call, what: &str, cells: &Cells) -> Told {
-        self.table.note(&self.who, &format!("  ... f{file} {what} gave {:x?}", cells.0));
+        self.table.story.note(&self.who, &format!("  ... f{file} {what} gave {:x?}", cells.0));
         let judged = self.table.histories.borrow_mut()[file].end(call, cells);
         judged.map_err(|e| format!("{what} of f{file}: {e}"))
     }
@@ -330,7 +265,7 @@ impl Player {
         }
         let opened = self.kernel.open(&self.ctx(), self.table.files[file], OpenFlags::READ).await;
         let opened = Rc::new(opened.map_err(|e| format!("open: {e}"))?);
-        self.table.note(&self.who, &format!("f{file} opened, by the kernel: {}", opened.serves));
+        self.table.story.note(&self.who, &format!("f{file} opened, by the kernel: {}", opened.serves));
         self.open[file] = Some(opened.clone());
         Ok(opened)
     }
@@ -352,7 +287,7 @@ impl Player {
         match read.map_err(|e| format!("{what} of f{file}: {e}"))? {
             // A mapping is cut at the size that the kernel was last told.
             shown if matches!(shown, Shown::Cut | Shown::Unsynced) || (mapped && shown == Shown::Nothing) => {
-                self.table.note(&self.who, &format!("  ... f{file} {what} shows nothing to judge: {shown:?}"));
+                self.table.story.note(&self.who, &format!("  ... f{file} {what} shows nothing to judge: {shown:?}"));
                 self.table.histories.borrow_mut()[file].give_up(call.1);
                 Ok(())
             }
@@ -409,11 +344,11 @@ impl Player {
         let call = self.begin(file, CellOp::Store { at: at as usize, tag });
         let is_stored = self.kernel.store(&ctx, &open, at, &tag.to_le_bytes()).await;
         if !is_stored.map_err(|e| format!("store: {e}"))? {
-            self.table.note(&self.who, &format!("  ... f{file} ends before the store"));
+            self.table.story.note(&self.who, &format!("  ... f{file} ends before the store"));
             self.table.histories.borrow_mut()[file].give_up(call.1);
             return Ok(());
         }
-        self.table.note(&self.who, &format!("  ... f{file} stored {tag:x}"));
+        self.table.story.note(&self.who, &format!("  ... f{file} stored {tag:x}"));
         let us = if self.dice.one_in(4) { 100_000 } else { 2_000 };
         self.table.cluster.env.sleep(Duration::from_micros(self.dice.below(us))).await;
         self.kernel.msync(&open, at).await.map_err(|e| format!("msync: {e}"))?;
@@ -431,10 +366,10 @@ impl Player {
     async fn look(&mut self) -> Told {
         let n = self.dice.below(NAMES as u64) as usize;
         let call = self.table.names.borrow_mut()[n].begin(CellOp::Read { at: 0, n: ONE });
-        self.table.note(&self.who, &format!("n{n} ..."));
+        self.table.story.note(&self.who, &format!("n{n} ..."));
         let ino = self.kernel.lookup(&self.ctx(), Ino::ROOT, &name_of(n)).await;
         let ino = ino.map_err(|e| format!("lookup of n{n}: {e}"))?;
-        self.table.note(&self.who, &format!("  ... n{n} is {ino}"));
+        self.table.story.note(&self.who, &format!("  ... n{n} is {ino}"));
         let judged = self.table.names.borrow_mut()[n].end(call, &Cells(vec![ino.0]));
         judged.map_err(|e| format!("n{n}: {e}"))
     }
@@ -451,10 +386,10 @@ impl Player {
         }
         let tag = made.attr.ino.0;
         let call = self.table.names.borrow_mut()[n].begin(CellOp::Write { at: 0, n: ONE, tag });
-        self.table.note(&self.who, &format!("n{n} becomes {} ...", made.attr.ino));
+        self.table.story.note(&self.who, &format!("n{n} becomes {} ...", made.attr.ino));
         let done = self.kernel.rename(&ctx, Ino::ROOT, &new, &name_of(n)).await;
         done.map_err(|e| format!("rename: {e}"))?;
-        self.table.note(&self.who, &format!("  ... n{n} became {}", made.attr.ino));
+        self.table.story.note(&self.who, &format!("  ... n{n} became {}", made.attr.ino));
         self.table.names.borrow_mut()[n].end(call, &Cells::default())
     }
 }

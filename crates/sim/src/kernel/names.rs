@@ -1,12 +1,13 @@
 //! Names that the kernel keeps.
 //!
 //! Owns: walks to a name and moves of names within a directory, with what the directory's lock keeps apart; the mount's
-//! own walks, and how what they were lent is taken back. Does not own: for how long names are lent.
+//! own walks, and how what they were lent is taken back; names that are made and removed, of which only what becomes of
+//! the directory is kept. Does not own: for how long names are lent.
 
 use super::{Kernel, LOOK, Mistake, Name, lock};
-use amphi_client::{Ctx, Lending, LentName, NameShows, RenameMode};
+use amphi_client::{Ctx, Lending, LentName, NameShows, OpenFlags, RenameMode};
 use amphi_env::Env;
-use amphi_types::{Ino, Result};
+use amphi_types::{Errno, Ino, Result};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -111,6 +112,78 @@ impl Kernel {
             }
         }
         self.renames.set(0);
+        done
+    }
+
+    /// Takes the lock of a directory to change a name in it.
+    ///
+    /// Errors: `NoEnt` if this kernel has removed it; the lock is not held then.
+    async fn begin_change(&self, dir: Ino) -> Result<()> {
+        self.lock(dir, true).await;
+        if lock(&self.kept).inodes.entry(dir).or_default().listings.is_removed() {
+            self.unlock(dir);
+            return Err(Errno::NoEnt);
+        }
+        Ok(())
+    }
+
+    /// A name was changed, or not (`fuse_dir_changed`: answers to questions from before count).
+    fn end_change(&self, dir: Ino, changed: bool) {
+        if changed && self.mistake != Some(Mistake::OwnChangesStay) {
+            let kept = &mut *lock(&self.kept);
+            let inode = kept.inodes.entry(dir).or_default();
+            inode.until_ns = 0;
+            inode.listings.change();
+        }
+        self.unlock(dir);
+    }
+
+    /// Makes a file, unless there is one.
+    ///
+    /// Errors: those of `create`.
+    pub async fn make(&self, ctx: &Ctx, dir: Ino, name: &[u8]) -> Result<()> {
+        self.begin_change(dir).await?;
+        let made = self.client.create(ctx, dir, name, 0o644, OpenFlags::WRITE).await;
+        self.late(self.late_us.1).await;
+        self.end_change(dir, made.is_ok());
+        made.map(drop)
+    }
+
+    /// Removes a file.
+    ///
+    /// Errors: those of `unlink`.
+    pub async fn unlink(&self, ctx: &Ctx, dir: Ino, name: &[u8]) -> Result<()> {
+        self.begin_change(dir).await?;
+        let done = self.client.unlink(ctx, dir, name).await;
+        self.late(self.late_us.1).await;
+        self.end_change(dir, done.is_ok());
+        done
+    }
+
+    /// Makes a directory.
+    ///
+    /// Errors: those of `mkdir`.
+    pub async fn make_directory(&self, ctx: &Ctx, dir: Ino, name: &[u8]) -> Result<Ino> {
+        self.begin_change(dir).await?;
+        let made = self.client.mkdir(ctx, dir, name, 0o755).await;
+        self.late(self.late_us.1).await;
+        self.end_change(dir, made.is_ok());
+        made.map(|attr| attr.ino)
+    }
+
+    /// Removes the directory `ino`, which has this name.
+    ///
+    /// Errors: those of `rmdir`.
+    pub async fn remove_directory(&self, ctx: &Ctx, (dir, name): (Ino, &[u8]), ino: Ino) -> Result<()> {
+        self.begin_change(dir).await?;
+        self.lock(ino, true).await;
+        let done = self.client.rmdir(ctx, dir, name).await;
+        self.late(self.late_us.1).await;
+        if done.is_ok() {
+            lock(&self.kept).inodes.entry(ino).or_default().listings.remove();
+        }
+        self.unlock(ino);
+        self.end_change(dir, done.is_ok());
         done
     }
 }

@@ -23,6 +23,14 @@ pub struct Tally {
     pub kept_opens: u64,
     /// Changed pages that were written back.
     pub written_back: u64,
+    /// Listings shown that were kept.
+    pub listings: u64,
+    /// Listings that were read, through directories of which they are kept.
+    pub listings_read: u64,
+    /// Kept listings that were dropped, for another time or since they were taken back.
+    pub listings_dropped: u64,
+    /// Opens of a directory that went on with the listing that was there.
+    pub listings_opened: u64,
 }
 
 impl Tally {
@@ -38,5 +46,9 @@ impl Tally {
         self.dropped += other.dropped;
         self.kept_opens += other.kept_opens;
         self.written_back += other.written_back;
+        self.listings += other.listings;
+        self.listings_read += other.listings_read;
+        self.listings_dropped += other.listings_dropped;
+        self.listings_opened += other.listings_opened;
     }
 }

@@ -1,0 +1,275 @@
+//! Listings that the kernel keeps of directories.
+//!
+//! Owns: what is kept of a directory, and when it is shown (Linux 6.18, `fuse_readdir_cached`); how a directory is
+//! opened (`amphi-fuse`, `client_fs/kept_listings.rs`, in as few lines as it takes). Does not own: attributes, of which
+//! the time of modification counts here; changes of names (`names`).
+//!
+//! The rules. When a program begins a listing, the kernel asks for the attributes if their time is over. What is kept
+//! is shown if it was begun at the same time of modification, this kernel has changed no name since, and its pages are
+//! there. What is read through a marked open directory is kept. It counts as of the time that the last program found
+//! which began while nothing was there, and the first answer is taken, whoever asked for it. It is whole when a program
+//! has come to its end. Pages go when attributes are taken back, late and with nobody waiting, and at an open that does
+//! not go on with what is there. The directory's lock keeps listings and changes of names by this kernel apart, and a
+//! directory that this kernel has removed shows nothing. As for files, the kernel drops an answer to a question from
+//! before the version of the attributes moved; for directories the mount does not ask again.
+
+use super::{Kernel, Mistake, lock};
+use amphi_client::Ctx;
+use amphi_types::{Attr, Errno, Ino, Kind, Result, Timespec};
+use std::collections::BTreeSet;
+
+/// Names in a directory.
+pub type Names = BTreeSet<Vec<u8>>;
+
+/// Most entries of the directories that are listed.
+const ENTRIES_MAX: u32 = 1024;
+
+/// What the kernel keeps of a directory.
+#[derive(Default)]
+pub(super) struct Listings {
+    names: Names,
+    /// The cookie behind them; 0 as long as nothing has come.
+    end: u64,
+    /// Somebody has come to the end behind them.
+    whole: bool,
+    /// Their pages were dropped.
+    dropped: bool,
+    /// The time of modification, and what this kernel had changed, when they began to be read.
+    mtime: Timespec,
+    of: u64,
+    /// Changes of names by this kernel.
+    changes: u64,
+    /// It was removed by this kernel.
+    removed: bool,
+}
+
+impl Listings {
+    fn reset(&mut self) {
+        self.names.clear();
+        (self.end, self.whole, self.dropped) = (0, false, false);
+    }
+
+    fn drop_pages(&mut self) {
+        self.dropped = self.end > 0;
+    }
+
+    /// A program begins a listing: what it is shown, or nothing if it has to be read. The second one: whether something
+    /// was dropped.
+    fn begin(&mut self, mtime: Timespec, mistake: Option<Mistake>) -> (Option<Names>, bool) {
+        let was_whole = self.whole;
+        if was_whole {
+            let is_other = self.mtime != mtime && mistake != Some(Mistake::ListingsStay);
+            if !is_other && self.of == self.changes && !self.dropped {
+                return (Some(self.names.clone()), false);
+            }
+            self.reset();
+        }
+        if self.end == 0 {
+            (self.mtime, self.of) = (mtime, self.changes);
+        }
+        (None, was_whole)
+    }
+
+    /// Names have come, up to the cookie `end`.
+    fn add(&mut self, names: &Names, end: u64) {
+        if self.end == 0 && !self.whole {
+            (self.names, self.end) = (names.clone(), end);
+        }
+    }
+
+    /// A program has been told that the directory ends at the cookie `end`.
+    fn ends(&mut self, end: u64) {
+        self.whole |= self.end == end;
+    }
+
+    /// This kernel has changed a name.
+    pub(super) fn change(&mut self) {
+        self.changes += 1;
+    }
+
+    pub(super) fn remove(&mut self) {
+        self.removed = true;
+    }
+
+    pub(super) fn is_removed(&self) -> bool {
+        self.removed
+    }
+}
+
+/// How a directory is opened.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mark {
+    No,
+    Anew,
+    Keep,
+}
+
+/// By what the mount marks the open directories of one.
+#[derive(Default)]
+pub(super) struct Marks {
+    shown: Option<Attr>,
+    /// Of which state the kernel's listing is, and until when.
+    kept: Option<(Attr, u64)>,
+    /// Marked open directories.
+    open: u32,
+}
+
+impl Marks {
+    pub(super) fn are_open(&self) -> bool {
+        self.open > 0
+    }
+}
+
+/// An open directory.
+pub struct OpenDirectory {
+    ino: Ino,
+    /// The kernel keeps what is read through it.
+    keeps: bool,
+}
+
+impl OpenDirectory {
+    /// The directory.
+    pub fn ino(&self) -> Ino {
+        self.ino
+    }
+
+    /// Whether the kernel keeps what is read through it.
+    pub fn keeps(&self) -> bool {
+        self.keeps
+    }
+}
+
+impl Kernel {
+    /// The kernel is shown the attributes of a directory.
+    pub(super) fn shown(&self, attr: &Attr) {
+        lock(&self.kept).marks.entry(attr.ino).or_default().shown = Some(*attr);
+    }
+
+    /// An answer shows a directory: what becomes of it by a mistake.
+    pub(super) fn confuse(&self, attr: &mut Attr) {
+        if self.mistake == Some(Mistake::RemovedTimesStay)
+            && attr.kind == Kind::Dir
+            && attr.nlink == 0
+            && let Some(inode) = lock(&self.kept).inodes.get(&attr.ino)
+        {
+            attr.mtime = inode.mtime;
+        }
+    }
+
+    fn mark(&self, ino: Ino) -> Mark {
+        let Some(shown) = lock(&self.kept).marks.get(&ino).and_then(|marks| marks.shown) else { return Mark::No };
+        let life = self.client.lend_listing(&shown);
+        if life.is_zero() {
+            return Mark::No;
+        }
+        let now = self.now_ns();
+        let kept = &mut *lock(&self.kept);
+        let marks = kept.marks.entry(ino).or_default();
+        let mark = match marks.kept {
+            Some((attr, until_ns)) if attr == shown && now < until_ns => Mark::Keep,
+            _ if marks.are_open() => return Mark::No,
+            _ => Mark::Anew,
+        };
+        if mark == Mark::Anew {
+            marks.kept = Some((shown, now + life.as_nanos() as u64));
+        }
+        marks.open += 1;
+        mark
+    }
+
+    /// Opens a directory.
+    ///
+    /// Errors: those of `getattr`.
+    pub async fn open_directory(&self, ctx: &Ctx, ino: Ino) -> Result<OpenDirectory> {
+        self.hold(ctx, ino).await?;
+        // The kernel looks at the permissions.
+        if let Err(e) = self.size(ctx, ino).await {
+            self.release(ino);
+            return Err(e);
+        }
+        self.late(self.late_us.1).await;
+        let mark = self.mark(ino);
+        self.late(self.late_us.1).await;
+        match mark {
+            Mark::Keep => self.count(|t| t.listings_opened += 1),
+            Mark::No | Mark::Anew => lock(&self.kept).inodes.entry(ino).or_default().listings.drop_pages(),
+        }
+        Ok(OpenDirectory { ino, keeps: mark != Mark::No })
+    }
+
+    /// Closes it.
+    pub fn close_directory(&self, directory: &OpenDirectory) {
+        if directory.keeps {
+            lock(&self.kept).marks.entry(directory.ino).or_default().open -= 1;
+        }
+        self.release(directory.ino);
+    }
+
+    /// Drops what is kept of a directory that is open, and its attributes.
+    pub(super) fn drop_listing(&self, ino: Ino) {
+        let kept = &mut *lock(&self.kept);
+        kept.moment += 1;
+        if let Some(inode) = kept.inodes.get_mut(&ino) {
+            (inode.version, inode.taken_back, inode.until_ns) = (kept.moment, kept.moment, 0);
+            inode.listings.drop_pages();
+        }
+    }
+
+    /// Lists it from the start.
+    ///
+    /// Errors: those of `getattr` and `readdir`; `NoEnt` if this kernel has removed it.
+    pub async fn list(&self, ctx: &Ctx, directory: &OpenDirectory) -> Result<Names> {
+        let ino = directory.ino;
+        self.lock(ino, false).await;
+        let listed = self.list_locked(ctx, directory).await;
+        self.unlock(ino);
+        let (names, end) = listed?;
+        if let Some(end) = end {
+            // The question behind the last entry, which the mount answers itself.
+            self.late(self.late_us.1).await;
+            self.lock(ino, false).await;
+            lock(&self.kept).inodes.entry(ino).or_default().listings.ends(end);
+            self.unlock(ino);
+        }
+        Ok(names)
+    }
+
+    /// Lists it; the cookie at its end if what was read may be kept.
+    async fn list_locked(&self, ctx: &Ctx, directory: &OpenDirectory) -> Result<(Names, Option<u64>)> {
+        let ino = directory.ino;
+        if lock(&self.kept).inodes.entry(ino).or_default().listings.is_removed() {
+            return Err(Errno::NoEnt);
+        }
+        if directory.keeps {
+            self.size(ctx, ino).await?;
+            let kept = &mut *lock(&self.kept);
+            let inode = kept.inodes.entry(ino).or_default();
+            let (names, dropped) = inode.listings.begin(inode.mtime, self.mistake);
+            self.count(|t| t.listings_dropped += u64::from(dropped));
+            if let Some(names) = names {
+                self.count(|t| t.listings += 1);
+                return Ok((names, None));
+            }
+            self.count(|t| t.listings_read += 1);
+        }
+        let listing = self.client.readdir(ctx, ino, 0, ENTRIES_MAX, true).await?;
+        self.late(self.late_us.1).await;
+        if !listing.end {
+            return Err(Errno::Proto);
+        }
+        let end = listing.entries.last().map_or(0, |entry| entry.cookie);
+        let dots = [&b"."[..], b".."];
+        let names: Names = listing.entries.into_iter().map(|e| e.name).filter(|n| !dots.contains(&&n[..])).collect();
+        if !directory.keeps {
+            return Ok((names, None));
+        }
+        let kept = &mut *lock(&self.kept);
+        let listings = &mut kept.inodes.entry(ino).or_default().listings;
+        if end == 0 {
+            listings.ends(end);
+            return Ok((names, None));
+        }
+        listings.add(&names, end);
+        Ok((names, Some(end)))
+    }
+}
