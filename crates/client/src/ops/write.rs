@@ -316,7 +316,9 @@ pub(crate) async fn write(
     } else if let Some(overwrite) = overwrite {
         overwrite.settle(mount.coherence.sharing.pages()).await;
     }
-    let kept = settle(&mount, &open, range, is_stable(&open, hints), watch.filter(|_| !covered)).await?;
+    // Who stored through a mapping is told by `msync` and `fsync`: pages that have no room wait for nobody.
+    let waits = watch.filter(|_| !covered && !hints.write_back);
+    let kept = settle(&mount, &open, range, is_stable(&open, hints), waits).await?;
     Ok(written.min(kept))
 }
 
