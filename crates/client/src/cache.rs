@@ -1,12 +1,10 @@
 //! The page cache with this client's inodes as its files.
 //!
-//! Owns: what an inode is to the cache, and which target has room for its bytes. Does not own: the cache
-//! (`amphi_pagecache`), write-back (`writeback`), how much room there is (`tables::writeback::grants`).
+//! Owns: what an inode is to the cache. Does not own: the cache (`amphi_pagecache`), write-back (`writeback`).
 
 use crate::inode::Inode;
-use crate::tables::writeback::grants::Grants;
-use amphi_pagecache::{CachedBytes, CachedFile, Room};
-use amphi_types::{ByteRange, TargetId};
+use amphi_pagecache::{CachedBytes, CachedFile};
+use amphi_types::ByteRange;
 
 /// The cache of a mount.
 pub(crate) type PageCache = amphi_pagecache::PageCache<Inode>;
@@ -25,23 +23,6 @@ impl CachedFile for Inode {
     fn spoil(&self, range: ByteRange) {
         Inode::spoil(self, range);
     }
-}
-
-impl Room<Inode> for Grants {
-    fn cover(&self, file: &Inode, offset: u64, blocks: u32) -> bool {
-        Grants::cover(self, target_at(file, offset), u64::from(blocks))
-    }
-
-    fn uncover(&self, file: &Inode, offset: u64, blocks: u32) {
-        Grants::uncover(self, target_at(file, offset), u64::from(blocks));
-    }
-}
-
-/// Where a unit of a file lies: no stripe is smaller.
-fn target_at(file: &Inode, offset: u64) -> TargetId {
-    let layout = file.layout();
-    let object = layout.pieces(file.ino, ByteRange::at(offset, 1)).next();
-    object.map_or(file.ino.target(), |(object, _)| layout.target(file.ino, object.stripe))
 }
 
 /// End of the bytes of a file that are dirty or on their way to the server; 0 without any.

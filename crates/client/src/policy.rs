@@ -1,9 +1,9 @@
 //! Policy: which way a request takes, from what is known and measured.
 //!
 //! Owns: the hybrid decision and who serves reads, as pure functions, and their inputs: access locality of a file,
-//! measured throughput of the two ways and the thresholds that follow from it, what new memory costs beside it, memory groups of the mount and of the calling
-//! processes, rotational storage;
-//! how far one stream is read ahead, which records follow each other at equal distances, who reads in which pieces.
+//! measured throughput of the two ways and the thresholds that follow from it, what new memory costs beside it, memory
+//! groups of the mount and of the calling processes, rotational storage; how far one stream is read ahead, which
+//! records follow each other at equal distances, who reads in which pieces.
 //! Does not own: carrying a decision out (`ops`).
 
 pub(crate) mod caller_memory;

@@ -206,9 +206,9 @@ mod tests {
 
     const S: SessionId = SessionId(7);
 
-    /// Goal: what a session is told never exceeds what a kill leaves it, and a plan that ends behind its session changes
-    /// nothing. Method: raises that are not kept, loans that are spent, refilled and returned, a session that ends and
-    /// begins again; items into another store.
+    /// Goal: what a session is told never exceeds what a kill leaves it, and a plan that ends behind its session
+    /// changes nothing. Method: raises that are not kept, loans that are spent, refilled and returned, a session that
+    /// ends and begins again; items into another store.
     #[test]
     fn grants_are_told_when_they_are_kept() {
         let (mut grants, mut txn) = (Grants::default(), Txn::default());

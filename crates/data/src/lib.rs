@@ -37,6 +37,7 @@ mod logged;
 mod memory;
 mod plan;
 mod recent;
+mod room;
 mod store;
 mod trim;
 mod write;

@@ -10,6 +10,7 @@ use crate::extent::{
 use crate::grants::Grants;
 use crate::plan::{Freed, ReadPlan, ReadSegment};
 use crate::recent::Recent;
+use crate::room::holes;
 use amphi_types::item::{ItemStore, Key, Txn, tag};
 use amphi_types::limits::{BLOCK, FILE_MAX};
 use amphi_types::{ByteRange, Errno, Ino, ObjectId, Result, Timespec};
@@ -456,39 +457,6 @@ impl DataStore {
         }
     }
 
-    /// Blocks of a file's blocks `from..to` that the object does not have.
-    pub(crate) fn unmapped(&self, object: ObjectId, from: u64, to: u64) -> u64 {
-        let Some(o) = self.objects.get(&object) else { return to - from };
-        holes(o, from, to).iter().map(|(_, blocks)| blocks).sum()
-    }
-
-    /// Blocks that whatever grows may still take: those that are promised to nobody, and those of its own grant.
-    pub(crate) fn growth_room(&self, own: u64) -> u64 {
-        self.room(Purpose::Growth, own)
-    }
-
-    /// Blocks that can be taken beside what is promised to delayed bytes and, by whatever grows, to other sessions.
-    fn room(&self, purpose: Purpose, own: u64) -> u64 {
-        let granted = if purpose == Purpose::Growth { self.grants.total().saturating_sub(own) } else { 0 };
-        self.alloc.room(purpose).saturating_sub(self.delayed.promised()).saturating_sub(granted)
-    }
-
-    /// Blocks that no session has been granted and that growth may take.
-    pub fn ungranted_blocks(&self) -> u64 {
-        self.growth_room(0)
-    }
-
-    /// Of the blocks around `range`, those that a write adds to the zone and that are not promised to delayed bytes
-    /// either.
-    pub(crate) fn added_by(&self, object: ObjectId, range: ByteRange) -> u64 {
-        let span = range.align_out(BLOCK);
-        let (from, to) = (span.start / BLOCK, span.end / BLOCK);
-        let gaps = self.objects.get(&object).map_or_else(|| vec![(from, to - from)], |o| holes(o, from, to));
-        let is_new =
-            |(at, blocks): (u64, u64)| blocks - self.delayed.touched(object, ByteRange::at(at * BLOCK, blocks * BLOCK));
-        gaps.into_iter().map(is_new).sum()
-    }
-
     /// Takes blocks for each of `needs` (file block, count) and adds (file block, run) to `placed`; counts them
     /// as planned. Of the caller's own grant it may use `own` blocks. On an error nothing is taken.
     pub(crate) fn take_all(
@@ -702,22 +670,6 @@ pub(crate) fn check_range(range: ByteRange) -> Result<()> {
 
 fn stripes(ino: Ino) -> std::ops::RangeInclusive<ObjectId> {
     ObjectId { ino, stripe: 0 }..=ObjectId { ino, stripe: u32::MAX }
-}
-
-/// Unmapped parts of the file blocks `from..to` as (file block, count).
-fn holes(o: &Object, from: u64, to: u64) -> Vec<(u64, u64)> {
-    let mut holes = Vec::new();
-    let mut at = from;
-    for (b, e) in o.mapped(from, to) {
-        if at < b {
-            holes.push((at, b - at));
-        }
-        at = b + u64::from(e.blocks);
-    }
-    if at < to {
-        holes.push((at, to - at));
-    }
-    holes
 }
 
 /// Blocks of which `overlays` have all bytes of `range`, as (first, one past the last), ascending. Behind `end` there

@@ -126,6 +126,15 @@ struct LastWrite {
     cold: bool,
 }
 
+/// What has happened to a unit since it came.
+#[derive(Clone, Copy, Default)]
+struct Past {
+    /// It was passed over once by eviction.
+    survived: bool,
+    /// Bytes were written back.
+    sent: bool,
+}
+
 pub(crate) struct Unit<F> {
     pub(crate) file: Arc<F>,
     /// Of its entry in the clock.
@@ -140,9 +149,7 @@ pub(crate) struct Unit<F> {
     /// Blocks for which room at the servers was set aside, one bit each.
     pub(crate) covered: u16,
     touched: AtomicBool,
-    survived: bool,
-    /// Bytes were written back since it came.
-    sent: bool,
+    past: Past,
     /// Came by read-ahead and was not read yet.
     ahead: AtomicBool,
     came: Came,
@@ -171,8 +178,7 @@ impl<F: CachedFile> Unit<F> {
             flight: RangeSet::new(),
             covered: 0,
             touched: AtomicBool::new(true),
-            survived: false,
-            sent: false,
+            past: Past::default(),
             ahead: AtomicBool::new(false),
             moved: AtomicU32::new(0),
             last_write: LastWrite { at: NEVER, to: 0, cold: false },
@@ -244,7 +250,7 @@ impl<F: CachedFile> Unit<F> {
     /// The clock hand passed and left it. The second time it leaves memory shared with other units: streams are gone by
     /// then and cost no copy.
     pub(crate) fn survive(&mut self) {
-        if !std::mem::replace(&mut self.survived, true) {
+        if !std::mem::replace(&mut self.past.survived, true) {
             return;
         }
         match &mut self.memory {
@@ -288,7 +294,7 @@ impl<F: CachedFile> Unit<F> {
         let moved = self.moved.load(Relaxed);
         if u64::from(moved) <= 2 * UNIT {
             self.moved.store(moved + part.len() as u32, Relaxed);
-            if self.sent || !self.dirty.is_empty() {
+            if self.past.sent || !self.dirty.is_empty() {
                 self.file.cached().locality.read_back(part.len());
             }
             if self.file.cached().locality.is_recent(self.came) && u64::from(moved) <= self.len() && self.was_reused() {
@@ -397,11 +403,11 @@ impl<F: CachedFile> Unit<F> {
     pub(crate) fn departs(&mut self, part: ByteRange) {
         self.dirty.remove(part);
         self.flight.insert(part);
-        self.sent = true;
+        self.past.sent = true;
     }
 
     pub(crate) fn was_sent(&self) -> bool {
-        self.sent
+        self.past.sent
     }
 
     /// Forgets `part`, dirty or not.

@@ -138,13 +138,7 @@ pub async fn execute<E: Env>(
         (tokens != Tokens::default()).then(|| Box::new(tokens))
     };
     let objects = contended::Objects::of(&call.op);
-    let tells_grant = grant::concerns(&call.op);
-    let told = |mut answer: Answer| {
-        if tells_grant {
-            grant::tell(target, session, &mut answer);
-        }
-        answer
-    };
+    let told = grant::teller(target, session, &call.op);
     if is_repeatable(&call.op) {
         if expired() {
             return (failed(Errno::TimedOut), None);
@@ -284,10 +278,7 @@ async fn dispatch<E: Env>(cx: &RequestCx<E>, op: Request, payload: Option<Buf>) 
         Request::FileLockTest { lock, number } => cx.file_lock_test(&lock, number).await,
         Request::FileLockClosed { ino, id } => cx.file_lock_closed(ino, id),
         Request::DirectoryShown { id } => cx.directory_shown(id),
-        Request::WriteFailedKnown { id } => {
-            cx.target.storage.write_back.writers.acknowledged(cx.session, id);
-            Ok(Reply::Done)
-        }
+        Request::WriteFailedKnown { id } => cx.write_failed_known(id),
         Request::Grant { give_back } => cx.grant(give_back).await,
         Request::RepresentFileLocks { locks } => cx.represent_file_locks(&locks),
         Request::Goodbye
@@ -301,4 +292,12 @@ async fn dispatch<E: Env>(cx: &RequestCx<E>, op: Request, payload: Option<Buf>) 
         | Request::Ask { .. } => Err(Errno::Proto),
     };
     reply.map(|reply| (reply, None))
+}
+
+impl<E: Env> RequestCx<E> {
+    /// `Request::WriteFailedKnown`.
+    fn write_failed_known(&self, id: u64) -> Result<Reply> {
+        self.target.storage.write_back.writers.acknowledged(self.session, id);
+        Ok(Reply::Done)
+    }
 }

@@ -12,7 +12,6 @@ use crate::mount::Mount;
 use crate::policy::decision::Reason;
 use crate::policy::throughput::{CALM_FLIGHT_BYTES, Course};
 use crate::telemetry::stats::{Count, Way};
-use crate::writeback::grants;
 use amphi_env::Buf;
 use amphi_pagecache::Dirty;
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result};
@@ -86,7 +85,7 @@ async fn send_piece(
     let start_ns = mount.clock.now_ns();
     let sent = mount.send(lane, target, &Cred::root(), op, Some(buf), 0).await;
     if cover != Cover::None {
-        grants::answered(mount, target, &sent);
+        mount.writeback.grants.answered(target, &sent);
     }
     let (answer, _) = sent?;
     mount.stats.bytes(Count::WriteCall, mount.clock.now_ns().saturating_sub(start_ns));

@@ -309,17 +309,23 @@ pub(crate) async fn write(
     }
     overwrite.iter().for_each(|o| o.in_place(written));
     drop((pins, begun, guard));
-    if append && hints.for_pages {
-        // The front end keeps a copy where it took the end to be, which it gives back only behind the answer.
-        let (here, kept, told) = (mount.clone(), file.clone(), ByteRange::at(offset, len));
-        mount.spawn(async move { pages::misplaced(&here, &kept, told, overwrite).await });
-    } else if let Some(overwrite) = overwrite {
-        overwrite.settle(mount.coherence.sharing.pages()).await;
-    }
+    after_overwrite(&mount, &file, (append && hints.for_pages).then(|| ByteRange::at(offset, len)), overwrite).await;
     // Who stored through a mapping is told by `msync` and `fsync`: pages that have no room wait for nobody.
     let waits = watch.filter(|_| !covered && !hints.write_back);
     let kept = settle(&mount, &open, range, is_stable(&open, hints), waits).await?;
     Ok(written.min(kept))
+}
+
+/// Brings the pages of the kernel that a write has replaced bytes of up to date. `told`: where the front end keeps a
+/// copy of what was appended, if it does.
+async fn after_overwrite(mount: &Arc<Mount>, file: &Arc<Inode>, told: Option<ByteRange>, overwrite: Option<Overwrite>) {
+    if let Some(told) = told {
+        // It is where the front end took the end to be, and given back only behind the answer.
+        let (here, kept) = (mount.clone(), file.clone());
+        mount.spawn(async move { pages::misplaced(&here, &kept, told, overwrite).await });
+    } else if let Some(overwrite) = overwrite {
+        overwrite.settle(mount.coherence.sharing.pages()).await;
+    }
 }
 
 /// Takes the locks that a write of `range` by `member` needs, unless its target is to lock for it. `kept`: its place

@@ -23,7 +23,6 @@ use crate::objects::write::spread;
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::Tunable;
 use crate::writeback::flush::{self, Flight};
-use crate::writeback::grants;
 use amphi_env::Buf;
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, Cred, Errno, Ino, ObjectId, Result, TargetId};
@@ -246,7 +245,7 @@ async fn write(mount: &Arc<Mount>, flights: &[Flight], payload: Buf) -> Result<V
     let target = flights.first().map_or(TargetId(0), |f| f.file.layout().target(f.file.ino, f.object.stripe));
     let (bytes, op) = (payload.len() as u64, Request::WriteBatch { parts });
     let sent = mount.send(Lane::Urgent, target, &Cred::root(), op, Some(payload), 0).await;
-    grants::answered(mount, target, &sent);
+    mount.writeback.grants.answered(target, &sent);
     let (answer, _) = sent?;
     let contended = answer.contended_places().filter_map(|at| flights.get(at));
     contended.for_each(|flight| mount.note_contention(&flight.file, true));

@@ -9,8 +9,8 @@
 use crate::inode::Inode;
 use crate::mount::Mount;
 use crate::writeback::flush;
-use amphi_types::{ByteRange, Cred, Errno, Result, TargetId};
-use amphi_wire::{Answer, Lane, Request};
+use amphi_types::{ByteRange, Cred, TargetId};
+use amphi_wire::{Lane, Request};
 use std::sync::Arc;
 
 /// Before the first bytes of `range` are dirty: asks its targets, if they were not asked before.
@@ -23,26 +23,9 @@ pub(crate) async fn ask(mount: &Arc<Mount>, file: &Inode, range: ByteRange) {
             let answer = mount.send(Lane::Urgent, target, &Cred::root(), op, None, 0).await;
             // Without an answer bytes go through, and are told.
             if let Ok((answer, _)) = answer {
-                told(mount, target, &answer);
+                mount.writeback.grants.told_by(target, &answer);
             }
         }
-    }
-}
-
-/// What the answer to a request of write-back says, before what it wrote counts as landed. Without an answer it may
-/// have been carried out or not.
-pub(crate) fn answered<T>(mount: &Mount, target: TargetId, answer: &Result<(Answer, T)>) {
-    match answer {
-        Ok((answer, _)) => told(mount, target, answer),
-        // It has not left.
-        Err(Errno::Again) => {}
-        Err(_) => mount.writeback.grants.unknown(target),
-    }
-}
-
-fn told(mount: &Mount, target: TargetId, answer: &Answer) {
-    if let Some(grant) = &answer.grant {
-        mount.writeback.grants.told(target, grant);
     }
 }
 
@@ -55,7 +38,7 @@ pub(crate) fn wanted(mount: &Arc<Mount>, target: TargetId) {
     let mount2 = mount.clone();
     mount.spawn(async move {
         if let Ok((answer, _)) = sent.await {
-            told(&mount2, target, &answer);
+            mount2.writeback.grants.told_by(target, &answer);
             mount2.writeback.grants.has_left(target, blocks);
         }
     });

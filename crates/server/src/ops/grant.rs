@@ -22,6 +22,7 @@ use amphi_types::item::Txn;
 use amphi_types::{Result, SessionId};
 use amphi_wire::{Answer, Cover, Grant, Push, Reply, Request};
 use amphi_zone::Order;
+use std::rc::Rc;
 use std::time::Duration;
 
 /// All sessions together are granted a part of the room that is nobody's, at a time: one in so many.
@@ -35,8 +36,23 @@ const AGAIN: Duration = Duration::from_millis(20);
 /// How often they are asked before a write is refused.
 pub(super) const CALLS_MAX: u32 = 16;
 
+/// Says in answers to a request what its session has been granted, if it has to do with that.
+pub(super) fn teller<E: Env>(
+    target: &Rc<Target<E>>,
+    session: SessionId,
+    op: &Request,
+) -> impl Fn(Answer) -> Answer + use<E> {
+    let (target, concerns) = (target.clone(), concerns(op));
+    move |mut answer| {
+        if concerns {
+            tell(&target, session, &mut answer);
+        }
+        answer
+    }
+}
+
 /// Whether the answer to a request says what its session has been granted.
-pub(super) fn concerns(op: &Request) -> bool {
+fn concerns(op: &Request) -> bool {
     match op {
         Request::Grant { .. } => true,
         Request::Write { cover, .. } => *cover != Cover::None,
@@ -46,7 +62,7 @@ pub(super) fn concerns(op: &Request) -> bool {
 }
 
 /// Says in an answer what the session has now.
-pub(super) fn tell<E: Env>(target: &Target<E>, session: SessionId, answer: &mut Answer) {
+fn tell<E: Env>(target: &Target<E>, session: SessionId, answer: &mut Answer) {
     let kept = target.zone.kept_lsn().0;
     let blocks = target.data.borrow().grants.told(session, kept).unwrap_or(0);
     answer.grant = Some(Box::new(Grant { blocks, kept }));

@@ -11,8 +11,10 @@
 //!
 //! A target counts 2^32 blocks at most, 16 TiB. To cover a block costs one atomic operation, and no lock.
 
-use amphi_types::TargetId;
-use amphi_wire::Grant;
+use crate::inode::Inode;
+use amphi_pagecache::Room;
+use amphi_types::{ByteRange, Errno, Result, TargetId};
+use amphi_wire::{Answer, Grant};
 use parking_lot::Mutex;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -108,6 +110,24 @@ impl Grants {
         of.set_limit(&told);
     }
 
+    /// What the answer to a request of write-back says, before what it wrote counts as landed. Without an answer it may
+    /// have been carried out or not.
+    pub(crate) fn answered<T>(&self, target: TargetId, answer: &Result<(Answer, T)>) {
+        match answer {
+            Ok((answer, _)) => self.told_by(target, answer),
+            // It has not left.
+            Err(Errno::Again) => {}
+            Err(_) => self.unknown(target),
+        }
+    }
+
+    /// What an answer says, if anything.
+    pub(crate) fn told_by(&self, target: TargetId, answer: &Answer) {
+        if let Some(grant) = &answer.grant {
+            self.told(target, grant);
+        }
+    }
+
     /// What the target has carried out is not known: it has granted nothing until it says so again.
     pub(crate) fn unknown(&self, target: TargetId) {
         let of = self.of(target);
@@ -149,15 +169,32 @@ impl Grants {
     }
 }
 
+impl Room<Inode> for Grants {
+    fn cover(&self, file: &Inode, offset: u64, blocks: u32) -> bool {
+        Grants::cover(self, target_at(file, offset), u64::from(blocks))
+    }
+
+    fn uncover(&self, file: &Inode, offset: u64, blocks: u32) {
+        Grants::uncover(self, target_at(file, offset), u64::from(blocks));
+    }
+}
+
+/// Where a unit of a file lies: no stripe is smaller.
+fn target_at(file: &Inode, offset: u64) -> TargetId {
+    let layout = file.layout();
+    let object = layout.pieces(file.ino, ByteRange::at(offset, 1)).next();
+    object.map_or(file.ino.target(), |(object, _)| layout.target(file.ino, object.stripe))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     const T: TargetId = TargetId(700);
 
-    /// Goal: no more is covered than the target keeps, whichever way answers overtake each other, and what is given back
-    /// is not used meanwhile. Method: answers out of order, one that was lost, blocks given back while an older answer
-    /// comes in.
+    /// Goal: no more is covered than the target keeps, whichever way answers overtake each other, and what is given
+    /// back is not used meanwhile. Method: answers out of order, one that was lost, blocks given back while an older
+    /// answer comes in.
     #[test]
     fn no_more_is_covered_than_is_kept() {
         let grants = Grants::default();
