@@ -195,9 +195,6 @@ impl KernelPages for Door {
             return true;
         }
         let kept = &mut *lock(&self.kept);
-        if kept.marks.get(&ino).is_some_and(Marks::are_open) {
-            self.send(What::Listing(ino), Box::new(|| {}));
-        }
         kept.moment += 1;
         let moment = kept.moment;
         let Some(inode) = kept.inodes.get_mut(&ino) else { return false };
@@ -439,7 +436,7 @@ impl Kernel {
         telling(-1);
         let kept = lock(&self.kept);
         let Some(inode) = kept.inodes.get(&attr.ino) else { return true };
-        // Nobody looks which time of a directory the kernel goes by.
+        // Nobody looks by which time of a directory the kernel goes: its listing has gone.
         is_kept
             || attr.kind == Kind::Dir
             || match self.mistake {
@@ -491,6 +488,7 @@ impl Kernel {
             let (asked, rule) = (self.moment(), self.client.rule());
             let mut attr = self.client.getattr(ctx, ino).await?;
             self.confuse(&mut attr);
+            self.tells_directory(&attr).await;
             let (life, lending) = self.lend(rule, asked, &attr);
             let is_kept = self.tell(asked, &attr, life).await;
             drop(lending);

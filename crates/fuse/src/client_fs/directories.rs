@@ -10,11 +10,15 @@ use crate::session::monotonic_ns;
 use crate::{Caller, DirSink, OpenFlags};
 use amphi_client::Ctx;
 use amphi_types::{Attr, Caps, Cred, Ino, Kind, Result};
+use std::time::Duration;
 
 /// Least bytes of a directory entry in a reply: bounds how many are asked for.
 const ENTRY_MIN_BYTES: usize = 32;
 /// The same with attributes.
 const ENTRY_PLUS_MIN_BYTES: usize = 160;
+/// How long attributes wait for the pages of a listing to be dropped.
+const DROP_WAIT: Duration = Duration::from_millis(50);
+
 impl ClientFs {
     /// Opens a directory for its listing.
     pub(super) fn open_directory(&self, caller: &Caller<'_>, ino: Ino) -> OpenReply {
@@ -33,6 +37,21 @@ impl ClientFs {
             Mark::Keep => OpenFlags::CACHE_DIR | OpenFlags::KEEP_CACHE,
         };
         OpenReply { handle: self.listings.open(opener, mark != Mark::No), flags }
+    }
+
+    /// A question is about to be answered with the attributes of a directory: what the kernel has of it from before
+    /// goes, if they show a change. While a mount is alone its kernel knows of all changes.
+    pub(super) fn tells_directory(&self, caller: &Caller<'_>, attr: &Attr) {
+        if self.keeps_older_listing(attr) && !caller.by_other_id() {
+            caller.will_block();
+            self.kept_listings.names_arrive(attr.ino, caller.tid);
+            self.pages.drop_listing(attr.ino, DROP_WAIT);
+        }
+    }
+
+    /// Whether the kernel may have a listing from before what these attributes show.
+    pub(super) fn keeps_older_listing(&self, attr: &Attr) -> bool {
+        attr.kind == Kind::Dir && !self.client.is_alone() && self.kept_listings.shows_change(attr)
     }
 
     /// Closes it.
@@ -58,9 +77,11 @@ impl ClientFs {
         }
         let ctx = Ctx { cred: self.listings.opener(handle)?, ..Self::thread(caller) };
         let plus = sink.wants_entries();
-        if !plus && self.listings.is_marked(handle) {
+        let marked = self.listings.is_marked(handle);
+        if !plus && marked {
             self.kept_listings.reads_plain(ino);
         }
+        let _asking = marked.then(|| self.kept_listings.asks(ino, caller.tid));
         let least = if plus { ENTRY_PLUS_MIN_BYTES } else { ENTRY_MIN_BYTES };
         let mut cookie = offset;
         loop {
@@ -72,6 +93,7 @@ impl ClientFs {
                 let shown = |attr: &Attr| {
                     // An answer for a program would end the life of a name that is lent.
                     (attr.kind != Kind::Dir || self.moved.listed(attr.ino, caller.node, &e.name))
+                        && !self.keeps_older_listing(attr)
                         && !self.is_lent(ino, &e.name, attr)
                         // The kernel would have an older size behind it.
                         && self.shows_aside(caller.tid, attr, asked_ns)

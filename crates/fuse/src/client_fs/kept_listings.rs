@@ -11,22 +11,37 @@
 //! Invariants: every change of a name in a directory changes its time of change, to a value that it never had. So what
 //! was read through open directories that were all opened at one time of change shows the directory as it was at that
 //! time or later, and as it is now if that is still the time of change. Only such are marked at the same time: one that
-//! is opened after a change is not, until the last of them is closed, and then the kernel drops what it has. To a
-//! program that starts again in a directory that it keeps open (`rewinddir`) the kernel shows what is there now, since
-//! it compares the time of modification. Whoever sets that time back could deceive it, so the pages of an open
-//! directory are dropped behind a change as well, and when other mounts come. Nobody waits for that: a thread that
-//! holds a page of a listing may wait for another page, of a file.
+//! is opened after a change is not, until the last of them is closed, and then the kernel drops what it has.
+//!
+//! For a program that starts again in a directory that it keeps open (`rewinddir`) the kernel asks for the attributes,
+//! and compares the time of modification. That is not enough among several mounts. The time may have been set back;
+//! Linux drops an answer that another one has crossed, and goes on with the time of before; and names that were read
+//! before a change may arrive behind an answer that shows the time of the change, and are kept under that. So
+//! attributes that show a change are given only when the answers with names that were asked for before have been taken,
+//! and the pages of the listing have been dropped (`directories`). Nobody waits for long: a thread that holds a page of
+//! a listing may wait for another page, of a file. When other mounts come, the pages of all open directories are
+//! dropped, and nobody waits.
 //!
 //! A listing without attributes is not used again: the look-ups that follow would cost a message each. The same for one
 //! that is older than the tokens that came with it. Bound: `DIRECTORIES_MAX` directories, some 250 bytes each.
 
+use crate::session::monotonic_ns;
 use amphi_types::{Attr, Ino};
 use parking_lot::Mutex;
-use std::collections::BTreeMap;
-use std::time::Duration;
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
+use std::time::{Duration, Instant};
 
 /// Most directories that are known.
 const DIRECTORIES_MAX: usize = 16_384;
+/// Answers with names of one directory that are followed; of more the first are forgotten.
+const ANSWERS_MAX: usize = 64;
+/// An answer has been taken by the kernel after this time.
+const TAKEN_NS: u64 = 10_000_000;
+/// How long attributes wait for answers with names.
+const NAMES_WAIT: Duration = Duration::from_millis(100);
+/// Pause between two looks at them.
+const LOOK: Duration = Duration::from_micros(50);
 
 struct Directory {
     /// As it was last shown to the kernel.
@@ -37,6 +52,16 @@ struct Directory {
     open: usize,
     /// Those that may become such.
     opening: usize,
+    /// Answers with names, which the kernel keeps, in the order of their questions.
+    answers: VecDeque<Answer>,
+}
+
+/// Names for the kernel.
+struct Answer {
+    number: u64,
+    tid: u32,
+    /// When the answer was given; until then it is under way.
+    given_ns: Option<u64>,
 }
 
 impl Directory {
@@ -66,6 +91,25 @@ pub(super) enum Mark {
 #[derive(Default)]
 pub(super) struct KeptListings {
     directories: Mutex<BTreeMap<Ino, Directory>>,
+    /// Numbers the questions for names.
+    asked: AtomicU64,
+}
+
+/// A question for names is answered; the answer is about to be given when this is dropped.
+pub(super) struct Asking<'a> {
+    listings: &'a KeptListings,
+    ino: Ino,
+    number: u64,
+}
+
+impl Drop for Asking<'_> {
+    fn drop(&mut self) {
+        let mut directories = self.listings.directories.lock();
+        let answers = directories.get_mut(&self.ino).map(|directory| &mut directory.answers);
+        if let Some(answer) = answers.and_then(|all| all.iter_mut().find(|answer| answer.number == self.number)) {
+            answer.given_ns = Some(monotonic_ns());
+        }
+    }
 }
 
 impl KeptListings {
@@ -82,7 +126,8 @@ impl KeptListings {
                 return;
             }
         }
-        directories.insert(attr.ino, Directory { shown: *attr, kept: None, open: 0, opening: 0 });
+        let directory = Directory { shown: *attr, kept: None, open: 0, opening: 0, answers: VecDeque::new() };
+        directories.insert(attr.ino, directory);
     }
 
     /// A directory is opened. `life`: for how long these attributes are surely those of now, or nothing.
@@ -115,6 +160,43 @@ impl KeptListings {
         mark
     }
 
+    /// Names are asked for through a marked open directory.
+    pub(super) fn asks(&self, ino: Ino, tid: u32) -> Asking<'_> {
+        let number = self.asked.fetch_add(1, SeqCst);
+        if let Some(directory) = self.directories.lock().get_mut(&ino) {
+            // This thread has taken what it was given before.
+            directory.answers.retain(|answer| answer.given_ns.is_none() || answer.tid != tid);
+            if directory.answers.len() >= ANSWERS_MAX {
+                directory.answers.pop_front();
+            }
+            directory.answers.push_back(Answer { number, tid, given_ns: None });
+        }
+        Asking { listings: self, ino, number }
+    }
+
+    /// Whether the kernel may have names of a directory from before what these attributes show.
+    pub(super) fn shows_change(&self, attr: &Attr) -> bool {
+        let directories = self.directories.lock();
+        directories.get(&attr.ino).is_some_and(|directory| directory.is_open() && directory.shown.ctime != attr.ctime)
+    }
+
+    /// Waits until the kernel has taken the answers with names that were asked for before now, and which `tid` may not
+    /// have seen.
+    pub(super) fn names_arrive(&self, ino: Ino, tid: u32) {
+        let (before, began) = (self.asked.load(SeqCst), Instant::now());
+        while self.are_names_coming(ino, before, tid, monotonic_ns()) && began.elapsed() < NAMES_WAIT {
+            std::thread::park_timeout(LOOK);
+        }
+    }
+
+    fn are_names_coming(&self, ino: Ino, before: u64, tid: u32, now_ns: u64) -> bool {
+        let is_coming = |answer: &Answer| {
+            let is_taken = |given_ns: u64| answer.tid == tid || given_ns + TAKEN_NS <= now_ns;
+            answer.number < before && !answer.given_ns.is_some_and(is_taken)
+        };
+        self.directories.lock().get(&ino).is_some_and(|directory| directory.answers.iter().any(is_coming))
+    }
+
     /// Entries without attributes are read through a marked open directory.
     pub(super) fn reads_plain(&self, ino: Ino) {
         if let Some(kept) = self.directories.lock().get_mut(&ino).and_then(|directory| directory.kept.as_mut()) {
@@ -126,17 +208,16 @@ impl KeptListings {
     pub(super) fn closes(&self, ino: Ino) {
         if let Some(directory) = self.directories.lock().get_mut(&ino) {
             directory.open -= 1;
+            if !directory.is_open() {
+                // No room is kept for the next one.
+                directory.answers = VecDeque::new();
+            }
         }
     }
 
     /// Directories of which there are marked open ones.
     pub(super) fn open(&self) -> Vec<Ino> {
         self.directories.lock().iter().filter(|(_, directory)| directory.is_open()).map(|(ino, _)| *ino).collect()
-    }
-
-    /// Whether there are marked open directories of this one.
-    pub(super) fn is_open(&self, ino: Ino) -> bool {
-        self.directories.lock().get(&ino).is_some_and(Directory::is_open)
     }
 }
 
@@ -167,11 +248,11 @@ mod tests {
         assert_eq!(kept.opens(ino, 1, sure), Mark::Keep, "beside the first");
         kept.shown(&directory(2));
         assert_eq!(kept.opens(ino, 2, sure), Mark::No, "changed, and the others may bring what was before");
-        assert!(kept.is_open(ino));
+        assert_eq!(kept.open(), vec![ino]);
         kept.closes(ino);
         assert_eq!(kept.opens(ino, 3, sure), Mark::No);
         kept.closes(ino);
-        assert!(!kept.is_open(ino));
+        assert!(kept.open().is_empty());
         assert_eq!(kept.opens(ino, 4, sure), Mark::Anew);
         kept.closes(ino);
         assert_eq!(kept.opens(ino, 5, sure), Mark::Keep);
@@ -193,6 +274,31 @@ mod tests {
         for n in 0..2 * DIRECTORIES_MAX as u64 {
             kept.shown(&Attr { ino: Ino(100 + n), ..directory(1) });
         }
-        assert!(kept.directories.lock().len() <= DIRECTORIES_MAX && kept.is_open(Ino(5)));
+        assert!(kept.directories.lock().len() <= DIRECTORIES_MAX && kept.open() == vec![Ino(5)]);
+    }
+
+    /// Goal: attributes that show a change wait for names that were asked for before, and for no others. Method:
+    /// questions by hand, of two threads.
+    #[test]
+    fn attributes_wait_for_names_of_before() {
+        let (kept, ino) = (KeptListings::default(), Ino(5));
+        kept.shown(&directory(1));
+        assert!(!kept.shows_change(&directory(2)), "nobody has it open");
+        assert_eq!(kept.opens(ino, 0, |_| LIFE), Mark::Anew);
+        assert!(kept.shows_change(&directory(2)) && !kept.shows_change(&directory(1)));
+        let comes = |before, tid, now_ns| kept.are_names_coming(ino, before, tid, now_ns);
+        let asking = kept.asks(ino, 7);
+        let late_ns = monotonic_ns() + 60_000_000_000;
+        assert!(comes(1, 8, late_ns) && comes(1, 7, late_ns), "under way");
+        assert!(!comes(0, 8, late_ns), "asked for behind");
+        drop(asking);
+        let now_ns = monotonic_ns();
+        assert!(comes(1, 8, now_ns) && !comes(1, 7, now_ns) && !comes(1, 8, late_ns));
+        drop(kept.asks(ino, 7));
+        assert!(!comes(1, 8, now_ns), "its thread has asked again");
+        (0..2 * ANSWERS_MAX).for_each(|tid| drop(kept.asks(ino, tid as u32)));
+        assert!(kept.directories.lock()[&ino].answers.len() <= ANSWERS_MAX);
+        kept.closes(ino);
+        assert!(kept.directories.lock()[&ino].answers.is_empty() && !comes(u64::MAX, 8, now_ns));
     }
 }

@@ -209,7 +209,9 @@ impl ClientFs {
         if NameShows::of(known.as_ref().ok()) != lent.shows {
             return Err(Errno::Intr);
         }
-        if known.as_ref().is_ok_and(|attr| !self.shows_aside(caller.tid, attr, asked_ns)) {
+        let may_be_shown =
+            |attr: &Attr| !self.keeps_older_listing(attr) && self.shows_aside(caller.tid, attr, asked_ns);
+        if known.as_ref().is_ok_and(|attr| !may_be_shown(attr)) {
             return Err(Errno::Intr);
         }
         // First, so that whoever finds the loan waits for the call.
@@ -263,7 +265,7 @@ impl ClientFs {
             None => {}
         }
         let attr = if !self.names.is_starting() {
-            self.client.known_attributes(ino).ok_or(Errno::Intr)?
+            self.client.known_attributes(ino).filter(|attr| !self.keeps_older_listing(attr)).ok_or(Errno::Intr)?
         } else if self.names.lender.is_of_trial(ino) {
             return Ok(any());
         } else {

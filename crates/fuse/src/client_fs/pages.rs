@@ -17,6 +17,7 @@ use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeSet, VecDeque};
 use std::sync::{Arc, Weak, mpsc};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// Most files whose pages are dropped at a time because a lock goes.
 pub(crate) const DROPPERS_MAX: usize = 48;
@@ -131,9 +132,6 @@ impl KernelPages for Senders {
     }
 
     fn drop_attributes(&self, ino: Ino) -> bool {
-        if self.listings.is_open(ino) {
-            self.drop_listing(ino);
-        }
         self.forget(ino)
     }
 
@@ -162,7 +160,11 @@ impl KernelPages for Senders {
     }
 
     fn drop_listings(&self) {
-        self.listings.open().into_iter().for_each(|ino| self.drop_listing(ino));
+        let whole = ByteRange::new(0, u64::MAX);
+        for ino in self.listings.open() {
+            // Nobody waits for this.
+            self.with_locks.send(Job { ino, range: whole, done: Box::new(|| {}) });
+        }
     }
 }
 
@@ -177,12 +179,6 @@ impl Senders {
             }
             true
         })
-    }
-
-    /// Drops what the kernel has of an open directory. Nobody waits for this.
-    fn drop_listing(&self, ino: Ino) {
-        let range = ByteRange::new(0, u64::MAX);
-        self.with_locks.send(Job { ino, range, done: Box::new(|| {}) });
     }
 }
 
@@ -221,6 +217,19 @@ impl Pages {
         let senders = Arc::new(Senders { with_locks: droppers.clone(), overwritten, listings, moved, names });
         *self.started.lock() = Some(Started { senders: Arc::downgrade(&senders), droppers, overwrites });
         Some(senders)
+    }
+
+    /// Drops what the kernel has of an open directory, and waits for that, `most` at the longest.
+    pub(super) fn drop_listing(&self, ino: Ino, most: Duration) {
+        let droppers = self.started.lock().as_ref().map(|started| started.droppers.clone());
+        let Some(droppers) = droppers else { return };
+        let (done, is_done) = mpsc::channel();
+        let done = Box::new(move || {
+            // Whoever waited may have gone.
+            let _ = done.send(());
+        });
+        droppers.send(Job { ino, range: ByteRange::new(0, u64::MAX), done });
+        let _ = is_done.recv_timeout(most);
     }
 
     /// Waits for the end of the threads, which begins when nobody holds what `start` returned.

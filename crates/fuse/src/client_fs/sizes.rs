@@ -374,7 +374,7 @@ impl ClientFs {
     /// `asked_ns`. Waits until the kernel goes by the size, if it might not take the answer.
     pub(super) fn tells_size(&self, caller: &Caller<'_>, attr: &Attr, asked_ns: u64) {
         if attr.kind != Kind::File {
-            return;
+            return self.tells_directory(caller, attr);
         }
         let (sizes, answer) = (self.sizes(), Answer::new(caller.tid, attr, asked_ns));
         if sizes.asks(caller.tid) {
@@ -441,6 +441,7 @@ impl ClientFs {
     /// An answer is about to be given that the kernel takes whatever has come in between; it was asked for at
     /// `asked_ns`. The attributes that it shows: newer ones if a size was told meanwhile.
     pub(super) fn fixes_size(&self, caller: &Caller<'_>, mut attr: Attr, mut asked_ns: u64) -> Result<Attr> {
+        self.tells_directory(caller, &attr);
         for _ in 0..NEWER {
             if self.fixes(caller, &attr, asked_ns) {
                 return Ok(attr);

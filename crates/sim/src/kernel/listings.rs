@@ -13,8 +13,9 @@
 //! directory that this kernel has removed shows nothing. As for files, the kernel drops an answer to a question from
 //! before the version of the attributes moved; for directories the mount does not ask again.
 
-use super::{Kernel, Mistake, lock};
-use amphi_client::Ctx;
+use super::{ARRIVED_NS, Kernel, LOOK, Mistake, lock};
+use amphi_client::{Ctx, Listing};
+use amphi_env::Env;
 use amphi_types::{Attr, Errno, Ino, Kind, Result, Timespec};
 use std::collections::BTreeSet;
 
@@ -55,11 +56,10 @@ impl Listings {
 
     /// A program begins a listing: what it is shown, or nothing if it has to be read. The second one: whether something
     /// was dropped.
-    fn begin(&mut self, mtime: Timespec, mistake: Option<Mistake>) -> (Option<Names>, bool) {
+    fn begin(&mut self, mtime: Timespec) -> (Option<Names>, bool) {
         let was_whole = self.whole;
         if was_whole {
-            let is_other = self.mtime != mtime && mistake != Some(Mistake::ListingsStay);
-            if !is_other && self.of == self.changes && !self.dropped {
+            if self.mtime == mtime && self.of == self.changes && !self.dropped {
                 return (Some(self.names.clone()), false);
             }
             self.reset();
@@ -112,6 +112,10 @@ pub(super) struct Marks {
     kept: Option<(Attr, u64)>,
     /// Marked open directories.
     open: u32,
+    /// Answers with names that have not arrived, by number.
+    answers: BTreeSet<u64>,
+    /// Numbers them.
+    asked: u64,
 }
 
 impl Marks {
@@ -150,10 +154,45 @@ impl Kernel {
         if self.mistake == Some(Mistake::RemovedTimesStay)
             && attr.kind == Kind::Dir
             && attr.nlink == 0
-            && let Some(inode) = lock(&self.kept).inodes.get(&attr.ino)
+            && let Some(shown) = lock(&self.kept).marks.get(&attr.ino).and_then(|marks| marks.shown)
         {
-            attr.mtime = inode.mtime;
+            (attr.mtime, attr.ctime) = (shown.mtime, shown.ctime);
         }
+    }
+
+    /// An answer is about to show a directory. What is kept from before a change goes.
+    pub(super) async fn tells_directory(&self, attr: &Attr) {
+        let ino = attr.ino;
+        let marks = |act: &dyn Fn(&Marks) -> bool| lock(&self.kept).marks.get(&ino).is_some_and(act);
+        let is_changed = |marks: &Marks| marks.are_open() && marks.shown.is_none_or(|shown| shown.ctime != attr.ctime);
+        if attr.kind != Kind::Dir || self.client.is_alone() || !marks(&is_changed) {
+            return;
+        }
+        let before = lock(&self.kept).marks.get(&ino).map_or(0, |marks| marks.asked);
+        let is_coming = |marks: &Marks| marks.answers.iter().any(|number| *number < before);
+        let end_ns = self.now_ns() + ARRIVED_NS;
+        while self.now_ns() < end_ns && marks(&is_coming) {
+            self.env.sleep(LOOK).await;
+        }
+        self.late(self.late_us.0).await;
+        if self.mistake != Some(Mistake::ListingsOfBefore) {
+            self.drop_listing(ino);
+        }
+    }
+
+    /// Asks for the names of a directory, which arrive late.
+    async fn names(&self, ctx: &Ctx, ino: Ino) -> Result<Listing> {
+        let number = {
+            let kept = &mut *lock(&self.kept);
+            let marks = kept.marks.entry(ino).or_default();
+            marks.asked += 1;
+            marks.answers.insert(marks.asked - 1);
+            marks.asked - 1
+        };
+        let listing = self.client.readdir(ctx, ino, 0, ENTRIES_MAX, true).await;
+        self.late(self.late_us.1).await;
+        lock(&self.kept).marks.entry(ino).or_default().answers.remove(&number);
+        listing
     }
 
     fn mark(&self, ino: Ino) -> Mark {
@@ -244,7 +283,7 @@ impl Kernel {
             self.size(ctx, ino).await?;
             let kept = &mut *lock(&self.kept);
             let inode = kept.inodes.entry(ino).or_default();
-            let (names, dropped) = inode.listings.begin(inode.mtime, self.mistake);
+            let (names, dropped) = inode.listings.begin(inode.mtime);
             self.count(|t| t.listings_dropped += u64::from(dropped));
             if let Some(names) = names {
                 self.count(|t| t.listings += 1);
@@ -252,8 +291,7 @@ impl Kernel {
             }
             self.count(|t| t.listings_read += 1);
         }
-        let listing = self.client.readdir(ctx, ino, 0, ENTRIES_MAX, true).await?;
-        self.late(self.late_us.1).await;
+        let listing = self.names(ctx, ino).await?;
         if !listing.end {
             return Err(Errno::Proto);
         }

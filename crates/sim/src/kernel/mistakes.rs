@@ -23,13 +23,13 @@ pub enum Mistake {
     LostStores,
     /// It sees to that only where something is taken back, not where answers, writes and cuts cross.
     CrossingAnswers,
-    /// A kept listing is shown whatever the time of modification.
-    ListingsStay,
+    /// The mount drops no listing before an answer that shows a change.
+    ListingsOfBefore,
     /// The kernel goes on as if it had not changed a name itself.
     OwnChangesStay,
-    /// The mount shows a directory that was removed with the time of modification that it had.
+    /// The mount shows a directory that was removed with the times that it had.
     RemovedTimesStay,
-    /// Neither attributes nor listings of a directory go when they are taken back, one time in three.
+    /// The attributes of a directory stay when they are taken back, one time in three.
     DirectoriesStay,
 }
 
@@ -49,5 +49,5 @@ impl Mistake {
 
     /// Those that games of directories find.
     pub const DIRECTORIES: [Mistake; 4] =
-        [Mistake::ListingsStay, Mistake::OwnChangesStay, Mistake::RemovedTimesStay, Mistake::DirectoriesStay];
+        [Mistake::ListingsOfBefore, Mistake::OwnChangesStay, Mistake::RemovedTimesStay, Mistake::DirectoriesStay];
 }
