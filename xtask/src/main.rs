@@ -2,13 +2,15 @@
 //! runs or replays seeds of the cluster simulator; `cargo xtask soak` kills servers and mounts under load; `cargo xtask
 //! hostile` sends a server what no peer of ours would.
 
+mod performance;
 mod tidy;
 
 use std::process::{Command, ExitCode};
 
 const USAGE: &str = "usage: cargo xtask tidy
+       cargo xtask floors [CRATE ...]       folders from the bottom up, and the largest circle of files
        cargo xtask code-map
-       cargo xtask performance              writes the tables of docs/PERFORMANCE.md from docs/results
+       cargo xtask performance [--check]    writes docs/PERFORMANCE.md and its pages from docs/results
        cargo xtask sim [--seed N | --seeds FROM..TO] [further options of the simulator]
        cargo xtask soak [ROUNDS [SEED]]     200 rounds unless told
        cargo xtask hostile [INPUTS [SEED]]  of each guise; 100,000 unless told
@@ -30,8 +32,9 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     match args.first().map(String::as_str) {
         Some("tidy") => tidy::run(),
+        Some("floors") => tidy::floors(&args[1..]),
         Some("code-map") => tidy::code_map(),
-        Some("performance") => tidy::performance(),
+        Some("performance") => tidy::performance(&args[1..]),
         Some("sim") => {
             let run = ["run", "--quiet", "--release", "--package", "amphi-sim", "--"];
             cargo(Command::new(env!("CARGO")).args(run).args(&args[1..]))

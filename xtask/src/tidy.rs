@@ -4,9 +4,11 @@
 
 mod documents;
 mod floors;
-mod results;
+mod imports;
+mod life;
 mod sizes;
 
+use crate::performance;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -101,18 +103,11 @@ pub fn run() -> ExitCode {
     for name in markdown(&root) {
         documents::long_lines(&name, &document(&name), &mut findings);
     }
-    documents::functions(&document(documents::LIFE), &sources, &mut findings);
+    life::check(&root, &document(life::LIFE), &sources, &mut findings);
     if document(documents::CODE_MAP) != documents::code_map(&sources) {
         findings.push(format!("{}: is not what the module heads say; run cargo xtask code-map", documents::CODE_MAP));
     }
-    match results::filled(&root, &document(results::PERFORMANCE)) {
-        Ok(page) if page == document(results::PERFORMANCE) => {}
-        Ok(_) => findings.push(format!(
-            "{}: its tables are not those of the results; run cargo xtask performance",
-            results::PERFORMANCE
-        )),
-        Err(line) => findings.push(line),
-    }
+    performance::check(&root, &mut findings);
     promises(&root, &tests, &mut findings);
     for f in &findings {
         println!("tidy: {f}");
@@ -133,15 +128,30 @@ fn markdown(root: &Path) -> Vec<String> {
     all
 }
 
-/// Writes the map of the code.
-pub fn code_map() -> ExitCode {
-    let root = root();
+/// The files of all crates with their text.
+fn sources(root: &Path) -> Vec<(String, String)> {
     let (mut files, mut sources) = (Vec::new(), Vec::new());
     rust_files(&root.join("crates"), &mut files);
     for file in &files {
-        let name = file.strip_prefix(&root).unwrap_or(file).to_string_lossy().into_owned();
+        let name = file.strip_prefix(root).unwrap_or(file).to_string_lossy().into_owned();
         sources.push((name, fs::read_to_string(file).unwrap_or_default()));
     }
+    sources
+}
+
+/// Prints the floors of some crates, or of all.
+pub fn floors(crates: &[String]) -> ExitCode {
+    let sources = sources(&root());
+    let all = IMPORTS.iter().map(|(name, _)| name.to_string());
+    let shown = all.filter(|name| crates.is_empty() || crates.contains(name));
+    shown.for_each(|name| floors::show(&sources, &name));
+    ExitCode::SUCCESS
+}
+
+/// Writes the map of the code.
+pub fn code_map() -> ExitCode {
+    let root = root();
+    let sources = sources(&root);
     match fs::write(root.join(documents::CODE_MAP), documents::code_map(&sources)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {
@@ -151,20 +161,9 @@ pub fn code_map() -> ExitCode {
     }
 }
 
-/// Writes the tables of the page of performance as the results have them.
-pub fn performance() -> ExitCode {
-    let path = root().join(results::PERFORMANCE);
-    let page = fs::read_to_string(&path).map_err(|e| format!("{}: {e}", results::PERFORMANCE));
-    let written = page
-        .and_then(|page| results::filled(&root(), &page))
-        .and_then(|page| fs::write(&path, page).map_err(|e| format!("{}: {e}", results::PERFORMANCE)));
-    match written {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(line) => {
-            eprintln!("xtask: {line}");
-            ExitCode::FAILURE
-        }
-    }
+/// Writes or checks the page of performance and those of the results.
+pub fn performance(args: &[String]) -> ExitCode {
+    performance::run(&root(), args)
 }
 
 fn root() -> PathBuf {

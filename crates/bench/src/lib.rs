@@ -1,6 +1,6 @@
 //! `amphi bench`: measurements with their goals, ratios taken in one run. A benchmark is not a test.
 //!
-//! Owns: the command line, what all benchmarks share (folder, rounds, stopping), the order they run in. Each benchmark
+//! Owns: the command line, the order that benchmarks run in. Does not own: what all share (`run`). Each benchmark
 //! is a file of `bench/`. Invariants: sides of a comparison take turns within one run; every sample is kept; what was
 //! started is stopped and unmounted, also after an error or a signal.
 
@@ -30,10 +30,12 @@ mod program;
 mod raw;
 mod report;
 mod round_trip;
+mod run;
 mod scenario;
 mod series;
 mod servers;
 mod sessions;
+mod settings;
 mod small;
 pub mod stream;
 mod untar;
@@ -41,22 +43,14 @@ mod workload;
 
 use amphi_host::failure::{During, Failure, Outcome};
 use clap::{Args, Subcommand, ValueEnum};
-use indicatif::{ProgressBar, ProgressStyle};
-use report::{Report, Table};
+pub use run::Run;
+pub use settings::{DEFAULT_SPINS, session_config};
+
+use report::Report;
 use std::cell::RefCell;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
-/// The settings of a mount, for the do-nothing one as for the real one: the defaults of `amphi up`.
-pub fn session_config() -> amphi_fuse::SessionConfig {
-    let spin = Duration::from_micros(amphi_process::mount::FUSE_SPIN_US);
-    amphi_fuse::SessionConfig { spin, ..amphi_fuse::SessionConfig::default() }
-}
-
-/// How long a caller and a worker poll by default.
-pub const DEFAULT_SPINS: (Duration, Duration) = (amphi_env::real::WORKER_SPIN, amphi_env::real::WORKER_SPIN);
+use std::sync::atomic::AtomicBool;
 
 /// What can be measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -148,59 +142,6 @@ pub struct Bench {
     /// Serve the do-nothing mount here until standard input ends
     #[arg(long, hide = true)]
     null_mount: Option<PathBuf>,
-}
-
-/// What all benchmarks of a run share.
-pub struct Run {
-    /// Working folder.
-    pub dir: PathBuf,
-    /// Rounds of each comparison.
-    pub pairs: usize,
-    /// Fewer sizes, shorter samples.
-    pub quick: bool,
-    /// What was found so far.
-    pub report: Report,
-    only: Option<String>,
-    plots: Option<PathBuf>,
-    stop: Arc<AtomicBool>,
-}
-
-impl Run {
-    /// A progress bar that vanishes when it is done.
-    pub fn bar(&self, what: &str, len: u64) -> ProgressBar {
-        let style = ProgressStyle::with_template("  [{bar:24}] {pos}/{len} {elapsed} {msg}")
-            .unwrap_or_else(|_| ProgressStyle::default_bar())
-            .progress_chars("=> ");
-        ProgressBar::new(len).with_style(style).with_message(what.to_string())
-    }
-
-    /// Whether a row of this name is to be measured.
-    pub fn wants(&self, row: &str) -> bool {
-        self.only.as_ref().is_none_or(|text| row.contains(text.as_str()))
-    }
-
-    /// Errors once the user wants to stop.
-    pub fn check_stop(&self) -> Outcome {
-        if self.stop.load(Ordering::Relaxed) { Err(Failure::broken("stopped by a signal")) } else { Ok(()) }
-    }
-
-    /// How long a sample of many short calls takes.
-    pub fn sample_time(&self) -> Duration {
-        Duration::from_millis(if self.quick { 30 } else { 100 })
-    }
-
-    /// Where the picture `name` goes, if pictures are wanted.
-    pub fn picture(&self, name: &str) -> Option<PathBuf> {
-        self.plots.as_ref().map(|dir| dir.join(format!("{name}.svg")))
-    }
-
-    /// Prints a table, if it has rows, and keeps it for the JSON.
-    pub fn show(&self, table: &Table) {
-        if !table.is_empty() {
-            println!("{}", table.render());
-            self.report.tables.borrow_mut().push(table.shown());
-        }
-    }
 }
 
 impl Bench {

@@ -1,42 +1,12 @@
-//! What documents say of the code: functions that they name, and the map of the code.
+//! The map of the code, and the length of lines.
 //!
-//! Owns: finding `FILE` `FUNCTION` in docs/LIFE.md, and the text of docs/CODE_MAP.md, which is made from the first
-//! sentence of each module head. Does not own: writing it (`main`).
-
-use std::collections::BTreeMap;
+//! Owns: the text of docs/CODE_MAP.md, which is made from the first sentence of each module head. Does not own: writing
+//! it (`main`), the walks of docs/LIFE.md (`life`).
 
 /// Most columns of a line.
 const COLUMNS: usize = 120;
-/// The document with the walks.
-pub const LIFE: &str = "docs/LIFE.md";
 /// The document that `cargo xtask code-map` writes.
 pub const CODE_MAP: &str = "docs/CODE_MAP.md";
-
-/// Looks for each function that `text` names behind its file, as `path.rs` `function`.
-pub fn functions(text: &str, files: &[(String, String)], findings: &mut Vec<String>) {
-    let files: BTreeMap<&str, &str> = files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect();
-    // Every second part is code; between a file and its function there is nothing but blanks.
-    let parts: Vec<&str> = text.split('`').collect();
-    let mut found = 0;
-    for (k, path) in parts.iter().enumerate().skip(1).step_by(2).filter(|(_, p)| p.ends_with(".rs")) {
-        let Some(source) = files.get(*path) else {
-            findings.push(format!("{LIFE}: there is no {path}"));
-            continue;
-        };
-        let Some(function) = parts.get(k + 2).filter(|_| parts[k + 1].trim().is_empty()) else { continue };
-        found += 1;
-        let is_there = source.match_indices(&format!("fn {function}")).any(|(at, name)| {
-            let behind = source[at + name.len()..].chars().next();
-            behind.is_some_and(|c| c == '(' || c == '<')
-        });
-        if !is_there {
-            findings.push(format!("{LIFE}: {path} has no function {function}"));
-        }
-    }
-    if found == 0 {
-        findings.push(format!("{LIFE}: names no functions"));
-    }
-}
 
 /// The map of the code: every source file outside of tests with the first sentence of its head.
 pub fn code_map(files: &[(String, String)]) -> String {
@@ -107,8 +77,7 @@ fn sentence(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Goal: a function that is not there, and a file that is not, are found; the map has a line for each file. Method:
-    /// two files by hand.
+    /// Goal: the map has a line for each file, and a long line is found. Method: two files by hand.
     #[test]
     fn documents_agree() {
         let file = |path: &str, text: &str| (path.to_string(), text.to_string());
@@ -116,17 +85,6 @@ mod tests {
             file("crates/a/src/x.rs", "//! First [`X`] of\n//! all. Second.\nfn go(a: u8) {}\nfn gone_by<T>() {}\n"),
             file("crates/a/src/tests.rs", "//! Tests.\n"),
         ];
-        let check = |text: &str| {
-            let mut findings = Vec::new();
-            functions(text, &files, &mut findings);
-            findings
-        };
-        assert_eq!(
-            check("1. `crates/a/src/x.rs`\n   `go`: it goes, `crates/a/src/x.rs` `gone_by`"),
-            Vec::<String>::new()
-        );
-        assert_eq!(check("`crates/a/src/x.rs` `gone`"), ["docs/LIFE.md: crates/a/src/x.rs has no function gone"]);
-        assert_eq!(check("`crates/a/src/y.rs` `go`").len(), 2);
         let mut long = Vec::new();
         long_lines("x.rs", &format!("{0}\n// {0}\n/// a {0}\n// | {0} b\n", "x".repeat(120)), &mut long);
         assert_eq!(long, ["x.rs:3: a line of more than 120 columns"]);

@@ -119,7 +119,7 @@ impl Disk for RealDisk {
     }
 
     async fn read(&self, at: u64, mut buf: Buf) -> IoBuf<()> {
-        if let Err(e) = crate::check_read(self.size, at, &buf) {
+        if let Err(e) = crate::api::check_read(self.size, at, &buf) {
             return (Err(e), buf);
         }
         let mut done = 0;
@@ -138,7 +138,7 @@ impl Disk for RealDisk {
     }
 
     async fn write(&self, at: u64, mut buf: Buf) -> IoBuf<()> {
-        if let Err(e) = crate::check_write(self.size, at, &buf) {
+        if let Err(e) = crate::api::check_write(self.size, at, &buf) {
             return (Err(e), buf);
         }
         if !self.write_delay.get().is_zero() {
@@ -164,7 +164,7 @@ impl Disk for RealDisk {
     }
 
     async fn reserve(&self, at: u64, len: u64) -> io::Result<()> {
-        crate::check_discard(self.size, at, len)?;
+        crate::api::check_discard(self.size, at, len)?;
         if len == 0 || self.is_device {
             return Ok(());
         }
@@ -197,7 +197,7 @@ impl Disk for RealDisk {
     }
 
     async fn discard(&self, at: u64, len: u64) -> io::Result<()> {
-        crate::check_discard(self.size, at, len)?;
+        crate::api::check_discard(self.size, at, len)?;
         if len == 0 {
             return Ok(());
         }

@@ -618,7 +618,7 @@ impl Disk for SimDisk {
     }
 
     async fn read(&self, at: u64, buf: Buf) -> IoBuf<()> {
-        if let Err(e) = crate::check_read(self.size, at, &buf) {
+        if let Err(e) = crate::api::check_read(self.size, at, &buf) {
             return (Err(e), buf);
         }
         let len = buf.len() as u64;
@@ -627,7 +627,7 @@ impl Disk for SimDisk {
     }
 
     async fn write(&self, at: u64, buf: Buf) -> IoBuf<()> {
-        if let Err(e) = crate::check_write(self.size, at, &buf) {
+        if let Err(e) = crate::api::check_write(self.size, at, &buf) {
             return (Err(e), buf);
         }
         let len = buf.len() as u64;
@@ -640,7 +640,7 @@ impl Disk for SimDisk {
     }
 
     async fn reserve(&self, at: u64, len: u64) -> io::Result<()> {
-        crate::check_discard(self.size, at, len)?;
+        crate::api::check_discard(self.size, at, len)?;
         if !self.env.world.lives(self.env.node, self.env.life) {
             return Err(dead());
         }
@@ -652,7 +652,7 @@ impl Disk for SimDisk {
     }
 
     async fn discard(&self, at: u64, len: u64) -> io::Result<()> {
-        crate::check_discard(self.size, at, len)?;
+        crate::api::check_discard(self.size, at, len)?;
         self.run(DiskOpKind::Discard, at, len, None).await.0
     }
 }

@@ -1,0 +1,247 @@
+//! What the outside is to the crates above: disk, network, clock, randomness, memory that outlives the process.
+//!
+//! Owns: the traits, and the checks of offsets and lengths that all disks make. Does not own: what implements them.
+
+use crate::buf::Buf;
+use amphi_types::limits::BLOCK;
+use amphi_types::{Cred, Timespec};
+use std::future::Future;
+use std::io;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Monotonic time in nanoseconds since an arbitrary origin; virtual in the simulator.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Time(pub u64);
+
+impl Time {
+    /// Time passed since `earlier`, zero if it is later.
+    pub fn since(self, earlier: Time) -> Duration {
+        Duration::from_nanos(self.0.saturating_sub(earlier.0))
+    }
+}
+
+impl std::ops::Add<Duration> for Time {
+    type Output = Time;
+    fn add(self, d: Duration) -> Time {
+        Time(self.0.saturating_add(d.as_nanos() as u64))
+    }
+}
+
+/// How busy a thread is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Load {
+    /// Of its last turns, some 64, how many in a hundred found work waiting.
+    pub busy_percent: u8,
+    /// Cores that this process may use.
+    pub cores: u16,
+}
+
+/// How to open a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DiskMode {
+    /// Must exist; locked exclusively against other processes.
+    Open,
+    /// Must not exist; made with this size in bytes (sparse); locked exclusively.
+    Create(u64),
+    /// Must exist; read only, locked shared (fsck).
+    ReadOnly,
+}
+
+/// Result of an operation that owns its buffer while it runs: the buffer always comes back.
+pub type IoBuf<T> = (io::Result<T>, Buf);
+
+/// The outside world as one thread sees it. A cheap clone; never Send.
+pub trait Env: Clone + 'static {
+    /// A zone's storage.
+    type Disk: Disk;
+    /// A byte-stream connection.
+    type Conn: Conn;
+    /// A listening socket.
+    type Listener: Listener<Conn = Self::Conn>;
+    /// Memory that outlives the process.
+    type Kept: Kept;
+
+    /// Monotonic time.
+    fn now(&self) -> Time;
+    /// Wall-clock time for time stamps of files.
+    fn wall(&self) -> Timespec;
+    /// 64 random bits that nobody can foretell: those of production come from the system's generator.
+    fn rand(&self) -> u64;
+    /// Identifies one life of the machine, never 0: equal for every process from the start of the kernel until power is
+    /// lost or the machine is restarted. Where it cannot be told, every process has another one.
+    fn boot_id(&self) -> u64;
+    /// Completes after `d`.
+    fn sleep(&self, d: Duration) -> impl Future<Output = ()> + 'static;
+    /// Runs `task` on this thread. Dropped at shutdown or simulated crash, at any await point.
+    fn spawn(&self, task: impl Future<Output = ()> + 'static);
+    /// How long this thread polls after its last progress before it sleeps. Nothing where there are no real threads.
+    fn set_spin(&self, _budget: Duration) {}
+    /// How busy this thread is. Never, where there are no real threads.
+    fn load(&self) -> Load {
+        Load::default()
+    }
+    /// Holds each write of a disk back for so long before it is begun: stands in for a slow disk in tests and
+    /// benchmarks. Nothing where disks have a speed of their own (simulation).
+    fn set_write_delay(&self, _delay: Duration) {}
+    /// Opens a disk (a file or block device opened with O_DIRECT).
+    ///
+    /// Errors: `NotFound`, `AlreadyExists`, `WouldBlock` if another process holds its lock.
+    fn disk(&self, path: &str, mode: DiskMode) -> impl Future<Output = io::Result<Rc<Self::Disk>>>;
+    /// Names (not paths) of what lies in directory `dir`, sorted. A missing directory is `NotFound`.
+    fn list(&self, dir: &str) -> io::Result<Vec<String>>;
+    /// Makes a directory and its parents; no error if it exists.
+    fn make_dir(&self, dir: &str) -> io::Result<()>;
+    /// Bytes free for unprivileged use where `dir` lies.
+    fn free_bytes(&self, dir: &str) -> io::Result<u64>;
+    /// Makes the memory `name` (letters, digits, `-`), empty, in the place of an older one. What is written there is
+    /// still there after the process was killed, as long as the machine is up and nobody removes it; no power loss
+    /// leaves anything of it. It belongs to the file `of`: when that file has been deleted, a later call may remove the
+    /// memory as well.
+    ///
+    /// Errors: `Unsupported` where there is no such memory.
+    fn keep(&self, name: &str, of: &str) -> io::Result<Self::Kept>;
+    /// What the memory `name` has, up to the last byte written, `most` bytes at most. `NotFound` if there is none that
+    /// this user, root, or the owner of the file `of` has made and that nobody else may write to.
+    fn kept(&self, name: &str, of: &str, most: usize) -> io::Result<Vec<u8>>;
+    /// Removes the memory `name`; no error if there is none. Who has it open can go on writing, for nobody.
+    fn forget(&self, name: &str) -> io::Result<()>;
+    /// Listens on `addr`: `unix:PATH` or `tcp:HOST:PORT`. Removes a stale Unix socket that nobody serves. A Unix socket
+    /// is this user's alone (mode 0600) until `Listener::set_mode` opens it to others.
+    /// Errors name the address.
+    fn listen(&self, addr: &str) -> impl Future<Output = io::Result<Self::Listener>>;
+    /// Connects to `addr` (same forms). Errors name the address.
+    fn dial(&self, addr: &str) -> impl Future<Output = io::Result<Self::Conn>>;
+}
+
+/// Block storage with O_DIRECT semantics. Offsets and lengths are multiples of `BLOCK` (4096); a violation is a
+/// programmer's error and panics. Operations may run in parallel and complete in any order.
+pub trait Disk: 'static {
+    /// Size in bytes.
+    fn size(&self) -> u64;
+    /// A number of the device that it lies on: disks with the same one share its speed.
+    fn device(&self) -> u64;
+    /// Fills the whole of `buf` from `at`. Beyond the end: `UnexpectedEof`.
+    fn read(&self, at: u64, buf: Buf) -> impl Future<Output = IoBuf<()>>;
+    /// Writes the whole of `buf` at `at`. On return it survives a crash of the process, but of the machine only
+    /// after `sync`. A crash before the return may leave any subset of its 4 KiB blocks, each whole or torn at
+    /// 512 bytes.
+    fn write(&self, at: u64, buf: Buf) -> impl Future<Output = IoBuf<()>>;
+    /// Makes every write that returned before the call stable (survives power loss).
+    fn sync(&self) -> impl Future<Output = io::Result<()>>;
+    /// Sees to it that writes to the range find storage of the file system below, where there is one.
+    ///
+    /// Errors: `StorageFull` if it has no room; `Unsupported` if it cannot say so.
+    fn reserve(&self, at: u64, len: u64) -> impl Future<Output = io::Result<()>>;
+    /// Ranges of bytes, ascending, that have storage of the file system below for certain; it may have more.
+    fn backed(&self) -> io::Result<Vec<(u64, u64)>>;
+    /// Gives the storage of a range back; it reads as zeros or old bytes afterwards. Best effort.
+    fn discard(&self, at: u64, len: u64) -> impl Future<Output = io::Result<()>>;
+}
+
+/// Memory of the machine that outlives the process.
+pub trait Kept: 'static {
+    /// Writes all of `bytes` at byte `at`; on return they survive a kill of the process. One that comes during the call
+    /// leaves any part of them. Never waits for a disk.
+    ///
+    /// Errors: `StorageFull` and others of memory; what is there then is as after a kill.
+    fn write(&self, at: u64, bytes: &[u8]) -> io::Result<()>;
+    /// Fills the whole of `into` with what was written from byte `at` on. Never waits for a disk.
+    ///
+    /// Errors: `UnexpectedEof` where nothing was written so far behind.
+    fn read(&self, at: u64, into: &mut [u8]) -> io::Result<()>;
+    /// Whether somebody who asks for its name finds it. Costs less than 1 us.
+    fn is_there(&self) -> bool;
+    /// Bytes that are left at present for this and everything else that is kept, or that other programs have there.
+    fn room(&self) -> io::Result<u64>;
+}
+
+/// Accepts connections.
+pub trait Listener: 'static {
+    /// What it accepts.
+    type Conn: Conn;
+    /// The next connection. Dropping the future loses none.
+    fn accept(&self) -> impl Future<Output = io::Result<Self::Conn>>;
+    /// The bound address in the form `dial` takes (a port 0 is resolved).
+    fn local_addr(&self) -> String;
+    /// Who may connect to a Unix socket, as permission bits. Nothing happens on other addresses.
+    fn set_mode(&self, mode: u32) -> io::Result<()>;
+}
+
+/// A connected byte stream.
+pub trait Conn: 'static {
+    /// Sending half.
+    type Tx: Tx;
+    /// Receiving half.
+    type Rx: Rx;
+    /// Who is at the other end, for log lines.
+    fn peer(&self) -> String;
+    /// As whom the process at the other end ran when it connected, on the word of the kernel. `None` for what came over
+    /// a network, and for connections that were dialed here.
+    fn peer_cred(&self) -> Option<Cred>;
+    /// Whether bytes go over a network, which may damage them where its own checksums do not see it.
+    fn is_network(&self) -> bool;
+    /// Two halves that can be used by different tasks of this thread. Dropping both closes.
+    fn split(self) -> (Self::Tx, Self::Rx);
+}
+
+/// Sending half of a connection.
+pub trait Tx: 'static {
+    /// Sends all of `head`, then all of `payload`, in one vectored write where possible. Buffers come back for
+    /// reuse. Dropping the future may leave half a frame sent: close the connection then.
+    fn send(&mut self, head: Buf, payload: Option<Buf>) -> impl Future<Output = (io::Result<()>, Buf, Option<Buf>)>;
+
+    /// What breaks the connection from this side when it is called: a send under way that its peer takes nothing of
+    /// then fails soon, with its buffers.
+    fn breaker(&self) -> impl Fn() + 'static;
+}
+
+/// Receiving half of a connection.
+pub trait Rx: 'static {
+    /// Fills the whole of `buf`. `UnexpectedEof` when the peer closed. Small reads are served from a staging
+    /// buffer; large ones go straight into `buf`. Dropping the future loses bytes: close the connection then.
+    fn recv_exact(&mut self, buf: Buf) -> impl Future<Output = IoBuf<()>>;
+}
+
+/// Runs `f` for at most `d`. A timed-out future is dropped: what it lent to the environment is lost with it.
+pub async fn timeout<E: Env, T>(env: &E, d: Duration, f: impl Future<Output = T>) -> Option<T> {
+    use futures_util::future::{Either, select};
+    match select(std::pin::pin!(f), std::pin::pin!(env.sleep(d))).await {
+        Either::Left((v, _)) => Some(v),
+        Either::Right(_) => None,
+    }
+}
+
+/// What every disk checks before a read: alignment (a panic) and the end (`UnexpectedEof`).
+pub(crate) fn check_read(size: u64, at: u64, buf: &Buf) -> io::Result<()> {
+    check_aligned(at, buf);
+    if at.checked_add(buf.len() as u64).is_none_or(|end| end > size) {
+        return Err(io::Error::new(
+            io::ErrorKind::UnexpectedEof,
+            format!("read of {} at {at}, size {size}", buf.len()),
+        ));
+    }
+    Ok(())
+}
+
+/// As `check_read`, for writes: beyond the end is `InvalidInput`.
+pub(crate) fn check_write(size: u64, at: u64, buf: &Buf) -> io::Result<()> {
+    check_aligned(at, buf);
+    check_discard(size, at, buf.len() as u64)
+}
+
+pub(crate) fn check_discard(size: u64, at: u64, len: u64) -> io::Result<()> {
+    assert!(at.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK), "unaligned range {at}+{len}");
+    if at.checked_add(len).is_none_or(|end| end > size) {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, format!("change of {len} at {at}, size {size}")));
+    }
+    Ok(())
+}
+
+pub(crate) fn check_aligned(at: u64, buf: &Buf) {
+    let (start, len) = (buf.window().start as u64, buf.len() as u64);
+    assert!(
+        at.is_multiple_of(BLOCK) && len.is_multiple_of(BLOCK) && start.is_multiple_of(BLOCK),
+        "unaligned disk access: offset {at}, length {len}, memory {start}"
+    );
+}
