@@ -1,59 +1,56 @@
 //! `ClientFs`: the client core behind a mount.
 //!
-//! Owns: translation between the kernel's calls and the client's operations, the table of open handles, the way signals
-//! end waits (`patience`). Does not own: any decision about caching or direct I/O, which is the client's.
+//! Owns: translation between the kernel's calls and the client's operations. Does not own: what is kept between calls
+//! (`front`), any decision about caching or direct I/O, which is the client's.
 //!
 //! Invariants: a cache hit neither allocates nor wakes another thread; a handle given to the kernel stays valid until
 //! its release. Ordinary opens bypass the kernel's page cache for reads and writes, but for those whose reads the
 //! client leaves to the kernel; opens with `O_DIRECT` do not, unless they append, so that the kernel sends the pieces
 //! of one call in parallel. Pages stay between opens as long as the client says that they are true. A mount that is
-//! alone lends names and attributes to the kernel for a while (`lent`). With other mounts the kernel keeps no name, and
-//! attributes only while their token lasts, but for what
-//! a thread of the mount has lent it (`names`); its pages are taken back with the lock under which they were read
-//! (`pages`).
+//! alone lends names and attributes to the kernel for a while (`front/lent`). With other mounts the kernel keeps no
+//! name, and attributes only while their token lasts, but for what a thread of the mount has lent it (`front/names`);
+//! its pages are taken back with the lock under which they were read (`front/pages`).
 
 mod deferred;
 mod directories;
 mod file_locks;
-mod handles;
 pub mod ioctl;
-mod kept_listings;
-mod kernel_view;
-mod lent;
-mod listings;
-pub(crate) mod moved;
 mod names;
-mod pages;
-mod patience;
 mod positions;
 mod reads;
-mod rollback;
 mod sizes;
-mod syscall;
 mod walks;
 mod writes;
 
-use crate::environment::{Environments, Said};
-use crate::file_system::{
-    AttrReply, CopyHow, Entry, Handle, IoctlCall, IoctlReply, LockHow, OpenHow, OpenReply, ReadHow, Statfs, WriteHow,
+use crate::calls::{
+    AttrReply, CopyHow, Entry, Handle, IoctlCall, IoctlReply, LockHow, OpenFlags, OpenHow, OpenReply, ReadHow, Statfs,
+    WriteHow,
 };
+use crate::clock::monotonic_ns;
+use crate::config::Limits;
+use crate::data::{Payload, ReadSink};
+use crate::directory::DirSink;
+use crate::environment::{Environments, Said};
+use crate::file_system::FileSystem;
+use crate::front::deferred::Deferred;
+use crate::front::file_locks::FileLocks;
+use crate::front::handles::Handles;
+use crate::front::kept_listings::KeptListings;
+use crate::front::kernel_view::{Changing, KernelView, Since};
+use crate::front::lent;
+use crate::front::listings::Listings;
+use crate::front::moved::{Moved, inode_of};
+use crate::front::names::Names;
+use crate::front::pages::Pages;
+use crate::front::patience::Patience;
+use crate::front::rollback::Rollbacks;
+use crate::groups::GroupCache;
 use crate::kernel::structs::{LseekOut, WriteOut};
-use crate::session::monotonic_ns;
-
-use crate::{Caller, DirSink, FileSystem, GroupCache, Later, Limits, Notifier, OpenFlags, Payload, ReadSink};
+use crate::later::Later;
+use crate::notify::Notifier;
+use crate::request::Caller;
 use amphi_client::{Client, Ctx, Fallocate, FrontCache, Hints, OpenFile, Pending, RenameMode, Whence, XattrMode};
 use amphi_types::{Attr, Caps, Cred, Errno, Ino, Kind, Result, SetAttr};
-use deferred::Deferred;
-use file_locks::FileLocks;
-use handles::Handles;
-use kept_listings::KeptListings;
-use kernel_view::{Changing, KernelView, Since};
-use listings::Listings;
-use moved::{Moved, inode_of};
-use names::Names;
-use pages::Pages;
-use patience::Patience;
-use rollback::Rollbacks;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
@@ -424,7 +421,7 @@ impl FileSystem for ClientFs {
         }
         self.client.walk_ended(caller.tid);
         if truncates {
-            self.empties(caller, ino);
+            self.sizes().empties(caller.tid, ino);
         }
         Ok(self.opened(caller, file))
     }
@@ -493,7 +490,7 @@ impl FileSystem for ClientFs {
     }
 
     fn flush(&self, caller: &Caller<'_>, ino: Ino, handle: Handle, lock_owner: u64) -> Result<()> {
-        self.has_taken_size(caller, ino);
+        self.sizes().has_taken(caller.tid, ino);
         let unlocked = self.locks_flushed(caller, ino, handle, lock_owner);
         let file = self.handles.get(handle)?;
         self.wait(caller, self.client.flush(&Self::stream(caller), &file)).and(unlocked)

@@ -9,8 +9,8 @@
 //! whole. The number behind `TAKE_COPY_MAX_BYTES`: copying 32 KiB costs about 3 us, giving a buffer away costs about as
 //! much in mapping fresh memory.
 
-use crate::Buf;
 use crate::kernel::WRITE_HEAD_BYTES;
+use amphi_client::Buf;
 use amphi_client::Loan;
 use smallvec::SmallVec;
 use std::ops::Deref;

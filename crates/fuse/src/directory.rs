@@ -3,9 +3,10 @@
 //! Owns: the packing of READDIR and READDIRPLUS entries. Invariant: the reply never exceeds what the kernel has
 //! room for, and an entry is in it whole or not at all.
 
+use crate::calls::Entry;
+use crate::calls::Handle;
 use crate::kernel::structs::{Dirent, EntryOut};
 use crate::reply;
-use crate::{Entry, file_system::Handle};
 use amphi_types::{Ino, Kind};
 use std::mem::size_of;
 use zerocopy::IntoBytes;

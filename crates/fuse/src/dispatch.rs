@@ -2,13 +2,17 @@
 //!
 //! Invariant: every request is answered exactly once; FORGET, BATCH_FORGET and INTERRUPT never are.
 
+use crate::calls::{Entry, OpenReply, ReadHow};
 use crate::data::{Payload, ReadSink};
-use crate::file_system::{Entry, OpenReply, ReadHow};
+use crate::directory::DirSink;
+use crate::file_system::FileSystem;
+use crate::interrupt::Interrupt;
 use crate::kernel::structs as k;
 use crate::later::{LateTable, Later};
 use crate::reply::{ReplyTo, absent_out, attr_out, entry_out, lk_out, open_out, statfs_out, statx_out};
+use crate::request::Caller;
 use crate::request::{Deferral, Operation as Op, Request};
-use crate::{Buf, Caller, DirSink, FileSystem, Interrupt};
+use amphi_client::Buf;
 use amphi_types::{Errno, Ino, Result};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;

@@ -83,7 +83,7 @@ pub struct Environments {
 impl Environments {
     /// What thread `tid` says, with its job by one of `jobs`; nothing if it says nothing or cannot be asked.
     pub fn said(&self, tid: u32, jobs: &[String]) -> Said {
-        self.said_at(tid, jobs, crate::session::monotonic_ns(), read)
+        self.said_at(tid, jobs, crate::clock::monotonic_ns(), read)
     }
 
     fn said_at(&self, tid: u32, jobs: &[String], now_ns: u64, read: impl Fn(u32) -> Shown) -> Said {

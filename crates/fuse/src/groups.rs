@@ -40,7 +40,7 @@ impl GroupCache {
     /// The rights of thread `tid`, which acts as `uid` and `gid`.
     pub fn rights(&self, tid: u32, uid: u32, gid: u32) -> Rights {
         let who = (tid, uid, gid);
-        let now_ns = crate::session::monotonic_ns();
+        let now_ns = crate::clock::monotonic_ns();
         if let Some((read_ns, rights)) = self.entries.lock().get(&who)
             && now_ns.saturating_sub(*read_ns) < LIFE.as_nanos() as u64
         {
@@ -51,7 +51,7 @@ impl GroupCache {
 
     /// The rights of the thread now, for somebody who was refused with those that were remembered.
     pub fn again(&self, tid: u32, uid: u32, gid: u32) -> Rights {
-        self.read((tid, uid, gid), crate::session::monotonic_ns())
+        self.read((tid, uid, gid), crate::clock::monotonic_ns())
     }
 
     fn read(&self, who: Who, now_ns: u64) -> Rights {

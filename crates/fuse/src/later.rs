@@ -7,7 +7,7 @@
 //! The number behind it: a mount has 256 threads, and a lock may have thousands of waiters whose turn comes only when
 //! somebody else's request to unlock is read.
 
-use crate::Interrupt;
+use crate::interrupt::Interrupt;
 use crate::kernel::structs::IoctlOut;
 use crate::reply::ReplyTo;
 use amphi_types::{Errno, Result};

@@ -15,7 +15,7 @@ mod device;
 mod fusermount;
 mod table;
 
-use crate::session::SessionConfig;
+use crate::config::SessionConfig;
 use rustix::fs::{AtFlags, StatxFlags};
 use rustix::io::Errno as Raw;
 use rustix::mount::{MountFlags, UnmountFlags};

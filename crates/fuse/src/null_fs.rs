@@ -4,8 +4,11 @@
 //! removed; such a file is remembered by name alone (at most `NAMES_MAX`), so that stat and unlink work as programs
 //! expect.
 
-use crate::file_system::{AttrReply, Entry, Handle, OpenFlags, OpenHow, OpenReply, ReadHow, Statfs, WriteHow};
-use crate::{Caller, DirSink, FileSystem, Payload, ReadSink};
+use crate::calls::{AttrReply, Entry, Handle, OpenFlags, OpenHow, OpenReply, ReadHow, Statfs, WriteHow};
+use crate::data::{Payload, ReadSink};
+use crate::directory::DirSink;
+use crate::file_system::FileSystem;
+use crate::request::Caller;
 use amphi_types::{Attr, Errno, Ino, Kind, Result, SetAttr, Timespec};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;

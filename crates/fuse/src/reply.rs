@@ -2,7 +2,7 @@
 //!
 //! Invariant: a reply is written in one system call, header first; the header's length is the sum of its parts.
 
-use crate::file_system::{AttrReply, Entry, LockHow, LockKind, OpenReply, Statfs};
+use crate::calls::{AttrReply, Entry, LockHow, LockKind, OpenReply, Statfs};
 use crate::kernel::structs::{Attr as AttrWire, AttrOut, EntryOut, OpenOut, OutHeader, Statfs as StatfsWire};
 use crate::kernel::structs::{LkOut, Statx, StatxOut, SxTime};
 use amphi_types::{Attr, Errno, Timespec, limits};

@@ -3,13 +3,14 @@
 //! Owns: parsing, and `Caller`. Does not own: reading the bytes or acting on them. Invariant: any bytes give a
 //! value or `Malformed`, never a panic; a parsed name has no NUL and no `/`.
 
-use crate::client_fs::moved::{inode_of, is_other};
-use crate::file_system::{CopyHow, Handle, IoctlCall, LockHow, LockKind, OpenHow, ReadHow, WriteHow};
+use crate::calls::{CopyHow, Handle, IoctlCall, LockHow, LockKind, OpenHow, ReadHow, WriteHow};
+use crate::front::moved::{inode_of, is_other};
 use crate::groups::{GroupCache, Rights};
+use crate::interrupt::Interrupt;
 use crate::kernel::flags::{bits, setattr};
 use crate::kernel::opcode::Opcode;
 use crate::kernel::structs as k;
-use crate::{Interrupt, Later};
+use crate::later::Later;
 use amphi_types::{Cred, Ino, SetAttr, TimeSet, Timespec};
 use std::mem::size_of;
 use zerocopy::FromBytes;

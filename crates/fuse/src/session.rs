@@ -15,82 +15,17 @@ mod pool;
 mod reader;
 mod receive;
 
+use crate::config::{Limits, SessionConfig};
+use crate::file_system::FileSystem;
 use crate::interrupt::InHand;
 use crate::mount::{self, MountError, MountPoint};
-use crate::{FileSystem, Notifier};
+use crate::notify::Notifier;
 use pool::Pool;
 use receive::Ahead;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
-
-/// Settings of a mount.
-#[derive(Clone, Debug)]
-pub struct SessionConfig {
-    /// What is mounted, for the mount table and `df`; without NUL.
-    pub source: String,
-    /// Users other than the one who mounts may use it.
-    pub allow_other: bool,
-    /// The kernel checks permissions by mode bits before it asks.
-    pub default_permissions: bool,
-    /// Mount read-only.
-    pub read_only: bool,
-    /// Ignore setuid and setgid when executing.
-    pub no_suid: bool,
-    /// Execute nothing.
-    pub no_exec: bool,
-    /// Device files can be opened; root alone may mount so.
-    pub devices: bool,
-    /// Payload of the largest request in bytes, a multiple of 4096. As root the system's limit is raised to it.
-    pub request_max_bytes: usize,
-    /// Most reader threads, at least 2. So many calls can block at once before others wait for them. A few more are
-    /// kept for the kernel's own pages.
-    pub threads_max: usize,
-    /// Sleeping reader threads kept for the next calls that block.
-    pub threads_idle_max: usize,
-    /// How long one idle thread polls the device before it sleeps; zero never polls.
-    pub spin: Duration,
-}
-
-impl Default for SessionConfig {
-    fn default() -> SessionConfig {
-        SessionConfig {
-            source: "amphi".to_string(),
-            allow_other: true,
-            default_permissions: true,
-            read_only: false,
-            no_suid: false,
-            no_exec: false,
-            devices: false,
-            request_max_bytes: 8 << 20,
-            threads_max: 256,
-            threads_idle_max: 32,
-            spin: Duration::ZERO,
-        }
-    }
-}
-
-impl SessionConfig {
-    /// The payload bound in whole pages, within what the protocol's fields can say.
-    pub(crate) fn request_bytes(&self) -> usize {
-        (self.request_max_bytes / 4096 * 4096).clamp(4096, 128 << 20)
-    }
-}
-
-/// What kernel and session agreed on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Protocol minor of the kernel.
-    pub minor: u32,
-    /// Largest WRITE payload in bytes.
-    pub write_max_bytes: usize,
-    /// Pages of the largest request; longer calls arrive in pieces of this size.
-    pub pages_max: usize,
-    /// Whether shared mappings of directly opened files work.
-    pub shared_mmap: bool,
-}
 
 /// State that readers, session and unmounters share.
 struct Shared {
@@ -250,14 +185,4 @@ impl Drop for MountGuard {
             mount_point.unmount_by_force();
         }
     }
-}
-
-/// Nanoseconds since some moment of this process.
-#[expect(clippy::disallowed_methods, reason = "the device loop runs outside any simulated environment")]
-pub(crate) fn monotonic_ns() -> u64 {
-    use std::sync::OnceLock;
-    use std::time::Instant;
-    static START: OnceLock<Instant> = OnceLock::new();
-    let start = *START.get_or_init(Instant::now);
-    Instant::now().duration_since(start).as_nanos() as u64
 }

@@ -10,7 +10,7 @@
 //! version: each answer that is kept moves it, and so do writes, cuts and invalidations. The answer to a question from
 //! before the last move is shown to whoever asked, and not kept, nor is any while a cut is under way, whose own answer
 //! is kept in any case. Where another size is kept then the mount asks again itself, and pages are taken back when
-//! answers that were given have arrived (`amphi-fuse`, `client_fs/sizes.rs`, which has bounds for both). What a
+//! answers that were given have arrived (`amphi-fuse`, `front/sizes.rs`, which has bounds for both). What a
 //! program stores into a mapping is written back late (`stores`). A name is kept for the time that it was lent for: to
 //! whoever asked while the mount is alone, to a walk of the mount's own in company, which can be taken back. What is
 //! read through an open directory is kept by the time of modification (`listings`). Answers arrive late.

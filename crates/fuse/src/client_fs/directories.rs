@@ -4,10 +4,12 @@
 //! opened it and where its listing ends (`listings`), what the kernel keeps of it (`kept_listings`).
 
 use super::ClientFs;
-use super::kept_listings::Mark;
-use crate::file_system::{Handle, OpenReply};
-use crate::session::monotonic_ns;
-use crate::{Caller, DirSink, OpenFlags};
+use crate::calls::OpenFlags;
+use crate::calls::{Handle, OpenReply};
+use crate::clock::monotonic_ns;
+use crate::directory::DirSink;
+use crate::front::kept_listings::Mark;
+use crate::request::Caller;
 use amphi_client::Ctx;
 use amphi_types::{Attr, Caps, Cred, Ino, Kind, Result};
 use std::time::Duration;

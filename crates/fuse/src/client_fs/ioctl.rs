@@ -7,8 +7,9 @@
 //! pointer comes here; a command that may wait for hours, joining a group, waits on no thread.
 
 use super::ClientFs;
-use crate::file_system::{IoctlCall, IoctlReply};
-use crate::{Caller, Later};
+use crate::calls::{IoctlCall, IoctlReply};
+use crate::later::Later;
+use crate::request::Caller;
 use amphi_client::{Ahead, FileAdvice, Interrupt, OpenFile};
 use amphi_types::{ByteRange, Errno, IoMode, Result};
 use std::sync::Arc;

@@ -4,122 +4,26 @@
 //! directory. A thread of the mount walks over names that are asked for often instead, and the answers to its own
 //! look-ups carry what is left of the tokens' lives; others end them.
 //!
-//! Owns: the answers to these threads, which names they walk to, whether the kernel lets them. Does not own: the
-//! threads (`lender`), the tokens and what is lent (the client).
+//! Owns: the answers to these threads, and which names they walk to. Does not own: the threads and what is noted of
+//! names (`front/names`), the tokens and what is lent (the client).
 //!
 //! Invariants: a request of these threads is answered at once: the walker's by what is known under tokens, a taker's by
 //! what it takes back, any other with EINTR, which leaves the kernel's entry as it is. The walker is told that a name
 //! is not there only where programs have been told so before, under the same token; a taker never.
 
-mod asked;
-mod lender;
-pub(super) mod system;
-
-use super::{ClientFs, lent};
-use crate::Caller;
-use crate::file_system::{AttrReply, Entry, Handle, OpenReply};
-use crate::mount;
-use crate::session::monotonic_ns;
-use amphi_client::{Client, LentName, NameShows};
+use super::ClientFs;
+use crate::calls::{AttrReply, Entry, Handle, OpenReply};
+use crate::clock::monotonic_ns;
+use crate::front::lent;
+use crate::front::names::lender::Answer;
+use crate::front::names::{lends_absence, lends_name};
+use crate::request::Caller;
+use amphi_client::{LentName, NameShows};
 use amphi_types::{Attr, Errno, Ino, Kind, Result, Timespec};
-use asked::Asked;
-use lender::{Answer, Surroundings, Threads};
-use parking_lot::Mutex;
-use std::cell::Cell;
-use std::collections::BTreeMap;
-use std::path::Path;
-use std::sync::Arc;
 use std::time::Duration;
 
-pub(super) use lender::{Lender, NewPlace};
-
-/// Threads that have asked for a name which was lent as not there; beyond, all are forgotten, and takers have to go.
-const LOOKS_MAX: usize = 256;
 /// The open root of the clone, which nobody lists.
 const ROOT: Handle = Handle(u64::MAX);
-
-thread_local! {
-    /// This thread writes an answer with which a name is lent.
-    static LENDS: Cell<bool> = const { Cell::new(false) };
-    /// For how long the kernel keeps that the name is not there, where that is the answer.
-    static ABSENT: Cell<Option<Duration>> = const { Cell::new(None) };
-}
-
-/// See the module's head.
-#[derive(Default)]
-pub(super) struct Names {
-    pub(super) lender: Arc<Lender>,
-    asked: Asked,
-    looks: Mutex<BTreeMap<u32, Look>>,
-    threads: Mutex<Option<Threads>>,
-}
-
-/// A thread has asked for a name that was lent as not there: so it has nothing of this loan in force any more.
-struct Look {
-    dir: Ino,
-    name: Box<[u8]>,
-    loan: u64,
-}
-
-impl Names {
-    /// The mount is there: tries whether names can be lent.
-    pub(super) fn start(&self, client: &Client, at: &Path, device: u64) {
-        let client = client.clone();
-        let surroundings = Surroundings {
-            at: at.to_path_buf(),
-            is_mounted: Box::new(move || mount::is_mounted(device)),
-            lent: Box::new(move || client.lent_names()),
-            now_ns: monotonic_ns,
-            trial: lender::trial,
-        };
-        let started = match device {
-            0 => Err("the mount is not in the mount table".to_string()),
-            _ => Threads::start(&self.lender, surroundings),
-        };
-        let refused = match started {
-            Ok((threads, refused)) => {
-                *self.threads.lock() = Some(threads);
-                refused
-            }
-            Err(why) => Some(why),
-        };
-        if let Some(why) = refused {
-            tracing::info!("the kernel keeps no names among several mounts: {why}");
-        }
-    }
-
-    /// The mount has ended.
-    pub(super) fn stop(&self) {
-        if let Some(threads) = self.threads.lock().take() {
-            threads.stop(&self.lender);
-        }
-    }
-
-    /// Whether requests of a thread are answered here.
-    #[inline]
-    pub(super) fn is_own(&self, tid: u32) -> bool {
-        self.lender.is_own(tid)
-    }
-
-    /// Whether the kernel is being tried: then requests of these threads are as others.
-    pub(super) fn is_starting(&self) -> bool {
-        self.lender.is_starting()
-    }
-
-    /// The answer to the present request has been written.
-    #[inline]
-    pub(super) fn answered(&self) {
-        if LENDS.replace(false) {
-            self.lender.has_written();
-        }
-    }
-
-    /// For how long the kernel keeps the answer to the present request that a name is not there, if the names say so.
-    #[inline]
-    pub(super) fn negative_ttl(&self) -> Option<Duration> {
-        ABSENT.take()
-    }
-}
 
 impl ClientFs {
     /// This mount is about to change a name: whether it is asked for often is seen anew.
@@ -151,11 +55,7 @@ impl ClientFs {
     /// A program was told that a name is not there. Whether the kernel has been lent that.
     pub(super) fn looked(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) -> bool {
         let Some(loan) = self.client.absent_loan(dir, name) else { return false };
-        let mut looks = self.names.looks.lock();
-        if looks.len() >= LOOKS_MAX {
-            looks.clear();
-        }
-        looks.insert(caller.tid, Look { dir, name: name.into(), loan });
+        self.names.has_asked(caller.tid, dir, name, loan);
         true
     }
 
@@ -164,8 +64,7 @@ impl ClientFs {
     /// under which the name is made, and drop the very entry that is about to show it.
     pub(super) fn is_lent_as_absent(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) -> bool {
         let Some(loan) = self.client.absent_loan(dir, name) else { return false };
-        let look = self.names.looks.lock().remove(&caller.tid);
-        let is_over = look.is_some_and(|look| look.dir == dir && *look.name == *name && look.loan == loan);
+        let is_over = self.names.has_just_asked(caller.tid, dir, name, loan);
         if is_over {
             self.client.absent_loan_is_over(dir, name, loan);
         }
@@ -190,7 +89,7 @@ impl ClientFs {
         if self.names.is_starting() {
             return match lender.tried(dir, name).ok_or(Errno::Intr)? {
                 (NameShows::Nothing, life) => {
-                    ABSENT.set(Some(life));
+                    lends_absence(life);
                     Err(Errno::NoEnt)
                 }
                 (NameShows::Directory(ino), entry_ttl) => Ok(unknown(ino, Kind::Dir, entry_ttl)),
@@ -225,7 +124,7 @@ impl ClientFs {
                 NameShows::Nothing => self.names.asked.begins_anew(dir, name),
                 _ => self.names.asked.wants_again(dir, name),
             }
-            LENDS.set(true);
+            lends_name();
         }
         match known {
             Ok(attr) => {
@@ -234,7 +133,7 @@ impl ClientFs {
             }
             Err(_) if entry_ttl.is_zero() => Err(Errno::Intr),
             Err(e) => {
-                ABSENT.set(Some(entry_ttl));
+                lends_absence(entry_ttl);
                 Err(e)
             }
         }

@@ -4,8 +4,10 @@
 //! read from where (the client), the wait (`deferred`).
 
 use super::ClientFs;
-use crate::file_system::ReadHow;
-use crate::{Caller, Later, ReadSink};
+use crate::calls::ReadHow;
+use crate::data::ReadSink;
+use crate::later::Later;
+use crate::request::Caller;
 use amphi_client::{Hints, Segment, Segments};
 use amphi_types::Result;
 

@@ -4,10 +4,10 @@
 //! so the way of each change of names. Does not own: what is held for it in the second walk (the client).
 
 use super::ClientFs;
-use super::syscall::Syscall;
-use crate::Caller;
-use crate::file_system::{Entry, OpenHow};
-use crate::session::monotonic_ns;
+use crate::calls::{Entry, OpenHow};
+use crate::clock::monotonic_ns;
+use crate::front::syscall::Syscall;
+use crate::request::Caller;
 use amphi_client::{Created, Ctx, OpenFlags, Pending};
 use amphi_types::{Attr, Errno, Ino, Kind, Result};
 use std::time::Duration;

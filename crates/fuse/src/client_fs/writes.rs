@@ -13,14 +13,16 @@
 //!   this mount may not look at, is taken for what the descriptor says.
 
 use super::ClientFs;
-use super::kernel_view::{KernelView, SharedChange};
-use super::names::Lender;
-use super::syscall::Syscall;
-use crate::file_system::{AttrReply, WriteHow};
+use crate::calls::{AttrReply, WriteHow};
+use crate::data::Payload;
+use crate::front::kernel_view::{KernelView, SharedChange};
+use crate::front::names::lender::Lender;
+use crate::front::syscall::Syscall;
 use crate::groups::Rights;
 use crate::kernel::structs::WriteOut;
+use crate::later::Later;
 use crate::reply::attr_out;
-use crate::{Caller, Later, Payload};
+use crate::request::Caller;
 use amphi_client::{Client, Ctx, Hints, OpenFile, Pending, WriteTo};
 use amphi_types::{Attr, Cred, Errno, Ino, Result, SetAttr};
 use std::sync::Arc;

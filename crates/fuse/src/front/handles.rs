@@ -2,7 +2,7 @@
 //!
 //! Bound: the kernel's limit on open files. A lookup costs a read lock and a reference count, about 30 ns.
 
-use crate::Handle;
+use crate::calls::Handle;
 use amphi_client::OpenFile;
 use amphi_types::{Errno, Result};
 use parking_lot::RwLock;
@@ -16,12 +16,12 @@ struct Table {
 
 /// The table.
 #[derive(Default)]
-pub(super) struct Handles {
+pub(crate) struct Handles {
     table: RwLock<Table>,
 }
 
 impl Handles {
-    pub(super) fn insert(&self, file: Arc<OpenFile>) -> Handle {
+    pub(crate) fn insert(&self, file: Arc<OpenFile>) -> Handle {
         let mut t = self.table.write();
         match t.free.pop() {
             Some(at) => {
@@ -36,25 +36,25 @@ impl Handles {
     }
 
     /// Errors: `BadFd` for a number that is not open.
-    pub(super) fn get(&self, handle: Handle) -> Result<Arc<OpenFile>> {
+    pub(crate) fn get(&self, handle: Handle) -> Result<Arc<OpenFile>> {
         let t = self.table.read();
         t.files.get(handle.0 as usize).and_then(Clone::clone).ok_or(Errno::BadFd)
     }
 
-    pub(super) fn remove(&self, handle: Handle) -> Option<Arc<OpenFile>> {
+    pub(crate) fn remove(&self, handle: Handle) -> Option<Arc<OpenFile>> {
         let mut t = self.table.write();
         let file = t.files.get_mut(handle.0 as usize)?.take()?;
         t.free.push(handle.0 as usize);
         Some(file)
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(crate) fn len(&self) -> usize {
         let t = self.table.read();
         t.files.len() - t.free.len()
     }
 
     /// Forgets all. Files are dropped outside the lock, because that runs the client's code.
-    pub(super) fn clear(&self) {
+    pub(crate) fn clear(&self) {
         let files = std::mem::take(&mut *self.table.write());
         drop(files);
     }

@@ -25,12 +25,12 @@
 //! A listing without attributes is not used again: the look-ups that follow would cost a message each. The same for one
 //! that is older than the tokens that came with it. Bound: `DIRECTORIES_MAX` directories, some 250 bytes each.
 
-use crate::session::monotonic_ns;
+use crate::clock::monotonic_ns;
 use amphi_types::{Attr, Ino};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Most directories that are known.
 const DIRECTORIES_MAX: usize = 16_384;
@@ -79,7 +79,7 @@ struct Kept {
 
 /// How a directory is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Mark {
+pub(crate) enum Mark {
     /// The kernel keeps nothing of what it reads.
     No,
     /// It drops what it has, and keeps what it reads.
@@ -89,14 +89,14 @@ pub(super) enum Mark {
 }
 
 #[derive(Default)]
-pub(super) struct KeptListings {
+pub(crate) struct KeptListings {
     directories: Mutex<BTreeMap<Ino, Directory>>,
     /// Numbers the questions for names.
     asked: AtomicU64,
 }
 
 /// A question for names is answered; the answer is about to be given when this is dropped.
-pub(super) struct Asking<'a> {
+pub(crate) struct Asking<'a> {
     listings: &'a KeptListings,
     ino: Ino,
     number: u64,
@@ -114,7 +114,7 @@ impl Drop for Asking<'_> {
 
 impl KeptListings {
     /// The kernel is shown the attributes of a directory.
-    pub(super) fn shown(&self, attr: &Attr) {
+    pub(crate) fn shown(&self, attr: &Attr) {
         let mut directories = self.directories.lock();
         if let Some(directory) = directories.get_mut(&attr.ino) {
             directory.shown = *attr;
@@ -131,7 +131,7 @@ impl KeptListings {
     }
 
     /// A directory is opened. `life`: for how long these attributes are surely those of now, or nothing.
-    pub(super) fn opens(&self, ino: Ino, now_ns: u64, life: impl FnOnce(&Attr) -> Duration) -> Mark {
+    pub(crate) fn opens(&self, ino: Ino, now_ns: u64, life: impl FnOnce(&Attr) -> Duration) -> Mark {
         let shown = {
             let mut directories = self.directories.lock();
             let Some(directory) = directories.get_mut(&ino) else { return Mark::No };
@@ -161,7 +161,7 @@ impl KeptListings {
     }
 
     /// Names are asked for through a marked open directory.
-    pub(super) fn asks(&self, ino: Ino, tid: u32) -> Asking<'_> {
+    pub(crate) fn asks(&self, ino: Ino, tid: u32) -> Asking<'_> {
         let number = self.asked.fetch_add(1, SeqCst);
         if let Some(directory) = self.directories.lock().get_mut(&ino) {
             // This thread has taken what it was given before.
@@ -175,16 +175,16 @@ impl KeptListings {
     }
 
     /// Whether the kernel may have names of a directory from before what these attributes show.
-    pub(super) fn shows_change(&self, attr: &Attr) -> bool {
+    pub(crate) fn shows_change(&self, attr: &Attr) -> bool {
         let directories = self.directories.lock();
         directories.get(&attr.ino).is_some_and(|directory| directory.is_open() && directory.shown.ctime != attr.ctime)
     }
 
     /// Waits until the kernel has taken the answers with names that were asked for before now, and which `tid` may not
     /// have seen.
-    pub(super) fn names_arrive(&self, ino: Ino, tid: u32) {
-        let (before, began) = (self.asked.load(SeqCst), Instant::now());
-        while self.are_names_coming(ino, before, tid, monotonic_ns()) && began.elapsed() < NAMES_WAIT {
+    pub(crate) fn names_arrive(&self, ino: Ino, tid: u32) {
+        let (before, end_ns) = (self.asked.load(SeqCst), monotonic_ns() + NAMES_WAIT.as_nanos() as u64);
+        while self.are_names_coming(ino, before, tid, monotonic_ns()) && monotonic_ns() < end_ns {
             std::thread::park_timeout(LOOK);
         }
     }
@@ -198,14 +198,14 @@ impl KeptListings {
     }
 
     /// Entries without attributes are read through a marked open directory.
-    pub(super) fn reads_plain(&self, ino: Ino) {
+    pub(crate) fn reads_plain(&self, ino: Ino) {
         if let Some(kept) = self.directories.lock().get_mut(&ino).and_then(|directory| directory.kept.as_mut()) {
             kept.plain = true;
         }
     }
 
     /// A marked open directory is closed.
-    pub(super) fn closes(&self, ino: Ino) {
+    pub(crate) fn closes(&self, ino: Ino) {
         if let Some(directory) = self.directories.lock().get_mut(&ino) {
             directory.open -= 1;
             if !directory.is_open() {
@@ -216,7 +216,7 @@ impl KeptListings {
     }
 
     /// Directories of which there are marked open ones.
-    pub(super) fn open(&self) -> Vec<Ino> {
+    pub(crate) fn open(&self) -> Vec<Ino> {
         self.directories.lock().iter().filter(|(_, directory)| directory.is_open()).map(|(ino, _)| *ino).collect()
     }
 }

@@ -19,9 +19,9 @@
 //! Bound: `SLOTS` slots, each for the inodes of one hash. Inodes that meet in a slot cost a notification too many, or a
 //! look at the calling thread, never one too few.
 
-use super::positions::Appended;
-use crate::Notifier;
-use crate::session::monotonic_ns;
+use super::appended::Appended;
+use crate::clock::monotonic_ns;
+use crate::notify::Notifier;
 use amphi_types::{Errno, Ino, Result};
 use parking_lot::Mutex;
 use std::ops::Deref;
@@ -55,10 +55,10 @@ struct Slot {
 }
 
 /// See the module's head.
-pub(super) struct KernelView {
+pub(crate) struct KernelView {
     slots: Box<[Mutex<Slot>]>,
     /// Files that are open to append.
-    pub(super) appended: Appended,
+    pub(crate) appended: Appended,
     /// Numbers changes in the order in which they end.
     ended: AtomicU64,
     notifier: OnceLock<Notifier>,
@@ -66,11 +66,11 @@ pub(super) struct KernelView {
 
 /// A moment, to be compared with the ends of changes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Since(u64);
+pub(crate) struct Since(u64);
 
 /// A change of an inode under way; it is over when this is dropped. The view is borrowed, or shared with an answer that
 /// may come later.
-pub(super) struct Changing<V: Deref<Target = KernelView>> {
+pub(crate) struct Changing<V: Deref<Target = KernelView>> {
     view: V,
     ino: Ino,
     since: Since,
@@ -81,7 +81,7 @@ pub(super) struct Changing<V: Deref<Target = KernelView>> {
 
 /// A change that ends with the first of those who hold it that says so, or with the last of them.
 #[derive(Clone)]
-pub(super) struct SharedChange(Arc<Mutex<Changing<Arc<KernelView>>>>);
+pub(crate) struct SharedChange(Arc<Mutex<Changing<Arc<KernelView>>>>);
 
 impl Default for KernelView {
     fn default() -> KernelView {
@@ -96,7 +96,7 @@ impl Default for KernelView {
 
 impl KernelView {
     /// The mount is there.
-    pub(super) fn mounted(&self, notifier: Notifier) {
+    pub(crate) fn mounted(&self, notifier: Notifier) {
         let _ = self.notifier.set(notifier);
     }
 
@@ -105,13 +105,13 @@ impl KernelView {
     }
 
     /// Now: to be noted before attributes are asked for.
-    pub(super) fn now(&self) -> Since {
+    pub(crate) fn now(&self) -> Since {
         Since(self.ended.load(SeqCst))
     }
 
     /// Whether attributes of `ino` that were asked for at `since` may be lent for `life` from now on. If so, it is
     /// noted.
-    pub(super) fn lend(&self, ino: Ino, since: Since, life: Duration) -> bool {
+    pub(crate) fn lend(&self, ino: Ino, since: Since, life: Duration) -> bool {
         let mut slot = self.slot(ino).lock();
         if slot.changes > 0 || slot.changed > since.0 {
             return false;
@@ -122,7 +122,7 @@ impl KernelView {
     }
 
     /// A change of `ino` begins. Until it ends nothing is lent, and what was lent is forgotten now.
-    pub(super) fn change(&self, ino: Ino) -> Changing<&KernelView> {
+    pub(crate) fn change(&self, ino: Ino) -> Changing<&KernelView> {
         let mut slot = self.slot(ino).lock();
         let since = self.now();
         let beside = slot.changes > 0;
@@ -143,18 +143,18 @@ impl KernelView {
     }
 
     /// Whether a change of `ino` is under way.
-    pub(super) fn is_changing(&self, ino: Ino) -> bool {
+    pub(crate) fn is_changing(&self, ino: Ino) -> bool {
         self.slot(ino).lock().changes > 0
     }
 
     /// Has the kernel forget the attributes of `ino`, and take none of an answer to a question from before. Whether it
     /// knows the inode.
-    pub(super) fn forgets(&self, ino: Ino) -> Result<bool> {
+    pub(crate) fn forgets(&self, ino: Ino) -> Result<bool> {
         self.notifier.get().map_or(Err(Errno::NotConnected), |notifier| notifier.inval_attr(ino))
     }
 
     /// The kernel is told that a file ends at `end`, or that a write has ended there.
-    pub(super) fn tell_end(&self, ino: Ino, end: u64) {
+    pub(crate) fn tell_end(&self, ino: Ino, end: u64) {
         let slot = &mut *self.slot(ino).lock();
         if slot.told != ino {
             (slot.told, slot.ends, slot.next_end) = (ino, [end; ENDS], 0);
@@ -165,25 +165,25 @@ impl KernelView {
     }
 
     /// Whether the kernel may take `offset` for the end of the file.
-    pub(super) fn may_be_end(&self, ino: Ino, offset: u64) -> bool {
+    pub(crate) fn may_be_end(&self, ino: Ino, offset: u64) -> bool {
         let slot = self.slot(ino).lock();
         slot.told != ino || slot.ends.contains(&offset)
     }
 
     /// The answer to a change of the file said less than what may have become of it.
-    pub(super) fn misses_end(&self, ino: Ino) {
+    pub(crate) fn misses_end(&self, ino: Ino) {
         self.slot(ino).lock().missed = true;
     }
 
     /// Whether the kernel of a mount that was always alone knows where the file ends.
-    pub(super) fn knows_end(&self, ino: Ino) -> bool {
+    pub(crate) fn knows_end(&self, ino: Ino) -> bool {
         !self.slot(ino).lock().missed
     }
 }
 
 impl Changing<&KernelView> {
     /// The same change, for an answer that may come when the request has no thread any more.
-    pub(super) fn shared(mut self, view: &Arc<KernelView>) -> SharedChange {
+    pub(crate) fn shared(mut self, view: &Arc<KernelView>) -> SharedChange {
         let Changing { ino, since, beside, .. } = self;
         // It goes on in the other one.
         let is_over = std::mem::replace(&mut self.is_over, true);
@@ -193,14 +193,14 @@ impl Changing<&KernelView> {
 
 impl SharedChange {
     /// It is over. From when on attributes that its answer shows count as asked for.
-    pub(super) fn ends(&self) -> Since {
+    pub(crate) fn ends(&self) -> Since {
         self.0.lock().end()
     }
 }
 
 impl<V: Deref<Target = KernelView>> Changing<V> {
     /// It is over. From when on attributes that its answer shows count as asked for.
-    pub(super) fn ends(mut self) -> Since {
+    pub(crate) fn ends(mut self) -> Since {
         self.end()
     }
 

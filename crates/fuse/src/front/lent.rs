@@ -22,17 +22,17 @@ thread_local! {
 }
 
 /// A request begins on this thread, at `since`.
-pub(super) fn begins(client: &Client, since: Since) {
+pub(crate) fn begins(client: &Client, since: Since) {
     PRESENT.with_borrow_mut(|present| *present = Present { rule: client.rule(), since, lending: None });
 }
 
 /// When the present request began.
-pub(super) fn since() -> Since {
+pub(crate) fn since() -> Since {
     PRESENT.with_borrow(|present| present.since)
 }
 
 /// How long the kernel may keep what the answer to the present request shows.
-pub(super) fn ttl(client: &Client) -> Duration {
+pub(crate) fn ttl(client: &Client) -> Duration {
     PRESENT.with_borrow_mut(|present| {
         if present.lending.is_none() {
             present.lending = client.lend(present.rule);
@@ -42,11 +42,11 @@ pub(super) fn ttl(client: &Client) -> Duration {
 }
 
 /// Whether no directory was changed since the present request began.
-pub(super) fn knows_directories(client: &Client) -> bool {
+pub(crate) fn knows_directories(client: &Client) -> bool {
     PRESENT.with_borrow(|present| client.lends_directories(present.rule))
 }
 
 /// The answer has been written.
-pub(super) fn answered() {
+pub(crate) fn answered() {
     drop(PRESENT.take());
 }

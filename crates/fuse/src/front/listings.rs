@@ -11,14 +11,14 @@
 //! listing of each has ended. Invariant: an end counts once: who goes on asking there asks the server. What is made
 //! after the directory was opened need not be listed (POSIX, `readdir`).
 
-use crate::Handle;
+use crate::calls::Handle;
 use amphi_types::{Cred, Errno, Result};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 #[derive(Default)]
-pub(super) struct Listings {
+pub(crate) struct Listings {
     next: AtomicU64,
     /// By handle.
     openers: Mutex<BTreeMap<u64, Opened>>,
@@ -33,34 +33,34 @@ struct Opened {
 }
 
 impl Listings {
-    pub(super) fn open(&self, opener: Cred, marked: bool) -> Handle {
+    pub(crate) fn open(&self, opener: Cred, marked: bool) -> Handle {
         let handle = self.next.fetch_add(1, Relaxed);
         self.openers.lock().insert(handle, Opened { opener, marked });
         Handle(handle)
     }
 
     /// Whether the kernel keeps what it reads through it.
-    pub(super) fn is_marked(&self, handle: Handle) -> bool {
+    pub(crate) fn is_marked(&self, handle: Handle) -> bool {
         self.openers.lock().get(&handle.0).is_some_and(|opened| opened.marked)
     }
 
     /// Who opened it; `BadFd` if it is not open.
-    pub(super) fn opener(&self, handle: Handle) -> Result<Cred> {
+    pub(crate) fn opener(&self, handle: Handle) -> Result<Cred> {
         self.openers.lock().get(&handle.0).map(|opened| opened.opener.clone()).ok_or(Errno::BadFd)
     }
 
     /// `handle` is listed from the start (again): what was told before is out of date.
-    pub(super) fn begins(&self, handle: Handle) {
+    pub(crate) fn begins(&self, handle: Handle) {
         self.ends.lock().remove(&handle.0);
     }
 
     /// The listing of `handle` was told that nothing comes behind `cookie`.
-    pub(super) fn ended(&self, handle: Handle, cookie: u64) {
+    pub(crate) fn ended(&self, handle: Handle, cookie: u64) {
         self.ends.lock().insert(handle.0, cookie);
     }
 
     /// Whether `handle`, going on behind `cookie`, need not ask; true once.
-    pub(super) fn take_end(&self, handle: Handle, cookie: u64) -> bool {
+    pub(crate) fn take_end(&self, handle: Handle, cookie: u64) -> bool {
         let mut ends = self.ends.lock();
         let is_end = ends.get(&handle.0) == Some(&cookie);
         if is_end {
@@ -70,7 +70,7 @@ impl Listings {
     }
 
     /// Whether the kernel kept what it read through it.
-    pub(super) fn close(&self, handle: Handle) -> bool {
+    pub(crate) fn close(&self, handle: Handle) -> bool {
         self.ends.lock().remove(&handle.0);
         self.openers.lock().remove(&handle.0).is_some_and(|opened| opened.marked)
     }

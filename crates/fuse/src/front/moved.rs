@@ -142,7 +142,7 @@ const ASKED_MAX: u32 = 2;
 
 /// What the kernel was shown of directories.
 #[derive(Default)]
-pub(super) struct Moved {
+pub(crate) struct Moved {
     shown: Mutex<Shown>,
     moving: Mutex<BTreeMap<u32, Moving>>,
     threads: AtomicUsize,
@@ -151,7 +151,7 @@ pub(super) struct Moved {
 impl Moved {
     /// A look-up of `thread` in `dir`, a node id, finds a directory; `moves`: whether the thread is there to have the
     /// kernel move it, `changes_names`: whether it is in a call that does. The node id under which it is shown.
-    pub(super) fn looked_up(
+    pub(crate) fn looked_up(
         &self,
         thread: u32,
         ino: Ino,
@@ -214,17 +214,17 @@ impl Moved {
     }
 
     /// The id under which the kernel has a directory.
-    pub(super) fn node(&self, ino: Ino) -> Ino {
+    pub(crate) fn node(&self, ino: Ino) -> Ino {
         self.shown.lock().node(ino)
     }
 
     /// The kernel has a directory, known to it by `node`, at this place.
-    pub(super) fn placed(&self, ino: Ino, dir: Ino, name: &[u8], node: Ino) {
+    pub(crate) fn placed(&self, ino: Ino, dir: Ino, name: &[u8], node: Ino) {
         self.shown.lock().put(ino, (dir, name.into()), node);
     }
 
     /// The way from the root to a name, if the kernel has been shown all of it there and under the inodes' own ids.
-    pub(super) fn path(&self, last: LentName) -> Option<Vec<LentName>> {
+    pub(crate) fn path(&self, last: LentName) -> Option<Vec<LentName>> {
         let shown = self.shown.lock();
         let mut at = last.dir;
         let mut steps = vec![last];
@@ -239,14 +239,14 @@ impl Moved {
     }
 
     /// Whether the kernel was shown a directory last by this name and under the inode's own id.
-    pub(super) fn is_shown(&self, dir: Ino, name: &[u8], ino: Ino) -> bool {
+    pub(crate) fn is_shown(&self, dir: Ino, name: &[u8], ino: Ino) -> bool {
         let shown = self.shown.lock();
         shown.spot(ino).is_some_and(|spot| spot.node == ino && spot.place.0 == dir && *spot.place.1 == *name)
     }
 
     /// `thread` looks a name up.
     #[inline]
-    pub(super) fn walks(&self, thread: u32, dir: Ino, name: &[u8]) {
+    pub(crate) fn walks(&self, thread: u32, dir: Ino, name: &[u8]) {
         if self.threads.load(SeqCst) > 0 {
             // A directory in which something is looked up is where it was shown.
             self.settle(thread, |moving| moving.node == dir);
@@ -257,7 +257,7 @@ impl Moved {
     }
 
     /// A listing shows a directory; false if the kernel should not take it from there.
-    pub(super) fn listed(&self, ino: Ino, dir: Ino, name: &[u8]) -> bool {
+    pub(crate) fn listed(&self, ino: Ino, dir: Ino, name: &[u8]) -> bool {
         let place: Place = (dir, name.into());
         let mut shown = self.shown.lock();
         match shown.spot(ino) {
@@ -270,12 +270,12 @@ impl Moved {
     }
 
     /// A directory was made here.
-    pub(super) fn made(&self, ino: Ino, dir: Ino, name: &[u8]) {
+    pub(crate) fn made(&self, ino: Ino, dir: Ino, name: &[u8]) {
         self.shown.lock().put(ino, (dir, name.into()), ino);
     }
 
     /// This mount has moved a name, or exchanged two: the kernel moves what it has there itself.
-    pub(super) fn renamed(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), exchanged: bool) {
+    pub(crate) fn renamed(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), exchanged: bool) {
         let mut shown = self.shown.lock();
         let (from, to): (Place, Place) = ((from.0, from.1.into()), (to.0, to.1.into()));
         let (moved, other) = (shown.by_place.get(&from).copied(), shown.by_place.get(&to).copied());
@@ -291,7 +291,7 @@ impl Moved {
 
     /// `thread` does something with `node`: if it was shown that at a new place, the kernel has it there now.
     #[inline]
-    pub(super) fn used(&self, thread: u32, node: Ino) {
+    pub(crate) fn used(&self, thread: u32, node: Ino) {
         if self.threads.load(SeqCst) > 0 {
             self.settle(thread, |moving| moving.node == node);
         }
@@ -299,7 +299,7 @@ impl Moved {
 
     /// `thread` does something else than to walk: whatever it was shown the kernel has taken.
     #[inline]
-    pub(super) fn ended(&self, thread: u32) {
+    pub(crate) fn ended(&self, thread: u32) {
         if self.threads.load(SeqCst) > 0 {
             self.settle(thread, |_| true);
         }

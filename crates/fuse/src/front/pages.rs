@@ -9,8 +9,8 @@
 
 use super::kept_listings::KeptListings;
 use super::moved::Moved;
-use super::names::{Lender, NewPlace};
-use crate::Notifier;
+use super::names::lender::{Lender, NewPlace};
+use crate::notify::Notifier;
 use amphi_client::{KernelPages, LentName, NameShows};
 use amphi_types::{ByteRange, Errno, Ino};
 use parking_lot::{Condvar, Mutex};
@@ -184,7 +184,7 @@ impl Senders {
 
 /// The threads of a mount.
 #[derive(Default)]
-pub(super) struct Pages {
+pub(crate) struct Pages {
     started: Mutex<Option<Started>>,
 }
 
@@ -196,7 +196,7 @@ struct Started {
 
 impl Pages {
     /// Starts the threads; they end when what is returned has been dropped.
-    pub(super) fn start(
+    pub(crate) fn start(
         &self,
         notifier: Notifier,
         listings: Arc<KeptListings>,
@@ -220,7 +220,7 @@ impl Pages {
     }
 
     /// Drops what the kernel has of an open directory, and waits for that, `most` at the longest.
-    pub(super) fn drop_listing(&self, ino: Ino, most: Duration) {
+    pub(crate) fn drop_listing(&self, ino: Ino, most: Duration) {
         let droppers = self.started.lock().as_ref().map(|started| started.droppers.clone());
         let Some(droppers) = droppers else { return };
         let (done, is_done) = mpsc::channel();
@@ -233,7 +233,7 @@ impl Pages {
     }
 
     /// Waits for the end of the threads, which begins when nobody holds what `start` returned.
-    pub(super) fn stop(&self) {
+    pub(crate) fn stop(&self) {
         if let Some(started) = self.started.lock().take()
             && started.senders.strong_count() == 0
         {

@@ -7,7 +7,8 @@
 //!
 //! Bound: at most `OBSERVERS_MAX` calls are observed at a time; beyond, a signal ends a wait at once.
 
-use crate::{Caller, Later};
+use crate::later::Later;
+use crate::request::Caller;
 use amphi_client::{Interrupt, Pending};
 use amphi_types::{Errno, Result};
 use parking_lot::{Condvar, Mutex};
@@ -27,7 +28,7 @@ const OBSERVERS_MAX: usize = 64;
 
 /// Waits for operations on behalf of callers that may get signals.
 #[derive(Default)]
-pub(super) struct Patience {
+pub(crate) struct Patience {
     observers: Arc<AtomicUsize>,
 }
 
@@ -42,12 +43,12 @@ struct Waiting {
 
 impl Patience {
     /// Waits for `pending`; see the module's head for what signals do.
-    pub(super) fn wait<T: Send + 'static>(&self, caller: &Caller<'_>, pending: Pending<T>) -> Result<T> {
+    pub(crate) fn wait<T: Send + 'static>(&self, caller: &Caller<'_>, pending: Pending<T>) -> Result<T> {
         self.begin(caller).wait(pending)
     }
 
     /// A wait begins.
-    pub(super) fn begin(&self, caller: &Caller<'_>) -> Wait {
+    pub(crate) fn begin(&self, caller: &Caller<'_>) -> Wait {
         let waiting = Arc::new(Waiting {
             tid: caller.tid,
             interrupt: Interrupt::new(),
@@ -61,16 +62,16 @@ impl Patience {
 }
 
 /// A wait, on a thread or on none.
-pub(super) struct Wait(Arc<Waiting>);
+pub(crate) struct Wait(Arc<Waiting>);
 
 impl Wait {
     /// Waits on this thread.
-    pub(super) fn wait<T: Send + 'static>(&self, pending: Pending<T>) -> Result<T> {
+    pub(crate) fn wait<T: Send + 'static>(&self, pending: Pending<T>) -> Result<T> {
         pending.wait(Some(&self.0.interrupt))
     }
 
     /// The same, for as long as `most`; then the operation comes back.
-    pub(super) fn wait_for<T: Send + 'static>(
+    pub(crate) fn wait_for<T: Send + 'static>(
         &self,
         pending: Pending<T>,
         most: Duration,
@@ -79,7 +80,7 @@ impl Wait {
     }
 
     /// Goes on waiting as a task; `later` hears of signals from now on.
-    pub(super) async fn go_on<T: Send + 'static>(&self, pending: Pending<T>, later: &Later) -> Result<T> {
+    pub(crate) async fn go_on<T: Send + 'static>(&self, pending: Pending<T>, later: &Later) -> Result<T> {
         later.wake_on_interrupt(Waker::from(self.0.clone()));
         let interrupt = &self.0.interrupt;
         let mut pending = pin!(pending);

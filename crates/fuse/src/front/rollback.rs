@@ -11,7 +11,7 @@
 //! Invariants: without a failed write nothing is looked at; each failed call excuses one truncate.
 
 use super::syscall::Syscall;
-use crate::file_system::Handle;
+use crate::calls::Handle;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 

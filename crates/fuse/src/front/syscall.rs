@@ -13,15 +13,15 @@ const ARGUMENTS: usize = 6;
 
 /// A call: its number, and its arguments as registers hold them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Syscall {
-    pub(super) number: i64,
+pub(crate) struct Syscall {
+    pub(crate) number: i64,
     arguments: [u64; ARGUMENTS],
 }
 
 impl Syscall {
     /// The one that thread `tid` is in.
     #[expect(clippy::disallowed_methods, reason = "the kernel's clock, for a request that is looked at more closely")]
-    pub(super) fn of(tid: u32) -> Option<Syscall> {
+    pub(crate) fn of(tid: u32) -> Option<Syscall> {
         let place = format!("/proc/{tid}/syscall");
         for look in 0..LOOKS {
             let text = std::fs::read_to_string(&place).ok()?;
@@ -44,7 +44,7 @@ impl Syscall {
     }
 
     /// Whether it makes or moves a name, and so may hold locks of directories while a name is looked up.
-    pub(super) fn changes_names(&self) -> bool {
+    pub(crate) fn changes_names(&self) -> bool {
         #[cfg(target_arch = "x86_64")]
         const OLD: &[i64] = &[
             libc::SYS_mkdir,
@@ -67,7 +67,7 @@ impl Syscall {
     }
 
     /// Whether it is a `pwritev2` with this flag.
-    pub(super) fn writes_with(&self, flag: i32) -> bool {
+    pub(crate) fn writes_with(&self, flag: i32) -> bool {
         self.write_flags().is_some_and(|flags| flags & flag != 0)
     }
 }

@@ -2,10 +2,9 @@
 //!
 //! Invariant: a flag is answered only if the kernel offered it and the session acts on it. Left out on purpose: the
 //! kernel's write-back cache (the cache is the file system's), the long form of SETXATTR and FUSE over io_uring (both
-//! change messages; the latter was tried: docs/EXPERIMENTS.md, "Polling").
+//! change messages; the latter was tried: docs/LESSONS.md, "Polling and cores").
 
-use super::{Limits, SessionConfig};
-use crate::Buf;
+use crate::config::{Limits, SessionConfig};
 use crate::data::PAYLOAD_AT;
 use crate::kernel::flags::init as flag;
 use crate::kernel::structs::{InitIn, InitOut};
@@ -13,6 +12,7 @@ use crate::kernel::{MAJOR, MINOR, MINOR_MIN, WRITE_HEAD_BYTES};
 use crate::mount::MountError;
 use crate::reply::write_message;
 use crate::request::{Operation, parse};
+use amphi_client::Buf;
 use amphi_types::Errno;
 use rustix::io::Errno as Raw;
 use std::os::fd::{AsFd, OwnedFd};

@@ -13,7 +13,7 @@
 //! waits for no other request: all others may wait until pages are dropped, and the kernel waits for these requests
 //! before it drops any. So there are `PAGE_THREADS` more threads for them, and of what waits they are first.
 
-use crate::Buf;
+use amphi_client::Buf;
 use parking_lot::{Condvar, Mutex};
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::OwnedFd;

@@ -4,18 +4,20 @@
 //! panics costs its request an EIO and nothing else; interrupts and forgets never wait behind a handler.
 //! Does not own: the memory that requests arrive in (`receive`).
 
+use super::Shared;
 use super::polling::Polling;
 use super::pool::{Idle, Next, Parked, Pool};
 use super::receive::Receive;
-use super::{Shared, monotonic_ns};
+use crate::clock::monotonic_ns;
 use crate::dispatch::{Lent, forget, handle};
 use crate::interrupt::Slot;
 use crate::kernel::flags::bits;
 use crate::kernel::opcode::Opcode;
 use crate::kernel::structs::{InHeader, ReadIn, WriteIn};
+use crate::mount;
 use crate::reply::ReplyTo;
+use crate::request::Caller;
 use crate::request::{BeforeBlocking, Operation, parse};
-use crate::{Caller, mount};
 use amphi_client::{Apart, Wide, has_waited};
 use amphi_types::{Errno, Ino};
 use rustix::fs::OFlags;

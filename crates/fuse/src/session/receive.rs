@@ -15,11 +15,11 @@
 //! their payload lies right; copying 64 KiB takes 3 us, in memory that is in no cache of the processor 8 us, of the 13
 //! us that a write which does nothing takes.
 
-use crate::Buf;
 use crate::data::{PAYLOAD_AT, TAKE_COPY_MAX_BYTES};
 use crate::kernel::WRITE_HEAD_BYTES;
 use crate::kernel::opcode::Opcode;
 use crate::kernel::structs::{InHeader, WriteIn};
+use amphi_client::Buf;
 use amphi_client::UNIT_BYTES;
 use rustix::io::{Errno as Raw, IoSliceMut, read, readv};
 use std::os::fd::AsFd;

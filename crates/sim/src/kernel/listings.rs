@@ -1,7 +1,7 @@
 //! Listings that the kernel keeps of directories.
 //!
 //! Owns: what is kept of a directory, and when it is shown (Linux 6.18, `fuse_readdir_cached`); how a directory is
-//! opened (`amphi-fuse`, `client_fs/kept_listings.rs`, in as few lines as it takes). Does not own: attributes, of which
+//! opened (`amphi-fuse`, `front/kept_listings.rs`, in as few lines as it takes). Does not own: attributes, of which
 //! the time of modification counts here; changes of names (`names`).
 //!
 //! The rules. When a program begins a listing, the kernel asks for the attributes if their time is over. What is kept

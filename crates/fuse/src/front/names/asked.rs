@@ -16,7 +16,7 @@ const OFTEN: u64 = 4;
 /// The lowest bits of a word count, the others tell the name.
 const COUNT: u64 = 0xff;
 
-pub(super) struct Asked(Box<[[AtomicU64; WAYS]]>);
+pub(crate) struct Asked(Box<[[AtomicU64; WAYS]]>);
 
 impl Default for Asked {
     fn default() -> Asked {
@@ -41,7 +41,7 @@ impl Asked {
 
     /// The kernel has asked for a name. Whether it should be lent: when it has asked often, and should that fail now
     /// and then.
-    pub(super) fn asked(&self, dir: Ino, name: &[u8]) -> bool {
+    pub(crate) fn asked(&self, dir: Ino, name: &[u8]) -> bool {
         let (group, tag) = self.group(dir, name);
         let count_of = |word: &AtomicU64| word.load(Relaxed) & COUNT;
         let known = group.iter().find(|word| word.load(Relaxed) & !COUNT == tag);
@@ -53,12 +53,12 @@ impl Asked {
     }
 
     /// It is lent, or was to be lent and there was no room: when the kernel asks the next time, it wants it again.
-    pub(super) fn wants_again(&self, dir: Ino, name: &[u8]) {
+    pub(crate) fn wants_again(&self, dir: Ino, name: &[u8]) {
         self.set(dir, name, OFTEN - 1);
     }
 
     /// It is changed: when the kernel asks again, that begins anew.
-    pub(super) fn begins_anew(&self, dir: Ino, name: &[u8]) {
+    pub(crate) fn begins_anew(&self, dir: Ino, name: &[u8]) {
         self.set(dir, name, 0);
     }
 }

@@ -6,7 +6,7 @@
 //! Threads: the *walker* lends, one component of a path with each call; *takers* take back, one of them being idle and
 //! looking after the others; the *teller* tells who waits that a name is taken back, and looks whether the file system
 //! is still mounted. *Movers* show the kernel directories that another mount has moved; two more see to sizes
-//! (`client_fs/sizes`). Walker, takers and all of those share a table of descriptors
+//! (`front/sizes`). Walker, takers and all of those share a table of descriptors
 //! that nobody else has (`system::leave_descriptors`), so they do nothing but their own calls: no line in a log, no
 //! call into the client, no handler of a signal (`system::leave_signals`).
 //!
@@ -29,11 +29,11 @@ mod trial;
 mod walker;
 
 pub(crate) use mover::NewPlace;
-pub(super) use taker::Answer;
-pub(super) use threads::{Surroundings, Threads};
-pub(super) use trial::{Trial, trial};
+pub(crate) use taker::Answer;
+pub(crate) use threads::{Surroundings, Threads};
+pub(crate) use trial::{Trial, trial};
 
-use super::super::sizes::Sizes;
+use crate::front::sizes::Sizes;
 use amphi_client::{LentName, NameShows};
 use amphi_types::Ino;
 use mover::Moves;
@@ -162,7 +162,7 @@ fn is_directory(lent: &LentName) -> bool {
 impl Lender {
     /// Whether requests of a thread are the mount's own.
     #[inline]
-    pub(super) fn is_own(&self, tid: u32) -> bool {
+    pub(crate) fn is_own(&self, tid: u32) -> bool {
         self.own.has(tid)
     }
 
@@ -171,17 +171,17 @@ impl Lender {
     }
 
     /// Whether the trial is under way.
-    pub(super) fn is_starting(&self) -> bool {
+    pub(crate) fn is_starting(&self) -> bool {
         self.in_phase(Phase::Starting)
     }
 
     /// Whether names are lent.
-    pub(super) fn is_on(&self) -> bool {
+    pub(crate) fn is_on(&self) -> bool {
         self.in_phase(Phase::On)
     }
 
     /// Has a path lent, from a name in the root to the last one. False if too many wait for that.
-    pub(super) fn walk(&self, path: Vec<LentName>) -> bool {
+    pub(crate) fn walk(&self, path: Vec<LentName>) -> bool {
         let mut state = self.state.lock();
         let is_taken = state.phase == Phase::On && state.walks.len() < WALKS_MAX;
         if is_taken {
@@ -192,7 +192,7 @@ impl Lender {
     }
 
     /// What the walker asks for now, if it is this name.
-    pub(super) fn asks(&self, tid: u32, dir: Ino, name: &[u8]) -> Option<LentName> {
+    pub(crate) fn asks(&self, tid: u32, dir: Ino, name: &[u8]) -> Option<LentName> {
         if tid != self.walker.load(SeqCst) {
             return None;
         }
@@ -203,7 +203,7 @@ impl Lender {
 
     /// The walker's call is about to be answered with a life: from here on whoever takes the name back waits for its
     /// end. False if this is not lent any more.
-    pub(super) fn lends(&self, now_ns: u64) -> bool {
+    pub(crate) fn lends(&self, now_ns: u64) -> bool {
         let state = &mut *self.state.lock();
         let is_crowded = state.takers > TAKERS_MANY;
         let is_on = state.phase == Phase::On;
@@ -216,7 +216,7 @@ impl Lender {
     }
 
     /// It is answered without.
-    pub(super) fn lends_not(&self) {
+    pub(crate) fn lends_not(&self) {
         if let Some(walking) = &mut self.state.lock().walking {
             walking.lent_ns = None;
         }
@@ -224,7 +224,7 @@ impl Lender {
     }
 
     /// Its answer has been written.
-    pub(super) fn has_written(&self) {
+    pub(crate) fn has_written(&self) {
         if let Some(walking) = &mut self.state.lock().walking {
             walking.written = true;
         }

@@ -38,7 +38,7 @@ fn check(rc: i64) -> Result<i64, Raw> {
 /// Leaves the process's signals to other threads, for this one and those that it starts: a handler that ran here would
 /// write to a descriptor that this thread does not have, and the signal would be lost. What the thread does to itself
 /// still ends the process.
-pub(super) fn leave_signals() -> Result<(), Raw> {
+pub(crate) fn leave_signals() -> Result<(), Raw> {
     let own = [libc::SIGBUS, libc::SIGSEGV, libc::SIGILL, libc::SIGFPE, libc::SIGTRAP, libc::SIGABRT];
     let mut left = std::mem::MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: the first call makes the set, the others change and read it.
@@ -57,7 +57,7 @@ pub(super) fn leave_signals() -> Result<(), Raw> {
 ///
 /// The kernel ends what a thread waits for when the last descriptor of `/dev/fuse` is closed: if the threads that wait
 /// for the mount's own answers held it open as well, a killed mount process could not end.
-pub(super) fn leave_descriptors(kept: &OwnedFd) -> Result<OwnedFd, Raw> {
+pub(crate) fn leave_descriptors(kept: &OwnedFd) -> Result<OwnedFd, Raw> {
     let kept = kept.as_raw_fd();
     let close = |first: i32, last: u32, flags: u32| {
         // SAFETY: no memory is involved. With the first call the table is the thread's own; nothing of it is used
@@ -74,7 +74,7 @@ pub(super) fn leave_descriptors(kept: &OwnedFd) -> Result<OwnedFd, Raw> {
 
 /// The root of a clone of the mount at `at`: nothing is mounted in it, and nothing that is mounted elsewhere comes to
 /// it.
-pub(super) fn root_of_clone(at: &Path) -> Result<OwnedFd, Raw> {
+pub(crate) fn root_of_clone(at: &Path) -> Result<OwnedFd, Raw> {
     let tree = open_tree(CWD, at, OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC)?;
     let attr = MountAttr { set: 0, clear: 0, propagation: libc::MS_PRIVATE, user_namespace: 0 };
     // SAFETY: the path is a string with its end, the structure outlives the call, and its length is told.
@@ -95,7 +95,7 @@ pub(super) fn root_of_clone(at: &Path) -> Result<OwnedFd, Raw> {
 /// asks the mount for nothing about an inode that the kernel knows.
 ///
 /// Errors: `STALE` for one that it does not know.
-pub(in super::super) fn by_handle(root: &OwnedFd, node: Ino) -> Result<OwnedFd, Raw> {
+pub(crate) fn by_handle(root: &OwnedFd, node: Ino) -> Result<OwnedFd, Raw> {
     let words = [(node.0 >> 32) as u32, node.0 as u32, 0];
     let mut handle = Handle { bytes: 4 * HANDLE_WORDS as u32, kind: HANDLE_TYPE, words };
     let at = (&raw mut handle).cast::<libc::file_handle>();
@@ -106,46 +106,46 @@ pub(in super::super) fn by_handle(root: &OwnedFd, node: Ino) -> Result<OwnedFd, 
 }
 
 /// A directory by its name in another one.
-pub(super) fn step(dir: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Raw> {
+pub(crate) fn step(dir: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Raw> {
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat2(dir, name, flags, Mode::empty(), ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS)
 }
 
 /// Looks at whatever has this name in a directory.
-pub(super) fn look(dir: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Raw> {
+pub(crate) fn look(dir: &OwnedFd, name: &[u8]) -> Result<OwnedFd, Raw> {
     let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     openat2(dir, name, flags, Mode::empty(), ResolveFlags::NO_XDEV)
 }
 
 /// Has the kernel ask for the attributes of an inode, whatever it knows of them.
-pub(super) fn ask_attributes(fd: &OwnedFd) -> Result<(), Raw> {
+pub(crate) fn ask_attributes(fd: &OwnedFd) -> Result<(), Raw> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
     statx(fd.as_fd(), c"", flags, StatxFlags::BASIC_STATS).map(drop)
 }
 
 /// The size of a file as the mount answers it now, whatever the kernel knows.
-pub(in super::super) fn asked_size(fd: &OwnedFd) -> Result<u64, Raw> {
+pub(crate) fn asked_size(fd: &OwnedFd) -> Result<u64, Raw> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_FORCE_SYNC;
     statx(fd.as_fd(), c"", flags, StatxFlags::BASIC_STATS).map(|stat| stat.stx_size)
 }
 
 /// The size by which the kernel goes, and when the file changed last as far as it knows, without a question to the
 /// mount.
-pub(in super::super) fn kept_size(fd: &OwnedFd) -> Result<(u64, Timespec), Raw> {
+pub(crate) fn kept_size(fd: &OwnedFd) -> Result<(u64, Timespec), Raw> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let stat = statx(fd.as_fd(), c"", flags, StatxFlags::BASIC_STATS)?;
     Ok((stat.stx_size, Timespec { sec: stat.stx_ctime.tv_sec, nsec: stat.stx_ctime.tv_nsec }))
 }
 
 /// Which inode this is, without a question to the mount.
-pub(super) fn inode(fd: &OwnedFd) -> Option<Ino> {
+pub(crate) fn inode(fd: &OwnedFd) -> Option<Ino> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     statx(fd.as_fd(), c"", flags, StatxFlags::INO).ok().map(|stat| Ino(stat.stx_ino))
 }
 
 /// Whether a thread that looks at a name waits for the lock of the directory, or for another thread's look at the same
 /// name; then how often it has begun to wait for anything. `None` as well where the kernel does not tell.
-pub(super) fn waits_for_directory(tid: u32) -> Option<u64> {
+pub(crate) fn waits_for_directory(tid: u32) -> Option<u64> {
     /// Functions of the kernel in which it waits for nothing else.
     const IN: &[&str] = &["walk_component", "lookup_slow", "__lookup_slow", "d_alloc_parallel", "d_wait_lookup"];
     let read = |what: &str| std::fs::read_to_string(format!("/proc/self/task/{tid}/{what}")).ok();

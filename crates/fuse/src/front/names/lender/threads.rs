@@ -1,9 +1,9 @@
 //! The lender's threads and those that see to sizes, which share its clone of the mount: how they begin and end, and
 //! the teller.
 
-use super::super::super::sizes;
 use super::super::system;
 use super::{Lender, Phase};
+use crate::front::sizes;
 use amphi_client::LentName;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{Mode, OFlags};

@@ -1,0 +1,11 @@
+//! The clock by which the mount measures how long ago something was.
+
+/// Nanoseconds since some moment of this process.
+#[expect(clippy::disallowed_methods, reason = "the device loop runs outside any simulated environment")]
+pub(crate) fn monotonic_ns() -> u64 {
+    use std::sync::OnceLock;
+    use std::time::Instant;
+    static START: OnceLock<Instant> = OnceLock::new();
+    let start = *START.get_or_init(Instant::now);
+    Instant::now().duration_since(start).as_nanos() as u64
+}
