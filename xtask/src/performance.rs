@@ -2,9 +2,10 @@
 //! bench --json` in docs/results.
 //!
 //! Owns: which files are written, what the page of performance may hold outside its tables, and when a result counts
-//! as old. Does not own: measuring and the form of a table (`amphi_bench::report`), the rows (`docs/results/goals.json`,
-//! `goals`). Invariants: each goal of a committed result stands in exactly one row of the first table; no digit stands
-//! outside the tables that are made here; a result whose commit is more than `OLD_COMMITS` behind is marked.
+//! as old. Does not own: measuring and the form of a table (`amphi_bench::report`), the rows of the table of goals
+//! (`docs/results/goals.json`, read by `goals`). Invariants: each goal of a committed result stands in exactly one row;
+//! no digit stands outside the tables that are made here; a result whose commit is more than `OLD_COMMITS` behind is
+//! marked.
 
 mod goals;
 
@@ -57,9 +58,13 @@ pub fn check(root: &Path, findings: &mut Vec<String>) {
     };
     match pages(root, old) {
         Ok(pages) => {
-            let differs = |(name, text): &(&String, &String)| std::fs::read_to_string(root.join(name)).ok().as_ref() != Some(*text);
+            let differs = |(name, text): &(&String, &String)| {
+                std::fs::read_to_string(root.join(name)).ok().as_ref() != Some(*text)
+            };
             let stale = pages.iter().filter(differs);
-            findings.extend(stale.map(|(name, _)| format!("{name}: is not what the results say; run cargo xtask performance")));
+            findings.extend(
+                stale.map(|(name, _)| format!("{name}: is not what the results say; run cargo xtask performance")),
+            );
             pages.get(PAGE).iter().for_each(|page| by_hand(page, findings));
         }
         Err(line) => findings.push(line),
@@ -75,8 +80,11 @@ fn pages(root: &Path, old: impl Fn(Option<u64>, bool) -> bool) -> Result<BTreeMa
         let marked = page.lines().any(|line| line.contains(&run.link()) && line.ends_with(&format!(", {OLD} |")));
         run.old = old(commits_since(root, &run.commit), marked);
     }
-    let mut pages: BTreeMap<String, String> =
-        goals.runs.iter().map(|run| Ok((format!("{RESULTS}/{}.md", run.name), run.page()?))).collect::<Result<_, String>>()?;
+    let mut pages: BTreeMap<String, String> = goals
+        .runs
+        .iter()
+        .map(|run| Ok((format!("{RESULTS}/{}.md", run.name), run.page()?)))
+        .collect::<Result<_, String>>()?;
     pages.insert(PAGE.into(), filled(&page, &goals)?);
     Ok(pages)
 }
@@ -142,13 +150,13 @@ mod tests {
     const RUN: &str = r#"{"machine": {"date": "2026-01-02T03:04:05Z", "cpu": "C", "cores": 2, "memory_bytes": 1073741824,
         "kernel": "6.1", "idle": "i", "storage": "ext4 (d)", "build": "release", "version": "0.1.0", "pairs": 5},
         "findings": [
-            {"what": "a", "value": 0.5, "goal": {"at_least": 0.9}, "series": {"us": {"median": 10.0}, "it": {"median": 20.0}}},
-            {"what": "b", "value": 0.95, "goal": {"at_least": 0.9}, "series": {"us": {"median": 1.0}, "it": {"median": 2.0}}},
-            {"what": "c", "value": 3.0, "goal": {"at_least": 0.9}, "series": {"us": {"median": 1.0}, "it": {"median": 2.0}}},
+            {"what": "a", "value": 0.5, "goal": {"at_least": 0.9}, "series": {"us": {"median": 10}, "it": {"median": 20}}},
+            {"what": "b", "value": 0.95, "goal": {"at_least": 0.9}, "series": {"us": {"median": 1}, "it": {"median": 2}}},
+            {"what": "c", "value": 3.0, "goal": {"at_least": 0.9}, "series": {"us": {"median": 1}, "it": {"median": 2}}},
             {"what": "d", "value": null, "goal": null, "series": {}}],
         "tables": [{"title": "T", "lines": ["| a |", "|---|", "| 1 |"]}]}"#;
-    const PAGE_TEXT: &str =
-        "words\n<!-- made from docs/results: goals -->\nold\n<!-- end -->\n<!-- made from docs/results: runs -->\n<!-- end -->\n";
+    const PAGE_TEXT: &str = "words\n<!-- made from docs/results: goals -->\nold\n<!-- end -->\n\
+        <!-- made from docs/results: runs -->\n<!-- end -->\n";
 
     fn manifest(keys: &str, measured: &str) -> String {
         format!(

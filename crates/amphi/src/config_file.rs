@@ -5,7 +5,7 @@
 //! Invariants: a field that is unknown or wrong is an error that names its line; a path that is not absolute counts
 //! from the folder of the file, so that the file means the same wherever the server is started.
 
-use crate::cmd::up::SPIN_US_MAX;
+use crate::storage::SPIN_US_MAX;
 use crate::storage_kind::Rotational;
 use amphi_host::failure::{Failure, Outcome};
 use amphi_host::size;
@@ -110,7 +110,7 @@ rotational = "auto"
 /// Permission bits, as text.
 fn mode<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
     let text = String::deserialize(from).map_err(|_| serde::de::Error::custom("a mode is text such as \"0660\""))?;
-    crate::cmd::up::socket_mode(&text).map(Some).map_err(serde::de::Error::custom)
+    crate::storage::socket_mode(&text).map(Some).map_err(serde::de::Error::custom)
 }
 
 /// A size: a number of bytes, or text such as "64M".

@@ -6,7 +6,7 @@
 //! Invariants: a member that ends by itself after it was ready is started again; no member outlives this process (the
 //! kernel tells it), and none is stopped by a Ctrl-C of the terminal, since the mount still writes back to it then.
 
-use super::cmd::up::Storage;
+use crate::storage::Storage;
 use amphi_host::failure::{During, Failure, Outcome};
 use amphi_server::ServerConfig;
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};

@@ -8,7 +8,7 @@ use super::program::Program;
 use super::raw::RawFile;
 use super::report::{Finding, Table, spread};
 use super::round_trip::{RoundTrip, Way};
-use super::series::{Arm, alternate};
+use super::turns::{Arm, alternate};
 use amphi_host::failure::Outcome;
 use rustix::fs::OFlags;
 use std::cell::RefCell;

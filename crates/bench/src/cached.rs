@@ -8,7 +8,7 @@ use super::embedded::{Embedded, Remote};
 use super::library::LibraryFile;
 use super::report::{Finding, Goal, Table, digits, spread};
 use super::round_trip::{RoundTrip, Way};
-use super::series::{Arm, alternate, ns_per_op};
+use super::turns::{Arm, alternate, ns_per_op};
 use amphi_client::Client;
 use amphi_env::Buf;
 use amphi_host::failure::Outcome;

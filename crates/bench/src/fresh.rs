@@ -7,8 +7,8 @@
 use super::Run;
 use super::cluster::Cluster;
 use super::report::{Finding, Goal, Table, digits, spread};
-use super::series::{Arm, alternate};
 use super::stream::{self, Stream, drop_kernel_cache};
+use super::turns::{Arm, alternate};
 use amphi_host::failure::{During, Outcome};
 use std::path::Path;
 

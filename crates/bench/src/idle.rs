@@ -4,7 +4,7 @@ use super::Run;
 use super::clock::{now, pause};
 use super::cluster::Cluster;
 use super::report::{Finding, Goal, Table, digits, spread};
-use super::series::{Arm, alternate};
+use super::turns::{Arm, alternate};
 use amphi_host::failure::{During, Failure, Outcome};
 use std::time::Duration;
 

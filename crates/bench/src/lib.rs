@@ -38,6 +38,7 @@ mod sessions;
 mod settings;
 mod small;
 pub mod stream;
+mod turns;
 mod untar;
 mod workload;
 

@@ -10,8 +10,8 @@ use super::embedded::Embedded;
 use super::library::LibraryFile;
 use super::mounted::Op;
 use super::report::{Finding, Goal, Table, digits, spread};
-use super::series::{Arm, alternate};
 use super::stream::{Stream, prepare};
+use super::turns::{Arm, alternate};
 use amphi_host::failure::{During, Outcome};
 use std::path::{Path, PathBuf};
 

@@ -1,7 +1,7 @@
 //! Operations on an open file of a mount, as an application does them: the same code for AmphiFS and for the do-nothing
 //! mount, so that a ratio compares the mounts and nothing else.
 
-use super::series::ns_per_op;
+use super::turns::ns_per_op;
 use amphi_env::Buf;
 use amphi_host::failure::{During, Outcome};
 use rustix::fs::{Mode, OFlags, fstat, open, stat};

@@ -4,8 +4,8 @@
 //! that is a sparse file writes what it has never written, and over existing blocks, as a log writes.
 
 use super::clock::now;
-use super::series::ns_per_op;
 use super::stream::stamped;
+use super::turns::ns_per_op;
 use amphi_env::Buf;
 use amphi_host::failure::{During, Outcome};
 use rustix::fs::{Mode, OFlags, fdatasync, ftruncate, open};

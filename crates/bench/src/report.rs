@@ -110,7 +110,7 @@ pub struct Report {
     pub tables: RefCell<Vec<Shown>>,
 }
 
-/// A table as it was shown: `docs/PERFORMANCE.md` takes its tables from here (`cargo xtask performance`).
+/// A table as it was shown: the pages of `docs/results` take their tables from here (`cargo xtask performance`).
 #[derive(Debug, Serialize)]
 pub struct Shown {
     /// What it is about.

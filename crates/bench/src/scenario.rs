@@ -20,7 +20,8 @@ use super::Run;
 use super::links::Links;
 use super::mounted_cluster::Mounts;
 use super::report::spread;
-use super::series::{Series, order};
+use super::series::Series;
+use super::turns::order;
 use super::workload::place::{Counted, counters, since};
 use super::workload::plot::{Bars, Panel, bars};
 use super::workload::tasks::Tasks;
@@ -96,7 +97,7 @@ pub struct Found {
     pub counted: Counted,
 }
 
-/// All variants in turn, round after round, in the orders of `series::order`; the first round does not count.
+/// All variants in turn, round after round, in the orders of `turns::order`; the first round does not count.
 pub fn in_turn(
     run: &Run,
     cluster: &Mounts,

@@ -9,7 +9,7 @@ use super::library::LibraryFile;
 use super::program::Program;
 use super::report::{Finding, Goal, Table, spread};
 use super::round_trip::Way;
-use super::series::{Arm, alternate};
+use super::turns::{Arm, alternate};
 use amphi_client::{Client, Ctx, OpenFlags};
 use amphi_host::client::Running;
 use amphi_host::failure::{During, Outcome};

@@ -4,7 +4,7 @@ use super::cluster::{Cluster, set_mode};
 use super::mounted::{MountedFile, Op};
 use super::program::Program;
 use super::report::{Finding, Goal, Table, digits, spread};
-use super::series::{Arm, alternate};
+use super::turns::{Arm, alternate};
 use super::{Run, series::Series};
 use amphi_host::failure::Outcome;
 use rustix::fs::OFlags;

@@ -153,7 +153,7 @@ pub struct HeldLock {
     pub group: Option<GroupId>,
 }
 
-/// Stages on the way of a lock, in this order; `docs/LOCKING.md` has the table.
+/// Stages on the way of a lock, in this order; `docs/locking/extent_locks.md` has the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     /// Held, usable.

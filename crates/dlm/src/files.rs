@@ -4,7 +4,7 @@
 //! not own: sessions (it is told when one ends), messages, the interruption of callers (it is told to cancel).
 //!
 //! Unlike the locks of [`crate::server`] these are never called back: only their owner, or the end of its session,
-//! takes them away. The rules are those of Linux, fcntl(2) and flock(2); `docs/LOCKING.md` lists them.
+//! takes them away. The rules are those of Linux, fcntl(2) and flock(2); `docs/locking/file_locks.md` lists them.
 //!
 //! Invariants, checked by the model tests:
 //! * no two held locks of different owners conflict; record locks and flocks of a file never meet;

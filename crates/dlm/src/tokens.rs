@@ -3,7 +3,7 @@
 //! Owns: the vocabulary of tokens (keys, numbers, revocations), the table of a target ([`server`]) and the cache of a
 //! client ([`client`]). Does not own: messages, the kernel's copies of what a client caches, or byte-range locks. In
 //! the architecture this is the part below `server` and `client` that decides; they carry it out while there is more
-//! than one mount. `docs/LOCKING.md` has the state machines and why they cannot deadlock.
+//! than one mount. `docs/locking/tokens.md` has the state machines and why they cannot deadlock.
 //!
 //! Invariants, checked by the model tests:
 //! * from the moment a change is applied, and until its key is granted anew, no client uses a cached value of that key;

@@ -28,6 +28,7 @@ pub mod interrupt;
 pub mod kernel;
 mod later;
 pub mod mount;
+mod node;
 pub mod notify;
 pub mod null_fs;
 mod reply;

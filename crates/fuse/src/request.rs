@@ -4,13 +4,13 @@
 //! value or `Malformed`, never a panic; a parsed name has no NUL and no `/`.
 
 use crate::calls::{CopyHow, Handle, IoctlCall, LockHow, LockKind, OpenHow, ReadHow, WriteHow};
-use crate::front::moved::{inode_of, is_other};
 use crate::groups::{GroupCache, Rights};
 use crate::interrupt::Interrupt;
 use crate::kernel::flags::{bits, setattr};
 use crate::kernel::opcode::Opcode;
 use crate::kernel::structs as k;
 use crate::later::Later;
+use crate::node::{inode_of, is_other};
 use amphi_types::{Cred, Ino, SetAttr, TimeSet, Timespec};
 use std::mem::size_of;
 use zerocopy::FromBytes;

@@ -7,7 +7,7 @@
 //! once: a virtual disk says that something is done when it has nothing left to do (32 MiB: nothing for 6 ms, then all
 //! of it within 50 us). Then bytes are not sent while others are read, and the disk waits while all are sent. In
 //! portions one is on its way to the mount while the disk reads the next: reads of 1 to 16 MiB have 1.2 to 1.4 times
-//! the rate (docs/EXPERIMENTS.md, Large transfers). Writes gain nothing by it: what they wait for is behind the disk,
+//! the rate (docs/LESSONS.md, Large transfers). Writes gain nothing by it: what they wait for is behind the disk,
 //! not before it.
 //!
 //! Invariants: in order of arrival; one transfer may always be under way, however large; a dropped `turn` leaves

@@ -69,7 +69,7 @@ pub struct ObjectId {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct SessionId(pub u64);
 
-/// What one token covers: a right of clients to cache (docs/LOCKING.md).
+/// What one token covers: a right of clients to cache (docs/locking/tokens.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum TokenKey {
     /// The attributes of an inode.

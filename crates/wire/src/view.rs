@@ -42,7 +42,7 @@ pub struct DirEntry {
     pub tokens: Tokens,
 }
 
-/// The right to cache something, with a reply that shows it (docs/LOCKING.md, Tokens).
+/// The right to cache something, with a reply that shows it (docs/locking/tokens.md).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenGrant {
     /// Number of the grant at its target.

@@ -4,8 +4,8 @@
 //! Invariant: every goal of a result stands in exactly one row, so no goal that is missed can be left out.
 //!
 //! A row with `run` stands for as many goals as it has `keys`; `{0}`, `{1}`, ... in its texts are the parts of a key.
-//! A number is named as `FINDING | SERIES`, the median of a series; `A max B` is the larger of two series, `A + B` shows
-//! both. Of the goals of a row those that are missed get a line each, those that are met one line together. A row
+//! A number is named as `FINDING | SERIES`, the median of a series; `A max B` is the larger of two series, `A + B`
+//! shows both. Of the goals of a row those that are missed get a line each, those that are met one line together. A row
 //! without `run` is a goal that was set, but of which no result is committed.
 
 use super::{GOALS, OLD, RESULTS, read};

@@ -1,6 +1,7 @@
 //! `amphi mount`: the client side alone.
 
-use super::up::{Mounting, spin_us};
+use super::up::Mounting;
+use crate::storage::spin_us;
 use amphi_host::cluster_key;
 use amphi_host::failure::Outcome;
 use amphi_host::signals::Stop;

@@ -1,8 +1,8 @@
 //! `amphi server`: the storage side alone.
 
-use super::up::{Storage, socket_mode, spin_us};
 use crate::config_file::{ConfigFile, EXAMPLE};
 use crate::members;
+use crate::storage::{Storage, socket_mode, spin_us};
 use crate::storage_kind::Rotational;
 use amphi_host::client::AtEnd;
 use amphi_host::cluster_key;

@@ -319,7 +319,7 @@ fn stores(course: &Course, path: &Path, pages: usize, pause: Duration) {
 }
 
 /// Goal: a program that stores into a mapping, one that truncates the file, and one that writes it on another mount get
-/// on, also if there are such programs on both mounts, and no mount is evicted (docs/LOCKING.md, Pages in the kernel).
+/// on, also if there are such programs on both mounts, and no mount is evicted (docs/locking/kernel_pages.md).
 /// Method: all of them at once, with one server and with three; what was written by calls is there afterwards, byte for
 /// byte.
 #[test]

@@ -1,4 +1,4 @@
-//! Names and attributes cached under tokens of the server (docs/LOCKING.md, Tokens).
+//! Names and attributes cached under tokens of the server (docs/locking/tokens.md).
 //!
 //! Owns: the cache's use: asks, grants, own changes, revocations, look-ups served without a message. Does not own: the
 //! rules (`dlm`), when tokens are used at all (`sharing`).

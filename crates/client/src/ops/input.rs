@@ -142,7 +142,7 @@ impl Mount {
 
     /// How wide locks for a request are asked for: past the cache, on a file that others want too, as wide as its own
     /// bytes. Through the cache they grow also on contended files: asking for each record costs more than the callbacks
-    /// do (docs/PERFORMANCE.md).
+    /// do.
     pub(crate) fn extent(&self, open: &OpenFile, mode: Mode) -> LockExtent {
         let narrow = mode == Mode::Direct && read::is_wanted_elsewhere(self, &open.file);
         if narrow { LockExtent::Exact } else { open.extent() }

@@ -33,7 +33,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 /// A unit that was not written while so many bytes of others were lies in no cache of the processor: it is written past
-/// them, without fetching it. 16 MiB: up to there the exchanged memory is found warm (docs/EXPERIMENTS.md).
+/// them, without fetching it. 16 MiB: up to there the exchanged memory is found warm (docs/LESSONS.md).
 const COLD_AFTER: u64 = 16 << 20;
 
 pub(crate) fn try_write(

@@ -78,7 +78,7 @@ impl Kernel {
 
 /// Goal: a truncate that the kernel of a mount waits for, and a write of another mount that waits for a page of that
 /// kernel, do not wait for each other; and neither the write nor the store that is written back after it is lost
-/// (docs/LOCKING.md, Pages in the kernel). Method: a kernel that gives its page back when its truncate is answered; a
+/// (docs/locking/kernel_pages.md). Method: a kernel that gives its page back when its truncate is answered; a
 /// write elsewhere to other bytes of that page, before the truncate is asked for, at the same time, and where a page is
 /// read anew before all are taken. On one target and on several.
 #[test]

@@ -440,7 +440,7 @@ impl KernelPages for OnePage {
 }
 
 /// Goal: pages of a kernel go back before a lock does, and neither their write-back nor a read of them meanwhile waits
-/// for that lock (docs/LOCKING.md, Pages in the kernel). Method: a page cache of one page, clean and dirty, while
+/// for that lock (docs/locking/kernel_pages.md). Method: a page cache of one page, clean and dirty, while
 /// another mount writes the file.
 #[test]
 fn pages_go_back_with_their_lock() {

@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
 /// Longer runs leave in requests of their own: from 16 KiB on the copies into a batch cost what it saves
-/// (docs/EXPERIMENTS.md, Scattered runs).
+/// (docs/LESSONS.md, Scattered and unaligned writes).
 const SCATTERED_MAX_BYTES: usize = 12 << 10;
 
 fn is_small(mount: &Mount, file: &Inode) -> bool {

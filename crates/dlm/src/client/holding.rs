@@ -10,7 +10,7 @@ use amphi_types::{ByteRange, ObjectId, RangeSet, SessionId};
 impl LockCache {
     /// Pins a lock that permits `mode` on all of `range`. An I/O that a single lock does not cover asks for one over
     /// all its bytes: an I/O never waits for a lock while it pins another one of the same object (see
-    /// `docs/LOCKING.md`).
+    /// `docs/locking/extent_locks.md`).
     pub fn pin(&mut self, now_ns: u64, object: ObjectId, mode: Mode, range: ByteRange) -> Hit {
         match self.covers(object, mode, range) {
             Some(id) => {

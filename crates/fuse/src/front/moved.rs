@@ -23,6 +23,7 @@
 //! that. Bounds: `DIRECTORIES_MAX` directories of two generations, about 150 bytes each; beyond, a directory may be
 //! taken for one that was not shown. `THREADS_MAX` threads. `OTHERS` ids in turn for each directory.
 
+use crate::node::{inode_of, next};
 use amphi_client::{LentName, NameShows};
 use amphi_types::Ino;
 use parking_lot::Mutex;
@@ -35,29 +36,6 @@ const DIRECTORIES_MAX: usize = 16_384;
 const THREADS_MAX: usize = 256;
 /// Directories between a place and the root that are looked at.
 const DEPTH_MAX: usize = 128;
-/// Where the number of an other id lies in it: no target has made so many inodes.
-const OTHER_SHIFT: u32 = 40;
-/// Other ids of a directory.
-const OTHERS: u64 = 255;
-
-/// The inode that a node id of the kernel means.
-#[inline]
-pub(crate) fn inode_of(node: u64) -> Ino {
-    Ino(node & !(OTHERS << OTHER_SHIFT))
-}
-
-/// Whether a node id is not the inode's own.
-#[inline]
-pub(crate) fn is_other(node: u64) -> bool {
-    node >> OTHER_SHIFT & OTHERS != 0
-}
-
-/// The id of a directory that comes after `node`: one of which the kernel has had nothing for long.
-fn next(node: Ino) -> Ino {
-    let number = (node.0 >> OTHER_SHIFT & OTHERS) % OTHERS + 1;
-    Ino(inode_of(node.0).0 | number << OTHER_SHIFT)
-}
-
 /// A name in a directory, which is told by the id that the kernel has of it.
 type Place = (Ino, Box<[u8]>);
 
@@ -324,6 +302,7 @@ impl Moved {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::node::{OTHERS, is_other};
 
     const ROOT: Ino = Ino(1);
     const A: Ino = Ino(2);

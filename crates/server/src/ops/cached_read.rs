@@ -24,7 +24,7 @@ use amphi_wire::ReadAdvice;
 use std::cell::Cell;
 
 /// What is verified at once of a large read, while the disk reads the rest. Reads of so much in four pieces had 0.87 of
-/// the rate without checksums in one run, in one piece, verified afterwards, 0.91 in another (docs/PERFORMANCE.md).
+/// the rate without checksums in one run, in one piece, verified afterwards, 0.91 in another (docs/LESSONS.md).
 const VERIFIED_BYTES: usize = 1 << 20;
 
 /// Blocks of a file that lie side by side on the disk.

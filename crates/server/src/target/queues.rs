@@ -1,7 +1,7 @@
 //! `TargetQueues`: who waits for whom on a target, and who is at work on what.
 //!
 //! Owns: the queues on names, inodes, bytes and blocks at the edges of writes, changes that are on their way, inodes
-//! that are being removed. Does not own: the order in which an operation takes them (docs/LOCKING.md).
+//! that are being removed. Does not own: the order in which an operation takes them (docs/LOCKING.md, Order).
 
 use crate::session::in_flight::InFlights;
 use crate::target::gate::{Gate, Hold};

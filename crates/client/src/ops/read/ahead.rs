@@ -16,7 +16,7 @@ use amphi_wire::ReadAdvice;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Requests of the present size that a stream is read ahead of (docs/EXPERIMENTS.md).
+/// Requests of the present size that a stream is read ahead of (docs/LESSONS.md).
 const AHEAD_REQUESTS: u64 = 10;
 
 /// How far a stream that has come to `range` is read ahead: not at all if its program reads at random, or if its

@@ -1,4 +1,4 @@
-//! `Tokens`: names and attributes that this mount caches under tokens of the servers (docs/LOCKING.md, Tokens).
+//! `Tokens`: names and attributes that this mount caches under tokens of the servers (docs/locking/tokens.md).
 //!
 //! Owns: one cache for all targets, since the answer to a look-up may bring grants of two; changes whose answers were
 //! lost; revocations that are being answered; what was lent on. Does not own: requests and answers

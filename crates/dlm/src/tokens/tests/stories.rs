@@ -313,7 +313,7 @@ fn bounds_and_trims() {
     let asked: Vec<_> = revokes(&mut space).into_iter().map(|revoke| (revoke.session, revoke.keys)).collect();
     assert_eq!(asked, [(A, vec![attributes(0)]), (B, vec![attributes(1)])]);
     assert_eq!(space.grant(0, A, attributes(9), false), Err(NoGrant::Unanswered));
-    const { assert!(TokenSpace::TOKEN_BYTES <= 136, "docs/LOCKING.md says so") };
+    const { assert!(TokenSpace::TOKEN_BYTES <= 136, "docs/locking/tokens.md says so") };
 }
 
 /// Goal: a change of very many keys is sent in messages of bounded size, all of which have to be answered. Method:
