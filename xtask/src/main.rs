@@ -9,7 +9,8 @@ use std::process::{Command, ExitCode};
 
 const USAGE: &str = "usage: cargo xtask tidy
        cargo xtask floors [CRATE ...]       folders from the bottom up, and the largest circle of files
-       cargo xtask code-map
+       cargo xtask map [CRATE]              what each file is, by the first sentence of its head
+       cargo xtask code-map                 writes docs/CODE_MAP.md: the same of crates and folders
        cargo xtask performance [--check]    writes docs/PERFORMANCE.md and its pages from docs/results
        cargo xtask sim [--seed N | --seeds FROM..TO] [further options of the simulator]
        cargo xtask soak [ROUNDS [SEED]]     200 rounds unless told
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
     match args.first().map(String::as_str) {
         Some("tidy") => tidy::run(),
         Some("floors") => tidy::floors(&args[1..]),
+        Some("map") => tidy::map(args.get(1).map(String::as_str)),
         Some("code-map") => tidy::code_map(),
         Some("performance") => tidy::performance(&args[1..]),
         Some("sim") => {

@@ -100,9 +100,13 @@ pub fn run() -> ExitCode {
     for (name, text) in &sources {
         documents::long_lines(name, text, &mut findings);
     }
-    for name in markdown(&root) {
-        documents::long_lines(&name, &document(&name), &mut findings);
+    let pages: Vec<(String, String)> =
+        markdown(&root).into_iter().map(|name| (name.clone(), document(&name))).collect();
+    for (name, text) in &pages {
+        documents::long_lines(name, text, &mut findings);
     }
+    documents::links(&pages, |path| root.join(path).exists(), &mut findings);
+    documents::dead_items(&sources, &mut findings);
     life::check(&root, &document(life::LIFE), &sources, IMPORTS, &mut findings);
     if document(documents::CODE_MAP) != documents::code_map(&sources) {
         findings.push(format!("{}: is not what the module heads say; run cargo xtask code-map", documents::CODE_MAP));
@@ -145,6 +149,12 @@ pub fn floors(crates: &[String]) -> ExitCode {
     let all = IMPORTS.iter().map(|(name, _)| name.to_string());
     let shown = all.filter(|name| crates.is_empty() || crates.contains(name));
     shown.for_each(|name| floors::show(&sources, &name));
+    ExitCode::SUCCESS
+}
+
+/// Prints the first sentence of the head of each file of a crate, or of all.
+pub fn map(krate: Option<&str>) -> ExitCode {
+    print!("{}", documents::map(&sources(&root()), krate));
     ExitCode::SUCCESS
 }
 

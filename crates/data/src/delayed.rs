@@ -350,11 +350,6 @@ impl Delayed {
         None
     }
 
-    /// When the oldest unit became dirty.
-    pub fn oldest_ns(&self) -> Option<u64> {
-        self.order.front().map(|(since_ns, ..)| *since_ns)
-    }
-
     /// A unit that was to be flushed and is not: it is looked at again as if it had become dirty at `now_ns`.
     pub fn try_again(&mut self, object: ObjectId, unit: u64, now_ns: u64) {
         if let Some(u) = self.units.get_mut(&(object, unit)) {

@@ -272,12 +272,6 @@ impl Sim {
         drop(old);
     }
 
-    /// Sets what `free_bytes` reports on the node.
-    pub fn set_free_bytes(&self, name: &str, bytes: u64) {
-        let index = self.index(name);
-        self.world.core.borrow_mut().nodes[index].files.set_free(bytes);
-    }
-
     /// The file system of the node has so many bytes left for blocks of its disks that have no storage yet, and
     /// `free_bytes` says so; `None`: as many as are wanted.
     pub fn set_room(&self, name: &str, bytes: Option<u64>) {

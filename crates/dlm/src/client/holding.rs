@@ -21,21 +21,6 @@ impl LockCache {
         }
     }
 
-    /// Pins the lock that served last time, if it still does: one lookup less than [`LockCache::pin`].
-    pub fn pin_again(&mut self, now_ns: u64, id: LockId, object: ObjectId, mode: Mode, range: ByteRange) -> Hit {
-        let serves = self.locks.get(&id).is_some_and(|held| {
-            held.stage == Stage::Usable
-                && held.object == object
-                && held.mode.covers(mode)
-                && held.range.contains(&range)
-        });
-        if !serves {
-            return self.pin(now_ns, object, mode, range);
-        }
-        self.use_lock(now_ns, id);
-        Hit::Hit(LockRef { id })
-    }
-
     /// A usable lock that permits `mode` on all of `range`, without pinning it.
     pub fn covers(&self, object: ObjectId, mode: Mode, range: ByteRange) -> Option<LockId> {
         let locks = self.objects.get(&object)?;

@@ -284,10 +284,6 @@ impl Files {
         if self.dirs.contains(clean(dir)) { Ok(free) } else { Err(not_found(dir)) }
     }
 
-    pub(super) fn set_free(&mut self, bytes: u64) {
-        self.free_bytes = bytes;
-    }
-
     pub(super) fn set_room(&mut self, blocks: Option<u64>) {
         self.room = blocks;
     }

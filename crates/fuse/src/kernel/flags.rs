@@ -73,8 +73,6 @@ pub mod fopen {
     pub const DIRECT_IO: u32 = 1 << 0;
     /// Keep cached pages at open.
     pub const KEEP_CACHE: u32 = 1 << 1;
-    /// No seeking.
-    pub const NONSEEKABLE: u32 = 1 << 2;
     /// Cache the listing of this directory.
     pub const CACHE_DIR: u32 = 1 << 3;
     /// No FLUSH at close.
@@ -95,8 +93,6 @@ pub mod bits {
     pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;
     /// OPEN and CREATE: clear setuid and setgid when truncating.
     pub const OPEN_KILL_SUIDGID: u32 = 1 << 0;
-    /// RELEASE: flush first.
-    pub const RELEASE_FLUSH: u32 = 1 << 0;
     /// GETLK, SETLK, SETLKW: the lock is one of `flock`.
     pub const LK_FLOCK: u32 = 1 << 0;
     /// FSYNC: data only.
