@@ -1,15 +1,19 @@
-//! `ClientFs`: the client core behind a mount.
+//! `ClientFs`: the file system that translates the kernel's calls to operations of the client core.
 //!
-//! Owns: translation between the kernel's calls and the client's operations. Does not own: what is kept between calls
-//! (`front`), any decision about caching or direct I/O, which is the client's.
+//! Owns: the translation. Does not own: what is kept between calls (`front`), and any decision about caching or direct
+//! I/O, which is the client's.
 //!
-//! Invariants: a cache hit neither allocates nor wakes another thread; a handle given to the kernel stays valid until
-//! its release. Ordinary opens bypass the kernel's page cache for reads and writes, but for those whose reads the
-//! client leaves to the kernel; opens with `O_DIRECT` do not, unless they append, so that the kernel sends the pieces
-//! of one call in parallel. Pages stay between opens as long as the client says that they are true. A mount that is
-//! alone lends names and attributes to the kernel for a while (`front/lent`). With other mounts the kernel keeps no
-//! name, and attributes only while their token lasts, but for what a thread of the mount has lent it (`front/names`);
-//! its pages are taken back with the lock under which they were read (`front/pages`).
+//! Invariants:
+//!
+//! * A cache hit neither allocates memory nor wakes another thread.
+//! * A handle that the kernel was given stays valid until its release.
+//! * Ordinary opens bypass the kernel's page cache, except for files whose reads the client leaves to the kernel. Opens
+//!   with `O_DIRECT` use it unless they append, because the kernel then sends the pieces of one call in parallel.
+//! * Pages stay in the kernel between opens as long as the client says that they are up to date.
+//! * In sole mode the kernel caches names and attributes for a fixed time (`front/lent`).
+//! * In shared mode the kernel caches attributes only while their token lasts, and only those names that the mount's
+//!   lookup thread has looked up (`front/names`). Its pages are dropped before the lock under which they were read is
+//!   returned (`front/pages`).
 
 mod deferred;
 mod directories;
@@ -57,11 +61,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Bytes of one copy_file_range, whose callers go on where it ended: who is interrupted leaves no more behind than by a
-/// large write.
+/// Most bytes of one `copy_file_range`. The caller repeats the call for the rest, so an interrupted copy leaves no more
+/// behind than an interrupted large write.
 const COPY_MAX_BYTES: u64 = 16 << 20;
+/// A rename that leaves a whiteout and replaces nothing.
+const NEW_WHITEOUT: u32 = libc::RENAME_WHITEOUT | libc::RENAME_NOREPLACE;
 
-/// A mounted client.
+/// The file system of a mount, in front of a client.
 pub struct ClientFs {
     client: Client,
     groups: Arc<GroupCache>,
@@ -77,12 +83,12 @@ pub struct ClientFs {
     rollbacks: Arc<Rollbacks>,
     kernel_view: Arc<KernelView>,
     deferred: Deferred,
-    /// Bytes of the largest request: one of this size may be a piece of a longer call.
+    /// Bytes of the largest request. A request of this size may be a piece of a longer call.
     request_max_bytes: AtomicUsize,
 }
 
 impl ClientFs {
-    /// Serves `client`, whose I/O half runs elsewhere.
+    /// A file system for `client`, whose I/O half runs on another thread.
     pub fn new(client: Client) -> ClientFs {
         ClientFs {
             client,
@@ -103,17 +109,17 @@ impl ClientFs {
         }
     }
 
-    /// Open files at present.
+    /// Number of open files.
     pub fn open_files(&self) -> usize {
         self.handles.len()
     }
 
-    /// With all credentials, for what the server checks.
+    /// The caller with all its credentials, for requests that the server checks.
     fn ctx(&self, caller: &Caller<'_>) -> Ctx {
         Ctx { cred: caller.cred(&self.groups), ..Self::thread(caller) }
     }
 
-    /// With what the environment of the process says as well, for opens.
+    /// As `ctx`, with what the environment of the process says (`environment`). For opens.
     fn opener(&self, caller: &Caller<'_>) -> Ctx {
         let Said { mode, job, program } = self.environments.said(caller.tid, self.client.job_variables());
         Ctx { io_mode: mode, job, program, ..self.ctx(caller) }
@@ -123,7 +129,7 @@ impl ClientFs {
         Ctx { pid: caller.tid, tid: caller.tid, ..Ctx::default() }
     }
 
-    /// Without supplementary groups, for what the open already allowed.
+    /// The caller without its supplementary groups, for operations that the open has already allowed.
     fn stream(caller: &Caller<'_>) -> Ctx {
         let cred = Cred::new(caller.uid, caller.gid, Vec::new());
         Ctx { cred, ..Self::thread(caller) }
@@ -132,14 +138,14 @@ impl ClientFs {
     fn wait<T: Send + 'static>(&self, caller: &Caller<'_>, pending: Pending<T>) -> Result<T> {
         let result = self.wait_once(caller, pending);
         if matches!(result, Err(Errno::Stale)) {
-            // The kernel walks the path again.
+            // After ESTALE the kernel walks the path again, and the client prepares for that.
             self.client.walk_failed(caller.tid);
         }
         result
     }
 
-    /// Waits for what `ask` asks with the caller's credentials. Who is refused may have been given rights since they
-    /// were looked at: then they are looked at again, and what they allow is asked once more.
+    /// Sends a request with the caller's credentials and waits for the answer. If the server refuses it, the caller may
+    /// have gained rights since its credentials were cached: they are read anew, and the request is sent once more.
     fn asked<T: Send + 'static>(&self, caller: &Caller<'_>, ask: impl Fn(&Ctx) -> Pending<T>) -> Result<T> {
         self.asked_as(caller, self.ctx(caller), ask)
     }
@@ -162,7 +168,8 @@ impl ClientFs {
         match pending.try_take() {
             Some(result) => result,
             None => {
-                // A lone caller's answer is waited for on this hot thread; another one need not be woken to read.
+                // No other caller is active at the moment. So this thread polls for the answer, and no other thread has
+                // to be woken to read the device.
                 if caller.is_alone()
                     && let Some(result) = pending.linger()
                 {
@@ -174,20 +181,21 @@ impl ClientFs {
         }
     }
 
-    /// A change of `ino` by a program of this mount begins.
+    /// Begins a change of `ino` by a program of this mount.
     fn change(&self, caller: &Caller<'_>, ino: Ino) -> Changing<&KernelView> {
         self.size_arrives(caller, ino);
         self.kernel_view.change(ino)
     }
 
-    /// How long the kernel may keep what the present request shows.
+    /// The timeout that the answer to the present request may carry.
     fn ttl(&self) -> Duration {
         lent::ttl(&self.client)
     }
 
-    /// As `ttl`, for attributes that count as asked for at `since`. What gives a user's rights to whoever runs it is
-    /// not kept: a write takes that away, and the kernel goes by what it keeps. Nor is what an answer shows of a
-    /// directory while names are made or removed: the kernel would take it for later than these.
+    /// As `ttl`, for attributes that were requested at `since`. The timeout is zero in two cases. A set-user-id or
+    /// set-group-id bit must not be cached, because a write clears it and the kernel trusts its cache. And attributes
+    /// of a directory must not be cached while names in it are made or removed, because the kernel would take these
+    /// older attributes for newer ones.
     fn attr_ttl(&self, attr: &Attr, since: Since) -> Duration {
         let is_kept = match attr.kind {
             Kind::File => !attr.has_set_id(),
@@ -197,7 +205,7 @@ impl ClientFs {
         if is_kept { self.lend(attr, since) } else { Duration::ZERO }
     }
 
-    /// As `attr_ttl`, where nothing else than a change of the inode speaks against it.
+    /// As `attr_ttl`, but only a change of the inode itself rules the timeout out.
     fn lend(&self, attr: &Attr, since: Since) -> Duration {
         match attr.kind {
             Kind::File => self.tell_end(attr.ino, attr.size),
@@ -224,7 +232,8 @@ impl ClientFs {
             true => OpenFlags::CACHED,
             false => OpenFlags::DIRECT_IO | OpenFlags::PARALLEL_WRITES,
         };
-        // Pages from before may be older than what another mount has written, also one that has gone since.
+        // Pages from before this open may be older than what another mount has written, even if that mount has left
+        // since.
         let flags = if keeps { flags | OpenFlags::KEEP_CACHE } else { flags };
         self.kernel_view.appended.opened(&file);
         OpenReply { handle: self.handles.insert(file), flags }
@@ -234,13 +243,13 @@ impl ClientFs {
         Hints {
             may_continue: size >= self.request_max_bytes.load(Relaxed),
             direct: flags & libc::O_DIRECT as u32 != 0,
-            // Also what `pwritev2` asks for one call.
+            // `RWF_DSYNC` of a single `pwritev2` arrives in the same flag.
             stable: flags & libc::O_DSYNC as u32 != 0,
             ..Hints::default()
         }
     }
 
-    /// An open with truncation by an unprivileged caller takes setuid and setgid away.
+    /// Clears setuid and setgid when an unprivileged caller opens the file with truncation.
     fn kill_suidgid(&self, caller: &Caller<'_>, ino: Ino) -> Result<()> {
         let ctx = self.ctx(caller);
         let attr = self.wait(caller, self.client.getattr(&ctx, ino))?;
@@ -251,7 +260,8 @@ impl ClientFs {
         Ok(())
     }
 
-    /// The same for changes of bytes that the kernel neither does it for nor marks: `fallocate`, `copy_file_range`.
+    /// As `kill_suidgid`, for `fallocate` and `copy_file_range`: the kernel neither clears the bits for these calls nor
+    /// asks for it in the request.
     fn kill_suidgid_unless_capable(&self, caller: &Caller<'_>, ino: Ino) -> Result<()> {
         if self.ctx(caller).cred.may(Caps::FSETID) { Ok(()) } else { self.kill_suidgid(caller, ino) }
     }
@@ -329,7 +339,7 @@ impl FileSystem for ClientFs {
         let changing = self.change(caller, ino);
         let (attr, since) = if set.size.is_some() {
             let changing = changing.shared(&self.kernel_view);
-            // It goes on if the answer comes later.
+            // The change goes on if its answer comes later.
             (self.truncate(caller, ino, set, file.as_ref(), &changing)?, changing.ends())
         } else {
             let asked_ns = monotonic_ns();
@@ -337,7 +347,7 @@ impl FileSystem for ClientFs {
             (self.fixes_size(caller, attr, asked_ns)?, changing.ends())
         };
         self.client.walk_ended(caller.tid);
-        // The kernel lets nobody make names in a directory meanwhile.
+        // During a SETATTR the kernel lets nobody make or remove names in the directory.
         let ttl = match attr.kind {
             Kind::Dir if caller.by_other_id() => Duration::ZERO,
             Kind::Dir => self.lend(&attr, since),
@@ -362,7 +372,7 @@ impl FileSystem for ClientFs {
         let made =
             self.changed_entry(caller, (parent, name), |ctx| self.client.mkdir(ctx, parent, name, perm(mode)))?;
         self.moved.made(made.attr.ino, caller.node, name);
-        // Nobody knew it before.
+        // The directory is new, so nothing older than this answer can be in the kernel.
         Ok(Entry { attr_ttl: self.lend(&made.attr, lent::since()), ..made })
     }
 
@@ -389,6 +399,8 @@ impl FileSystem for ClientFs {
             0 => RenameMode::Replace,
             libc::RENAME_NOREPLACE => RenameMode::NoReplace,
             libc::RENAME_EXCHANGE => RenameMode::Exchange,
+            libc::RENAME_WHITEOUT => RenameMode::Whiteout,
+            NEW_WHITEOUT => RenameMode::NewWhiteout,
             _ => return Err(Errno::Inval),
         };
         let (from_node, to_node) = (caller.node, new_parent);
@@ -559,7 +571,8 @@ impl FileSystem for ClientFs {
 
     fn removexattr(&self, caller: &Caller<'_>, ino: Ino, name: &[u8]) -> Result<()> {
         let ctx = self.ctx(caller);
-        // The kernel lets only who may call, and calls for whoever changes the file: he need not own it.
+        // The kernel has checked the caller already, and it sends this request for any writer of the file, who need not
+        // own it.
         let ctx = if name == b"security.capability" { Ctx { cred: Cred::root(), ..ctx } } else { ctx };
         let _changing = self.change(caller, ino);
         self.wait(caller, self.client.removexattr(&ctx, ino, name))
@@ -635,7 +648,7 @@ impl FileSystem for ClientFs {
         let pending = self.client.copy_file_range(&Self::stream(caller), from, to, len);
         let (changes, tid) = (self.changes(), caller.tid);
         let note = move |copied: &Result<usize>| {
-            // It is shorter at the end of its source, with nothing behind.
+            // A short copy means that the source ended there; nothing was to be copied behind that.
             let reached = copied.as_ref().map_or(0, |copied| *copied as u64);
             changes.note(ino, offset, if copied.is_ok() { reached } else { len }, reached);
             changes.extended(ino, tid, offset + reached);

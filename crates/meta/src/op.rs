@@ -1,8 +1,10 @@
-//! Operations on names within one target: gather, plan, check, apply in one call.
+//! Operations on names within one target: collect facts, plan, check and apply in one call.
 //!
-//! The server uses them when every inode concerned lives here, which is all but operations on directories that
-//! were spread and renames and links across directories of different targets. An inode of another target makes
-//! them fail with `Stale`.
+//! Owns: this sequence. Does not own: the rules (`plan`, `perm`), the changes (`part`).
+//!
+//! The server uses these calls when every inode concerned is on this target. That is so for all operations except those
+//! on spread directories, and renames and links across directories of different targets. If an inode is on another
+//! target, the call fails with `Stale`.
 
 use crate::part::Applied;
 use crate::plan::{self, NodeSpec, Place, RenameMode};
@@ -16,7 +18,7 @@ impl MetaStore {
         Ok(self.apply_parts(parts, now, txn))
     }
 
-    /// The facts of the inode that a name has, which must live on this target.
+    /// The facts of the inode that has this name, which must be on this target.
     fn named(&self, cred: &Cred, dir: Ino, name: &Name) -> Result<Facts> {
         let child = self.lookup(cred, dir, name)?.child;
         self.facts(child)
@@ -47,14 +49,14 @@ impl MetaStore {
         Ok(ino)
     }
 
-    /// A further name for a file. Errors: as `plan::link`, `Stale`.
+    /// Adds a further name for a file. Errors: as `plan::link`, `Stale`.
     pub fn link(&mut self, cred: &Cred, ino: Ino, dir: Ino, name: &Name, now: Timespec, txn: &mut Txn) -> Result<()> {
         let exists = self.find(dir, name)?.is_some();
         let parts = plan::link(cred, &self.facts(dir)?, name, exists, &self.facts(ino)?)?;
         self.commit(&parts, now, txn).map(|_| ())
     }
 
-    /// Removes a name that is no directory's. Errors: as `lookup` and `plan::unlink`.
+    /// Removes a name that is not a directory's. Errors: as `lookup` and `plan::unlink`.
     pub fn unlink(&mut self, cred: &Cred, dir: Ino, name: &Name, now: Timespec, txn: &mut Txn) -> Result<Applied> {
         let child = self.named(cred, dir, name)?;
         let parts = plan::unlink(cred, &self.facts(dir)?, name, &child)?;
@@ -68,8 +70,8 @@ impl MetaStore {
         self.commit(&parts, now, txn)
     }
 
-    /// Renames within this target. Loops are excluded as far as the parents of both directories live here; the
-    /// server walks on (`ancestors`) where they do not.
+    /// Renames within this target. Loops are excluded as far as the parents of both directories are on this target.
+    /// Beyond that the server walks on (`ancestors`).
     ///
     /// Errors: `Stale`, `NotDir`, `Access`, `NoEnt`, `Inval` for a loop, and those of `plan::rename`.
     #[expect(clippy::too_many_arguments, reason = "a rename has two places, a mode, a caller, a time and a log")]
@@ -109,7 +111,7 @@ impl MetaStore {
         }
         let from = Place { dir: &from_dir, name: from_name };
         let to = Place { dir: &to_dir, name: to_name };
-        let parts = plan::rename(cred, mode, from, &source, to, target.as_ref())?;
+        let parts = plan::rename(cred, mode, from, &source, to, target.as_ref(), None)?;
         self.commit(&parts, now, txn)
     }
 }

@@ -1,8 +1,10 @@
 //! Plans: from the facts of the inodes concerned to the parts of an operation, or its errno.
 //!
-//! Owns: permissions, kind rules and their order, which is Linux' order, so that a call that breaks two rules
-//! fails as it does on a local file system. Does not own: looking names up, and directory loops, which the
-//! caller excludes before (`rename`). Pure functions: the facts may come from several targets.
+//! Owns: permissions, rules of kinds, and their order. It is the order of Linux, so a call that breaks two rules fails
+//! as it does on a local file system. Does not own: looking names up, and directory loops, which the caller excludes
+//! before (`rename`).
+//!
+//! Plans are pure functions, and the facts may come from several targets.
 
 use crate::part::NewInode;
 use crate::perm::{self, GROUP_EXEC, SETGID, Want};
@@ -21,12 +23,12 @@ pub enum RenameMode {
     Exchange,
 }
 
-/// What a new inode shall be.
+/// What a new inode is to be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeSpec {
     /// Kind.
     pub kind: Kind,
-    /// Permission bits, umask applied.
+    /// Permission bits, with the umask applied.
     pub perm: u16,
     /// Device number of device nodes, otherwise 0.
     pub rdev: u32,
@@ -56,8 +58,8 @@ impl NodeSpec {
     }
 }
 
-/// The new inode that `cred` makes in `dir`: group and setgid bit from a setgid directory, layout and I/O mode
-/// from any.
+/// The new inode that `cred` makes in `dir`. It inherits group and setgid bit from a setgid directory, and layout and
+/// settings for mounts from any directory.
 fn new_inode(cred: &Cred, dir: &Facts, spec: &NodeSpec, ino: Ino, linked: bool) -> NewInode {
     let inherit = dir.perm & SETGID != 0;
     let gid = if inherit { dir.gid } else { cred.gid };
@@ -66,7 +68,7 @@ fn new_inode(cred: &Cred, dir: &Facts, spec: &NodeSpec, ino: Ino, linked: bool) 
         Kind::Dir => perm = (perm & 0o1777) | if inherit { SETGID } else { 0 },
         Kind::Symlink => perm = 0o777,
         _ => {
-            // Nobody may make a program that runs as a group he is not in.
+            // Nobody may make a program that runs as a group of which he is not a member.
             let both = SETGID | GROUP_EXEC;
             if inherit && perm & both == both && !cred.may(Caps::FSETID) && !cred.in_group(gid) {
                 perm &= !SETGID;
@@ -90,8 +92,8 @@ fn new_inode(cred: &Cred, dir: &Facts, spec: &NodeSpec, ino: Ino, linked: bool) 
 
 /// Makes inode `ino` with a name. `exists`: the name is taken.
 ///
-/// Errors: `NotDir`, `Access`, `Exist`, `NoEnt` for a removed directory or an empty link target, `NameTooLong`
-/// for a long one, `Perm` for device nodes but 0:0 without `MKNOD`.
+/// Errors: `NotDir`, `Access`, `Exist`, `NoEnt` for a removed directory or an empty link target, `NameTooLong` for a
+/// long link target, `Perm` for device nodes other than 0:0 without `MKNOD`.
 pub fn make(cred: &Cred, dir: &Facts, name: &Name, exists: bool, spec: &NodeSpec, ino: Ino) -> Result<Vec<Part>> {
     if spec.kind == Kind::Symlink {
         match spec.symlink.len() {
@@ -106,7 +108,7 @@ pub fn make(cred: &Cred, dir: &Facts, name: &Name, exists: bool, spec: &NodeSpec
         return Err(Errno::Exist);
     }
     perm::insert(cred, dir)?;
-    // A character device 0:0 is none: file systems laid over others mark removed names with it, and Linux lets anybody
+    // A character device 0:0 is not a device: overlay file systems mark removed names with it, and Linux lets anybody
     // make one.
     let is_whiteout = spec.kind == Kind::CharDev && spec.rdev == 0;
     if matches!(spec.kind, Kind::CharDev | Kind::BlockDev) && !is_whiteout && !cred.may(Caps::MKNOD) {
@@ -125,10 +127,9 @@ pub fn tmpfile(cred: &Cred, dir: &Facts, perm: u16, ino: Ino) -> Result<Vec<Part
     Ok(vec![Part::MakeInode(new_inode(cred, dir, &NodeSpec::file(perm), ino, false))])
 }
 
-/// A further name for `file`. `exists`: the name is taken.
+/// Adds a further name for `file`. `exists`: the name is taken.
 ///
-/// Errors: `NotDir`, `Access`, `Exist`, `NoEnt` (removed directory or file), `Perm` for a directory,
-/// `TooManyLinks`.
+/// Errors: `NotDir`, `Access`, `Exist`, `NoEnt` (removed directory or file), `Perm` for a directory, `TooManyLinks`.
 pub fn link(cred: &Cred, dir: &Facts, name: &Name, exists: bool, file: &Facts) -> Result<Vec<Part>> {
     perm::search(cred, dir)?;
     if exists {
@@ -151,7 +152,7 @@ pub fn link(cred: &Cred, dir: &Facts, name: &Name, exists: bool, file: &Facts) -
     ])
 }
 
-/// Removes the name of `child`, which is no directory. Errors: `NotDir`, `Access`, `Perm` (sticky), `IsDir`.
+/// Removes the name of `child`, which must not be a directory. Errors: `NotDir`, `Access`, `Perm` (sticky), `IsDir`.
 pub fn unlink(cred: &Cred, dir: &Facts, name: &Name, child: &Facts) -> Result<Vec<Part>> {
     perm::delete(cred, dir, child)?;
     if child.kind == Kind::Dir {
@@ -189,15 +190,19 @@ pub struct Place<'a> {
     pub name: &'a Name,
 }
 
-/// Renames `source` at `from` to `to`, where `target` is if the name exists. An empty plan means nothing is to
+/// Renames `source` at `from` to `to`, where `target` is if that name exists. An empty plan means that nothing has to
 /// be done: both names are links to the same inode.
 ///
-/// Before, the caller has checked search permission of both directories and that `source` exists, and has
-/// excluded loops: `Inval` if `source` is `to.dir` or above it; if `target` is `from.dir` or above it,
-/// `NotEmpty`, for an exchange `Inval`.
+/// Before this the caller has checked search permission of both directories and that `source` exists, and has excluded
+/// loops: `Inval` if `source` is `to.dir` or above it. If `target` is `from.dir` or above it, the error is `NotEmpty`,
+/// or `Inval` for an exchange.
 ///
-/// Errors: `NotDir`, `Access`, `Exist` (no replace), `NoEnt` (exchange without target, removed directory),
-/// `Perm` (sticky), `IsDir`, `NotEmpty`.
+/// `whiteout`: afterwards the old name names a new inode of this number, a character device 0:0. It marks a removed
+/// name for an overlay file system (`RENAME_WHITEOUT`; not with an exchange). Linux lets anybody who may rename make
+/// one.
+///
+/// Errors: `NotDir`, `Access`, `Exist` (no replace), `NoEnt` (exchange without target, removed directory), `Perm`
+/// (sticky), `IsDir`, `NotEmpty`.
 pub fn rename(
     cred: &Cred,
     mode: RenameMode,
@@ -205,6 +210,7 @@ pub fn rename(
     source: &Facts,
     to: Place<'_>,
     target: Option<&Facts>,
+    whiteout: Option<Ino>,
 ) -> Result<Vec<Part>> {
     match (mode, target) {
         (RenameMode::NoReplace, Some(_)) => return Err(Errno::Exist),
@@ -229,7 +235,7 @@ pub fn rename(
     }
     let moves = from.dir.ino != to.dir.ino;
     if moves && is_dir(source) {
-        // Its `..` changes.
+        // The directory's `..` changes.
         perm::access(cred, source, Want::WRITE)?;
     }
     match target {
@@ -237,10 +243,18 @@ pub fn rename(
         Some(target) if !exchange && !target.empty => return Err(Errno::NotEmpty),
         _ => {}
     }
-    Ok(rename_parts(exchange, from, source, to, target))
+    let whiteout = whiteout.map(|ino| new_inode(cred, from.dir, &NodeSpec::node(Kind::CharDev, 0, 0), ino, true));
+    Ok(rename_parts(exchange, from, source, to, target, whiteout))
 }
 
-fn rename_parts(exchange: bool, from: Place<'_>, source: &Facts, to: Place<'_>, target: Option<&Facts>) -> Vec<Part> {
+fn rename_parts(
+    exchange: bool,
+    from: Place<'_>,
+    source: &Facts,
+    to: Place<'_>,
+    target: Option<&Facts>,
+    whiteout: Option<NewInode>,
+) -> Vec<Part> {
     let dirs = |facts: Option<&Facts>| i32::from(facts.is_some_and(|f| f.kind == Kind::Dir));
     let (source_dirs, target_dirs) = (dirs(Some(source)), dirs(target));
     let replace = |at: Place<'_>, old: &Facts, new: &Facts| Part::ReplaceDentry {
@@ -251,7 +265,7 @@ fn rename_parts(exchange: bool, from: Place<'_>, source: &Facts, to: Place<'_>, 
         kind: new.kind,
     };
     let moves = from.dir.ino != to.dir.ino;
-    let mut parts = Vec::with_capacity(8);
+    let mut parts = Vec::with_capacity(9);
     let (from_links, to_links) = match target {
         Some(target) if exchange => {
             parts.push(replace(from, source, target));
@@ -263,7 +277,15 @@ fn rename_parts(exchange: bool, from: Place<'_>, source: &Facts, to: Place<'_>, 
             (target_dirs - source_dirs, source_dirs - target_dirs)
         }
         _ => {
-            parts.push(Part::RemoveDentry { dir: from.dir.ino, name: from.name.clone(), expect: source.ino });
+            let (dir, name, expect) = (from.dir.ino, from.name.clone(), source.ino);
+            match whiteout {
+                Some(new) => {
+                    let (child, kind) = (new.ino, new.kind);
+                    parts.push(Part::MakeInode(new));
+                    parts.push(Part::ReplaceDentry { dir, name, expect, child, kind });
+                }
+                None => parts.push(Part::RemoveDentry { dir, name, expect }),
+            }
             match target {
                 Some(target) => {
                     parts.push(replace(to, target, source));

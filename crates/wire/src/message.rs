@@ -5,7 +5,7 @@ use amphi_types::{ByteRange, Cred, Kind, ObjectId, SessionId, TargetId, Timespec
 use serde::{Deserialize, Serialize};
 
 /// Protocol version; peers of another version are refused in the handshake.
-pub const VERSION: u32 = 21;
+pub const VERSION: u32 = 22;
 
 /// Which credits a message uses. Flush and cancel never wait behind ordinary requests (DESIGN.md §6).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -150,6 +150,10 @@ pub enum RenameMode {
     NoReplace,
     /// `RENAME_EXCHANGE`: swap both.
     Exchange,
+    /// `RENAME_WHITEOUT`: as `Replace`, and the old name becomes a character device 0:0.
+    Whiteout,
+    /// `RENAME_WHITEOUT` and `RENAME_NOREPLACE`.
+    NewWhiteout,
 }
 
 /// Lock modes on the wire.

@@ -54,3 +54,4 @@ mod trust;
 mod two_mounts;
 mod units;
 mod users;
+mod whiteouts;

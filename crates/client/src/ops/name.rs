@@ -195,7 +195,8 @@ pub(crate) async fn rename(
     mount.stats.count(Count::Rename);
     let dots = |name: &[u8]| name == b"." || name == b"..";
     if dots(&from.1) || dots(&to.1) {
-        return Err(if mode == RenameMode::NoReplace && dots(&to.1) { Errno::Exist } else { Errno::Busy });
+        let is_new = matches!(mode, RenameMode::NoReplace | RenameMode::NewWhiteout);
+        return Err(if is_new && dots(&to.1) { Errno::Exist } else { Errno::Busy });
     }
     let (from_name, to_name) = (Name::new(from.1)?, Name::new(to.1)?);
     // Keys of another target are taken from everybody by that target.

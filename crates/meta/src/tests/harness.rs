@@ -210,12 +210,17 @@ impl Cluster {
         (from, from_name): (Ino, &Name),
         (to, to_name): (Ino, &Name),
         mode: RenameMode,
-    ) -> Result<()> {
+        leaves_whiteout: bool,
+    ) -> Result<Option<Ino>> {
         let now = self.now;
-        if self.single() {
+        if self.single() && !leaves_whiteout {
             let done = self.on(from, |s, txn| s.rename(cred, from, from_name, to, to_name, mode, now, txn));
-            return done.map(|_| ());
+            return done.map(|_| None);
         }
+        let whiteout = match leaves_whiteout {
+            true => Some(self.on(from, |s, txn| s.alloc_ino(txn))?),
+            false => None,
+        };
         self.coordinate(&|c| {
             let (from_dir, to_dir) = (c.facts(from)?, c.facts(to)?);
             perm::search(cred, &from_dir)?;
@@ -242,8 +247,11 @@ impl Cluster {
                 return Err(if mode == RenameMode::Exchange { Errno::Inval } else { Errno::NotEmpty });
             }
             let from = Place { dir: &from_dir, name: from_name };
-            plan::rename(cred, mode, from, &source, Place { dir: &to_dir, name: to_name }, target.as_ref())
-        })
+            plan::rename(cred, mode, from, &source, Place { dir: &to_dir, name: to_name }, target.as_ref(), whiteout)
+        })?;
+        // Two names of one inode: nothing happens.
+        let left = self.store(from).find(from, from_name)?.map(|entry| entry.child);
+        Ok(whiteout.filter(|ino| left == Some(*ino)))
     }
 
     pub fn tmpfile(&mut self, cred: &Cred, dir: Ino, perm: u16) -> Result<Ino> {

@@ -125,9 +125,17 @@ impl Run {
             9..=11 => {
                 let (to, to_n) = (self.node(true), name(&mut self.rng));
                 let mode = self.rng.pick(&[RenameMode::Replace, RenameMode::NoReplace, RenameMode::Exchange]);
-                let real = self.cluster.rename(&cred, (dir_ino, &n), (self.inos[to], &to_n), mode);
-                let wanted = self.reference.rename(&cred, dir, n.as_bytes(), to, to_n.as_bytes(), mode, now);
-                self.outcome("rename", real, wanted)
+                let whiteout = mode != RenameMode::Exchange && self.rng.below(4) == 0;
+                let real = self.cluster.rename(&cred, (dir_ino, &n), (self.inos[to], &to_n), mode, whiteout);
+                let wanted = self.reference.rename(&cred, dir, n.as_bytes(), to, to_n.as_bytes(), mode, whiteout, now);
+                if let (Ok(Some(ino)), Ok(Some(_))) = (&real, &wanted) {
+                    self.inos.push(*ino);
+                }
+                let as_made = |left: Option<bool>| if left.is_some() { Ok(()) } else { Err(Errno::NoEnt) };
+                if let (Ok(real), Ok(wanted)) = (&real, &wanted) {
+                    self.outcome("whiteout", as_made(real.map(|_| true)), as_made(wanted.map(|_| true)))?;
+                }
+                self.outcome("rename", real.map(drop), wanted.map(drop))
             }
             12 => {
                 let (node, set) = (self.node(false), self.set());

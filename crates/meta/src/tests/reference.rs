@@ -237,8 +237,9 @@ impl Reference {
         to: Id,
         to_name: &[u8],
         mode: RenameMode,
+        leaves_whiteout: bool,
         now: Timespec,
-    ) -> Result<()> {
+    ) -> Result<Option<Id>> {
         self.search(cred, from)?;
         self.search(cred, to)?;
         let exchange = mode == RenameMode::Exchange;
@@ -260,7 +261,7 @@ impl Reference {
             return Err(if exchange { Errno::Inval } else { Errno::NotEmpty });
         }
         if target == Some(source) {
-            return Ok(());
+            return Ok(None);
         }
         let is_dir = |fs: &Reference, id: Id| fs.nodes[id].kind == Kind::Dir;
         self.may_delete(cred, from, source)?;
@@ -301,7 +302,12 @@ impl Reference {
         }
         self.touch(from, now);
         self.touch(to, now);
-        Ok(())
+        Ok(leaves_whiteout.then(|| {
+            let id = self.add(cred, from, Kind::CharDev, 0, b"", now);
+            self.nodes[id].named = true;
+            self.nodes[from].children.insert(from_name.to_vec(), id);
+            id
+        }))
     }
 
     pub fn setattr(&mut self, cred: &Cred, id: Id, set: &SetAttr, now: Timespec) -> Result<()> {

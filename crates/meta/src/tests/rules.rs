@@ -54,7 +54,22 @@ impl Story {
 
     fn rename(&mut self, cred: &Cred, from: (Ino, &str), to: (Ino, &str), mode: RenameMode) -> Result<()> {
         self.c.now.sec += 1;
-        self.c.rename(cred, (from.0, &name(from.1)), (to.0, &name(to.1)), mode)
+        self.c.rename(cred, (from.0, &name(from.1)), (to.0, &name(to.1)), mode, false).map(drop)
+    }
+
+    fn leave_whiteout(&mut self, cred: &Cred, from: (Ino, &str), to: (Ino, &str), mode: RenameMode) -> Result<Ino> {
+        self.c.now.sec += 1;
+        let left = self.c.rename(cred, (from.0, &name(from.1)), (to.0, &name(to.1)), mode, true)?;
+        Ok(left.expect("a whiteout"))
+    }
+
+    fn leave_whiteout_refused(&mut self, cred: &Cred, from: (Ino, &str), to: (Ino, &str)) -> Errno {
+        let (from, to) = ((from.0, &name(from.1)), (to.0, &name(to.1)));
+        self.c.rename(cred, from, to, RenameMode::NoReplace, true).expect_err("refused")
+    }
+
+    fn find(&self, dir: Ino, n: &str) -> Option<Ino> {
+        self.c.stores[0].find(dir, &name(n)).unwrap().map(|entry| entry.child)
     }
 
     fn set(&mut self, cred: &Cred, ino: Ino, set: SetAttr) -> Result<()> {
@@ -279,6 +294,15 @@ fn rename_rules() {
     s.rename(&user, (open, "locked"), (open, "unlocked"), Replace).unwrap();
     let moved = s.rename(&user, (open, "unlocked"), (e, "x"), Replace);
     assert_eq!(moved, Err(Errno::Access), "only within its directory, since {locked} is not writable");
+
+    let left = s.leave_whiteout(&user, (open, "unlocked"), (open, "there"), NoReplace).unwrap();
+    assert_eq!(s.find(open, "there"), Some(locked));
+    assert_eq!(s.find(open, "unlocked"), Some(left), "a whiteout is left");
+    let attr = s.attr(left);
+    assert_eq!((attr.kind, attr.rdev, attr.perm, attr.nlink, attr.uid), (Kind::CharDev, 0, 0, 1, user.uid));
+    assert_eq!(links(&s, &[open]), [6], "a device is no directory");
+    let taken = s.leave_whiteout_refused(&user, (open, "there"), (open, "unlocked"));
+    assert_eq!(taken, Errno::Exist);
 }
 
 /// Goal: rules of changing attributes. Method: one call per rule with the result or the errno.

@@ -47,10 +47,7 @@ impl<E: Env> RequestCx<E> {
                 }
             }
             let ino = if home == self.target.id {
-                let mut txn = Txn::default();
-                let ino = self.target.meta.borrow_mut().alloc_ino(&mut txn)?;
-                self.target.append(txn, Order::Plain);
-                ino
+                self.new_ino()?
             } else {
                 // First find out whether it may be made at all, so that refusals cost no number.
                 plan::make(&self.cred, &place.dir, &name, place.child.is_some(), &spec, Ino::new(home, 2))?;
@@ -76,6 +73,14 @@ impl<E: Env> RequestCx<E> {
             }
         }
         Err(Errno::Again)
+    }
+
+    /// A number for an inode of this target.
+    pub(super) fn new_ino(&self) -> Result<Ino> {
+        let mut txn = Txn::default();
+        let ino = self.target.meta.borrow_mut().alloc_ino(&mut txn)?;
+        self.target.append(txn, Order::Plain);
+        Ok(ino)
     }
 
     /// A write lock on the first object of a file that nobody else knows yet. The logged answer does not have it: a

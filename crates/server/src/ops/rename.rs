@@ -30,20 +30,23 @@ struct Gathered {
 impl Gathered {
     /// Directories for which other mounts have to look when it has happened: what has new places, and where something
     /// was that is replaced.
-    fn changed(&self, from: &(Ino, Name), to: &(Ino, Name), mode: RenameMode) -> Vec<Changed> {
-        let other = if mode == RenameMode::Exchange { from } else { to };
-        let replaced = self.target.filter(|target| mode == RenameMode::Exchange || target.ino != self.source.ino);
+    fn changed(&self, from: &(Ino, Name), to: &(Ino, Name), mode: plan::RenameMode) -> Vec<Changed> {
+        let other = if mode == plan::RenameMode::Exchange { from } else { to };
+        let replaced = self.target.filter(|target| mode == plan::RenameMode::Exchange || target.ino != self.source.ino);
         let both = [(Some(self.source), to), (replaced, other)].into_iter();
         let dirs = both.filter_map(|(facts, place)| Some((facts.filter(|f| f.kind == Kind::Dir)?, place)));
         dirs.map(|(facts, (dir, name))| (facts.ino, *dir, name.clone())).collect()
     }
 }
 
-fn plan_mode(mode: RenameMode) -> plan::RenameMode {
+/// What becomes of an existing destination, and whether the old name becomes a whiteout.
+fn plan_mode(mode: RenameMode) -> (plan::RenameMode, bool) {
     match mode {
-        RenameMode::Replace => plan::RenameMode::Replace,
-        RenameMode::NoReplace => plan::RenameMode::NoReplace,
-        RenameMode::Exchange => plan::RenameMode::Exchange,
+        RenameMode::Replace => (plan::RenameMode::Replace, false),
+        RenameMode::NoReplace => (plan::RenameMode::NoReplace, false),
+        RenameMode::Exchange => (plan::RenameMode::Exchange, false),
+        RenameMode::Whiteout => (plan::RenameMode::Replace, true),
+        RenameMode::NewWhiteout => (plan::RenameMode::NoReplace, true),
     }
 }
 
@@ -74,6 +77,9 @@ impl<E: Env> RequestCx<E> {
         lock: &mut Option<u64>,
         changed: &mut Vec<Changed>,
     ) -> Result<Reply> {
+        let (mode, leaves_whiteout) = plan_mode(mode);
+        // A number taken for a plan that failed is not used again; the next plan may use it.
+        let mut whiteout = None;
         for _ in 0..PLAN_TRIES {
             let found = match self.gather_rename(from, to).await {
                 Err(Errno::Stale) if self.facts_anywhere(from.0).await.is_ok() => match self.place(to.0, &to.1).await {
@@ -84,12 +90,12 @@ impl<E: Env> RequestCx<E> {
                 other => other?,
             };
             match (mode, &found.target) {
-                (RenameMode::NoReplace, Some(_)) => return Err(Errno::Exist),
-                (RenameMode::Exchange, None) => return Err(Errno::NoEnt),
+                (plan::RenameMode::NoReplace, Some(_)) => return Err(Errno::Exist),
+                (plan::RenameMode::Exchange, None) => return Err(Errno::NoEnt),
                 _ => {}
             }
             let moves_dir = found.source.kind == Kind::Dir
-                || (mode == RenameMode::Exchange && found.target.is_some_and(|t| t.kind == Kind::Dir));
+                || (mode == plan::RenameMode::Exchange && found.target.is_some_and(|t| t.kind == Kind::Dir));
             if from.0 != to.0 {
                 if moves_dir && lock.is_none() {
                     match self.worker.ask(MOVE_TARGET, TargetRequest::MoveLock).await? {
@@ -104,19 +110,24 @@ impl<E: Env> RequestCx<E> {
                     other => other?,
                 }
             }
-            let parts = plan::rename(
-                &self.cred,
-                plan_mode(mode),
-                plan::Place { dir: &found.from, name: &from.1 },
-                &found.source,
-                plan::Place { dir: &found.to, name: &to.1 },
-                found.target.as_ref(),
-            )?;
+            let planned = |whiteout: Option<Ino>| {
+                let from = plan::Place { dir: &found.from, name: &from.1 };
+                let to = plan::Place { dir: &found.to, name: &to.1 };
+                plan::rename(&self.cred, mode, from, &found.source, to, found.target.as_ref(), whiteout)
+            };
+            let mut parts = planned(None)?;
+            if leaves_whiteout && !parts.is_empty() {
+                let ino = match whiteout {
+                    Some(ino) => ino,
+                    None => *whiteout.insert(self.new_ino()?),
+                };
+                parts = planned(Some(ino))?;
+            }
             if parts.is_empty() {
                 return Ok(Reply::Removed { last_name_of: None });
             }
             let replaced =
-                found.target.filter(|t| mode != RenameMode::Exchange && (t.kind == Kind::Dir || t.nlink == 1));
+                found.target.filter(|t| mode != plan::RenameMode::Exchange && (t.kind == Kind::Dir || t.nlink == 1));
             let reply = Reply::Removed { last_name_of: replaced.map(|t| t.ino) };
             let lost = Cell::new(false);
             let held = *lock;
@@ -178,7 +189,7 @@ impl<E: Env> RequestCx<E> {
         Ok(Gathered { from: from_place.dir, source, to: to_place.dir, target })
     }
 
-    async fn exclude_loops(&self, found: &Gathered, mode: RenameMode) -> Result<()> {
+    async fn exclude_loops(&self, found: &Gathered, mode: plan::RenameMode) -> Result<()> {
         if found.source.kind == Kind::Dir && self.is_above(found.source.ino, found.to.ino).await? {
             return Err(Errno::Inval);
         }
@@ -186,7 +197,7 @@ impl<E: Env> RequestCx<E> {
             && target.kind == Kind::Dir
             && self.is_above(target.ino, found.from.ino).await?
         {
-            return Err(if mode == RenameMode::Exchange { Errno::Inval } else { Errno::NotEmpty });
+            return Err(if mode == plan::RenameMode::Exchange { Errno::Inval } else { Errno::NotEmpty });
         }
         Ok(())
     }
