@@ -1,35 +1,38 @@
-//! Bitmap allocator of runs of 4 KiB blocks.
+//! `Allocator`: a bitmap allocator of runs of 4 KiB blocks.
 //!
-//! Owns: which blocks are taken. Does not own: by whom (extents, plans, pending frees: `store`).
-//! Invariants: `free` and the group counts equal the zero bits; taking a taken block or freeing a free one
-//! panics (programmer's error, also in release).
+//! Owns: which blocks are taken. Does not own: who has them (extents, plans, pending frees: `store`).
 //!
-//! One bit per block. A search begins behind the last run that a search took, or at the lowest block freed since: what
-//! was written before is used again before what never was, because a write into a hole of a zone file costs its file
-//! system an allocation (1.1 to 1.4 times the time of a write over existing blocks, and twice where the disk below gets
-//! its blocks then as well). Large writes therefore leave the neighbourhood of their object when it was never written
-//! and there are long free runs that were; small ones stay in it, as a file in small pieces is read slowly. Groups of
-//! 4096 blocks (16 MiB) carry their free count and an upper bound of the longest free run that begins in them, so a
-//! nearly full zone is searched by looking at its groups: 1280 for 20 GiB instead of 82,000 words.
+//! Invariants: `free` and the group counts equal the zero bits. Taking a taken block or freeing a free one panics, also
+//! in release, because it is a programming error.
 //!
-//! A second bit says which blocks have storage of the file system below for certain. While that has no room for others
-//! (`set_tight`), these alone are taken, whatever that costs: their runs are searched word by word.
+//! There is one bit for each block. A search begins behind the last run that a search took, or at the lowest block that
+//! was freed since. Blocks that were written before are used before blocks that never were, because a write into a hole
+//! of a zone file makes its file system allocate. That takes 1.1 to 1.4 times as long as a write over existing blocks,
+//! and twice as long if the disk below has to allocate as well. So a large write leaves the neighbourhood of its object
+//! if that was never written and there are long free runs that were. Small writes stay there, because a file in small
+//! pieces is read slowly.
+//!
+//! Groups of 4096 blocks (16 MiB) have a count of free blocks and an upper bound of the longest free run that begins in
+//! them. So in a nearly full zone only groups are searched: 1280 for 20 GiB instead of 82,000 words.
+//!
+//! A second bit says which blocks are certain to have storage in the file system below. While that is full
+//! (`set_tight`), only these blocks are taken, whatever that costs: their runs are searched word by word.
 
 use amphi_types::{Errno, Result};
 
-/// Blocks per summary group.
+/// Blocks of a group.
 const GROUP_BLOCKS: u64 = 4096;
 const WORD: u64 = 64;
-/// Blocks of the shortest run for which a write leaves its neighbourhood: 256 KiB.
+/// Shortest run, in blocks, for which a write leaves its neighbourhood: 256 KiB.
 const AGAIN_MIN: u64 = 64;
-/// Blocks of the shortest runs into which a larger write is cut for that: 1 MiB.
+/// Shortest runs, in blocks, into which a larger write is cut for that: 1 MiB.
 const AGAIN_PIECE: u64 = 256;
-/// Of the reserve, one block in so many is left to what shrinks.
+/// One block in so many of the reserve is left to requests that shrink a file.
 const SHRINK_SHARE: u64 = 4;
-/// The bound of a group that was not searched since blocks were freed in it.
+/// The bound of a group that was not searched since blocks in it were freed.
 const UNKNOWN: u64 = u64::MAX;
 
-/// Neighbouring blocks.
+/// Consecutive blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Run {
     /// First block.
@@ -45,15 +48,15 @@ impl Run {
     }
 }
 
-/// Who asks: edge blocks of truncates and punches may use the last blocks, so that a full zone can shrink; overwrites
-/// may use most of them, as they give back as many.
+/// What blocks are for. A full zone must still be able to shrink, so edge blocks of truncates and punches may use the
+/// last blocks. Overwrites may use most of them, because they free as many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Anything that grows.
+    /// A change that needs more blocks.
     Growth,
-    /// Something that takes the place of as many blocks, which it frees.
+    /// A change that replaces blocks and frees as many.
     Overwrite,
-    /// Something that frees afterwards.
+    /// A change that frees blocks afterwards.
     Shrink,
 }
 
@@ -71,21 +74,21 @@ pub struct Allocator {
     blocks: u64,
     free: u64,
     cursor: u64,
-    /// One past the highest block ever taken: those behind it were never written.
+    /// One past the highest block that was ever taken. Blocks behind it were never written.
     used_end: u64,
-    /// No free run of so many blocks or more was written before; since the last free.
+    /// There is no free run of so many blocks that were written before. Reset by each free.
     none_again: u64,
-    /// Blocks that have storage below.
+    /// Blocks that have storage in the file system below.
     backed: Vec<u64>,
     /// How many of these are free.
     backed_free: u64,
-    /// Only these are taken.
+    /// Only blocks with storage are taken.
     tight: bool,
     reserve: u64,
 }
 
 impl Allocator {
-    /// Most blocks kept back for `Purpose::Shrink` and `Purpose::Overwrite`.
+    /// Most blocks that are kept back for `Purpose::Shrink` and `Purpose::Overwrite`.
     pub const RESERVE_MAX: u64 = 64;
 
     /// An allocator of `blocks` free blocks.
@@ -116,12 +119,12 @@ impl Allocator {
         }
     }
 
-    /// Whether the file system below has no room for blocks that have no storage there yet.
+    /// Sets whether the file system below has no room for blocks that have no storage there yet.
     pub fn set_tight(&mut self, tight: bool) {
         self.tight = tight;
     }
 
-    /// Free blocks that have storage below.
+    /// Free blocks that have storage in the file system below.
     pub fn backed_free(&self) -> u64 {
         self.backed_free
     }
@@ -132,13 +135,13 @@ impl Allocator {
             Purpose::Growth if self.tight => self.available().min(self.backed_free),
             Purpose::Growth => self.available(),
             Purpose::Overwrite => self.free.saturating_sub(self.reserve / SHRINK_SHARE),
-            // Few blocks, for which some room is left below.
+            // These are few blocks, for which the file system below has some room left.
             Purpose::Shrink => self.free,
         }
     }
 
-    /// The blocks of `run` have storage below: they were written, or are known to have been. What lies outside of the
-    /// region is passed over.
+    /// The blocks of `run` have storage in the file system below: they were written, or are known to have been. Blocks
+    /// outside of the region are ignored.
     pub fn note_backed(&mut self, run: Run) {
         let end = run.end().min(self.blocks);
         let mut at = run.start;
@@ -152,7 +155,7 @@ impl Allocator {
         }
     }
 
-    /// As `take`, of blocks that have storage below; there are enough.
+    /// As `take`, but only of blocks that have storage below, of which there are enough.
     fn take_backed(&mut self, blocks: u64, run_max: u32, out: &mut Vec<Run>) {
         let (mut left, mut at) = (blocks, 0);
         while left > 0 {
@@ -171,7 +174,7 @@ impl Allocator {
         (self.backed[(at / WORD) as usize] & !self.words[(at / WORD) as usize]) >> (at % WORD) & 1 == 1
     }
 
-    /// First free block from `at` on that has storage below.
+    /// The first free block from `at` on that has storage below.
     fn next_backed(&self, at: u64) -> Option<u64> {
         let mut mask = !0 << (at % WORD);
         for word in (at / WORD) as usize..self.words.len() {
@@ -195,17 +198,17 @@ impl Allocator {
         count
     }
 
-    /// All blocks.
+    /// Number of all blocks.
     pub fn blocks(&self) -> u64 {
         self.blocks
     }
 
-    /// Free blocks, the reserve included.
+    /// Number of free blocks, including the reserve.
     pub fn free_blocks(&self) -> u64 {
         self.free
     }
 
-    /// Blocks that growth may still take.
+    /// Number of blocks that growth may still take.
     pub fn available(&self) -> u64 {
         self.free.saturating_sub(self.reserve)
     }
@@ -215,9 +218,9 @@ impl Allocator {
         self.run_length(run.start, u64::from(run.blocks)) == u64::from(run.blocks)
     }
 
-    /// Takes `blocks` blocks and adds their runs to `out`: at `goal` if the whole run is free there, else one run
-    /// elsewhere, else several, each at most `run_max` long. Blocks that were written before come before a goal that
-    /// was not.
+    /// Takes `blocks` blocks and adds their runs to `out`: at `goal` if all of the run is free there, else one run
+    /// elsewhere, else several. Each run has at most `run_max` blocks. Blocks that were written before are preferred to
+    /// a goal that was not.
     ///
     /// Errors: `NoSpace`, and then nothing is taken.
     pub fn take(
@@ -268,8 +271,8 @@ impl Allocator {
         Ok(())
     }
 
-    /// Start and length of a free run that was written before, from the cursor on: of `blocks`, or of a part of at
-    /// least `AGAIN_PIECE`. None for less than `AGAIN_MIN`.
+    /// Start and length of a free run that was written before, searched from the cursor on: `blocks` long, or at least
+    /// `AGAIN_PIECE`. `None` for fewer blocks than `AGAIN_MIN`.
     fn find_again(&mut self, blocks: u64) -> Option<(u64, u64)> {
         let written = self.used_end - (self.blocks - self.free);
         let mut want = blocks;
@@ -300,7 +303,7 @@ impl Allocator {
         self.count_groups(run, |group, n| group.free -= n);
     }
 
-    /// Gives `run` back. Panics if a block of it is free.
+    /// Frees `run`. Panics if a block of it is free.
     pub fn free(&mut self, run: Run) {
         self.for_words(run, |word, mask| {
             assert_eq!(*word & mask, mask, "block of {run:?} is freed twice");
@@ -314,7 +317,7 @@ impl Allocator {
             group.free += n;
             group.longest = UNKNOWN;
         });
-        // A run that begins in an earlier group may now reach further.
+        // A run that begins in an earlier group may be longer now.
         let mut g = (run.start / GROUP_BLOCKS) as usize;
         while g > 0 {
             g -= 1;
@@ -344,7 +347,7 @@ impl Allocator {
         }
     }
 
-    /// First free block in `at..end`.
+    /// The first free block in `at..end`.
     fn next_free(&self, mut at: u64, end: u64) -> Option<u64> {
         while at < end {
             let zeros = !self.words[(at / WORD) as usize] & (!0 << (at % WORD));
@@ -357,7 +360,7 @@ impl Allocator {
         None
     }
 
-    /// Free blocks from `at` on without a gap, at most `max`.
+    /// Number of free blocks from `at` on without a gap, at most `max`.
     fn run_length(&self, at: u64, max: u64) -> u64 {
         let end = at.saturating_add(max).min(self.blocks);
         let mut next = at;
@@ -372,12 +375,12 @@ impl Allocator {
         end.saturating_sub(at)
     }
 
-    /// Start of a free run of `blocks`, searched from `from` on and around.
+    /// Start of a free run of `blocks`, searched from `from` to the end and then from the beginning.
     fn find_run(&mut self, blocks: u64, from: u64) -> Option<u64> {
         self.find_before(blocks, from, self.blocks)
     }
 
-    /// As `find_run`, of the blocks before `end`.
+    /// As `find_run`, among the blocks before `end`.
     fn find_before(&mut self, blocks: u64, from: u64, end: u64) -> Option<u64> {
         let from = if from < end { from } else { 0 };
         self.search(blocks, from, end).or_else(|| self.search(blocks, 0, (from + blocks).min(end)))

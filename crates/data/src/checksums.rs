@@ -1,18 +1,20 @@
-//! Checksums of the blocks of the data region.
+//! `Checksums`: the checksums of the blocks of the data region.
 //!
-//! Owns: what each physical block should read as, as far as that is known, and the items that say so. Does not own:
-//! when blocks are read and compared (the server), or where the bytes of a file lie (`extent`).
+//! Owns: the expected checksum of each physical block, as far as it is known, and the items that store it. Does not
+//! own: when blocks are read and compared (the server), where the bytes of a file lie (`extent`).
 //!
-//! Invariants
-//! * The item that gives a block its checksum is in the record that maps the block, or in a later one, and that record
-//!   follows the block's bytes (`Order::AfterData`): it survives a crash only if they do.
-//! * A block that has a checksum is never written where it lies (`write::reuse_blocks`). It is written again when it is
-//!   free and the record that freed it is stable.
+//! Invariants:
 //!
-//! So after any crash a block that is mapped and has a checksum reads as that says, or the medium is at fault.
+//! * The item with a block's checksum is in the record that maps the block, or in a later one, and that record follows
+//!   the block's bytes (`Order::AfterData`). So a checksum survives a crash only if its block's bytes do.
+//! * A block that has a checksum is never overwritten in place (`write::reuse_blocks`). It is written again only when
+//!   it is free and the record that freed it is stable.
 //!
-//! An item covers 32 blocks: a change of one block logs 143 bytes and a mebibyte 1.1 KiB, and 0.11 % of the data is
-//! kept in memory. With 256 blocks to an item the first would be 1 KiB, with 16 the second 1.3 KiB.
+//! So after any crash, a mapped block with a checksum reads as the checksum says, or the medium is damaged.
+//!
+//! The number behind the groups: an item covers 32 blocks. A change of one block logs 143 bytes, a change of 1 MiB logs
+//! 1.1 KiB, and the checksums take 0.11 % of the data in memory. With 256 blocks in an item the first number would be 1
+//! KiB, with 16 the second 1.3 KiB.
 
 use crate::alloc::{Allocator, Run};
 use amphi_types::item::{Key, Txn, tag};
@@ -21,34 +23,35 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Blocks of one item.
 pub const GROUP_BLOCKS: u64 = 32;
-/// Bytes that one item adds to a record, at most.
+/// Most bytes that one item adds to a record.
 pub const CHECKSUM_ITEM_BYTES: u64 = 6 + 9 + GROUP_BLOCKS * 4;
-/// Items of free blocks that one record may delete besides what it is about.
+/// Most items of free blocks that one record deletes on the side.
 const EMPTIED_MAX: usize = 32;
 
-/// Checksum of a block, as it is kept.
+/// Checksum of a block, as it is stored.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Checksum(u32);
 
 impl Checksum {
-    /// The block has none: it is not verified.
+    /// The block has no checksum and is not verified.
     pub const NONE: Checksum = Checksum(0);
-    /// Some bytes of the block are lost, and it must not be read: no content has this.
+    /// Some bytes of the block are lost, and it must not be read. No content has this checksum.
     pub const DAMAGED: Checksum = Checksum(1);
 
-    /// Of the bytes of a block: their CRC-32C. The two values that mean something else stand for the two above them.
+    /// The checksum of a block's bytes: their CRC-32C. The two values with a special meaning are replaced by the two
+    /// values after them.
     pub fn of(block: &[u8]) -> Checksum {
         debug_assert_eq!(block.len() as u64, BLOCK);
         let crc = crc32c::crc32c(block);
         Checksum(if crc < 2 { crc + 2 } else { crc })
     }
 
-    /// Of each block of `bytes`, which are whole blocks.
+    /// The checksums of each block of `bytes`, which are whole blocks.
     pub fn of_each(bytes: &[u8]) -> Vec<Checksum> {
         bytes.chunks_exact(BLOCK as usize).map(Checksum::of).collect()
     }
 
-    /// Whether the block has one.
+    /// Whether the block has a checksum.
     pub fn is_known(self) -> bool {
         self != Checksum::NONE
     }
@@ -56,32 +59,32 @@ impl Checksum {
 
 type Group = [Checksum; GROUP_BLOCKS as usize];
 
-/// What is known of the blocks of a target.
+/// The checksums of a target's blocks.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Checksums {
     groups: BTreeMap<u64, Box<Group>>,
-    /// Groups that may have no block that is taken: their items can go.
+    /// Groups of which all blocks may be free, so that their items can be deleted.
     emptied: BTreeSet<u64>,
 }
 
 impl Checksums {
-    /// Whether no block has one.
+    /// Whether no block has a checksum.
     pub fn is_empty(&self) -> bool {
         self.groups.is_empty()
     }
 
-    /// Items.
+    /// Number of items.
     pub fn items(&self) -> u64 {
         self.groups.len() as u64
     }
 
-    /// Of one block.
+    /// The checksum of one block.
     pub fn get(&self, physical: u64) -> Checksum {
         let group = self.groups.get(&(physical / GROUP_BLOCKS));
         group.map_or(Checksum::NONE, |g| g[(physical % GROUP_BLOCKS) as usize])
     }
 
-    /// Of neighbouring blocks.
+    /// The checksums of consecutive blocks.
     pub fn of_run(&self, physical: u64, blocks: u64) -> Vec<Checksum> {
         let mut all = Vec::with_capacity(blocks as usize);
         let mut at = physical;
@@ -97,7 +100,7 @@ impl Checksums {
         all
     }
 
-    /// Those of these blocks that have a checksum, ascending.
+    /// Which of these blocks have a checksum, ascending.
     pub(crate) fn known(&self, physical: u64, blocks: u64) -> Vec<u64> {
         if self.groups.is_empty() {
             return Vec::new();
@@ -111,7 +114,7 @@ impl Checksums {
         !self.groups.is_empty() && self.of_run(physical, blocks).into_iter().any(Checksum::is_known)
     }
 
-    /// Sets those of neighbouring blocks and appends the items that changed.
+    /// Sets the checksums of consecutive blocks and appends the items that changed.
     pub(crate) fn put(&mut self, physical: u64, sums: &[Checksum], txn: &mut Txn) {
         let (mut at, mut rest) = (physical, sums);
         while !rest.is_empty() {
@@ -122,7 +125,7 @@ impl Checksums {
         }
     }
 
-    /// Takes those of neighbouring blocks away and appends the items that changed.
+    /// Removes the checksums of consecutive blocks and appends the items that changed.
     pub(crate) fn clear(&mut self, physical: u64, blocks: u64, txn: &mut Txn) {
         if !self.groups.is_empty() {
             self.put(physical, &vec![Checksum::NONE; blocks as usize], txn);
@@ -148,7 +151,7 @@ impl Checksums {
         }
     }
 
-    /// Blocks became free: items of which all blocks are can go.
+    /// Notes that blocks became free. The item of a group that is free as a whole can be deleted.
     pub(crate) fn note_free(&mut self, run: Run, alloc: &Allocator) {
         if self.groups.is_empty() {
             return;
@@ -158,7 +161,7 @@ impl Checksums {
         self.emptied.extend(emptied);
     }
 
-    /// Appends the deletion of some items whose blocks are free. Nobody reads them, so it does not matter when.
+    /// Appends the deletion of some items whose blocks are free. Nobody reads these items, so it does not matter when.
     pub(crate) fn delete_emptied(&mut self, alloc: &Allocator, txn: &mut Txn) {
         for _ in 0..EMPTIED_MAX {
             let Some(group) = self.emptied.pop_first() else { return };
@@ -168,14 +171,14 @@ impl Checksums {
         }
     }
 
-    /// Takes an item in.
+    /// Loads an item.
     pub(crate) fn load(&mut self, group: u64, bytes: &[u8], blocks: u64) -> Result<(), String> {
         let decoded = decode(group, bytes, blocks)?;
         self.groups.insert(group, Box::new(decoded));
         Ok(())
     }
 
-    /// All items have been taken in.
+    /// All items have been loaded.
     pub(crate) fn finish_load(&mut self, alloc: &Allocator) {
         self.emptied = self.groups.keys().copied().filter(|&g| is_free(g, alloc)).collect();
     }
@@ -184,7 +187,7 @@ impl Checksums {
         self.groups.get(&group).map(|g| value(g))
     }
 
-    /// Keys of items behind that of `after`, `max` at most.
+    /// Keys of items behind that of group `after`, at most `max`.
     pub(crate) fn keys_after(&self, after: Option<u64>, max: usize) -> Vec<Key> {
         let from = after.map_or(0, |group| group + 1);
         self.groups.range(from..).take(max).map(|(&group, _)| key(group)).collect()
@@ -207,7 +210,7 @@ fn value(group: &Group) -> Vec<u8> {
     group.iter().flat_map(|sum| sum.0.to_le_bytes()).collect()
 }
 
-/// Decodes an item's value; its place among `blocks` blocks is checked.
+/// Decodes an item's value, and checks its place among `blocks` blocks.
 pub(crate) fn decode(group: u64, bytes: &[u8], blocks: u64) -> Result<Group, String> {
     let (words, rest) = bytes.as_chunks::<4>();
     if words.len() as u64 != GROUP_BLOCKS || !rest.is_empty() {

@@ -1,20 +1,23 @@
-//! Delayed extents: bytes of objects that were accepted into memory and have no blocks yet.
+//! `Delayed`: delayed extents, that is, bytes of objects that were accepted into memory and have no blocks yet.
 //!
-//! Owns: which bytes of which object lie where in memory, their items, the blocks that are promised to them, and what
-//! is worth flushing next. Does not own: the memory (`memory`, and the server), when something is flushed.
+//! Owns: which bytes of which object lie where in memory, the items of these extents, the blocks that are promised to
+//! them, and which should be flushed next. Does not own: the memory (`memory`, and the server), when something is
+//! flushed.
 //!
-//! A delayed extent covers what the blocks of its object have, byte by byte. It has an item of its own, put by the
-//! record that accepted it and deleted or shortened by the record of whatever overwrites, cuts or flushes it, so the
-//! log alone says which extents are alive. An object's item knows nothing of it: power loss takes the memory, and with
-//! it all that says there was more.
+//! A delayed extent hides what the blocks of its object contain, byte by byte, and has an item of its own. The record
+//! that accepts the bytes puts that item, and the record of whatever overwrites, cuts or flushes them deletes or
+//! shortens it. So the log alone says which extents are alive. The object's item does not mention the extent: a loss of
+//! power takes the memory, and with it all evidence that there was more.
 //!
-//! Invariants
-//! * Extents of an object do not overlap: a later write cuts the earlier ones in its own record.
-//! * `reserved` is the number of blocks that hold at least one delayed byte. As many stay free for flushes, which
-//!   therefore find room whatever happens in between; a plan of a flush takes them out of that (`lent`) until it ends.
-//! * Of an extent that is `logged` the log has all bytes (`logged`). Those that memory has lost are shown from there,
+//! Invariants:
+//!
+//! * Extents of an object do not overlap. A later write cuts earlier ones in its own record.
+//! * `reserved` is the number of blocks that contain at least one delayed byte. So many blocks are kept free for
+//!   flushes, which therefore always find room. The plan of a flush uses up a part of that number (`lent`) until it
+//!   ends.
+//! * Of an extent that is `logged`, the log has all bytes (`logged`). If the memory is lost, they are read from there,
 //!   as extents without an item of their own.
-//! * `end` and `mtime` of an object with extents are at least those of each of them.
+//! * `end` and `mtime` of an object are at least those of each of its extents.
 
 use crate::extent::dirty_key;
 use crate::logged::{Logged, Piece};
@@ -26,23 +29,23 @@ use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::rc::Rc;
 
-/// What is flushed together: a full stripe of the storage.
+/// Bytes that are flushed together: a full stripe of the storage.
 pub const UNIT: u64 = 1 << 20;
 
-/// Bytes of a record for the deletion of a delayed extent.
+/// Bytes in a record for the deletion of a delayed extent.
 pub const DELAYED_ITEM_BYTES: u64 = 32;
 
-/// A part of a read or a flush that lies in memory.
+/// A part of a read or of a flush that lies in memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overlay {
-    /// Bytes of the file.
+    /// Its bytes in the file.
     pub range: ByteRange,
-    /// Where they lie. As long as this is held the memory is not used for anything else.
+    /// The memory in which the bytes lie, which is not used for anything else as long as this handle exists.
     pub memory: Rc<Memory>,
 }
 
 impl Overlay {
-    /// Byte of the memory at which the range begins.
+    /// Offset in the memory at which the range begins.
     pub fn at(&self) -> u64 {
         self.memory.at + (self.range.start - self.memory.start)
     }
@@ -58,7 +61,7 @@ pub(crate) struct DirtyExtent {
 }
 
 impl DirtyExtent {
-    /// Whether it has an item of its own.
+    /// Whether the extent has an item of its own.
     fn has_item(&self) -> bool {
         self.memory.bytes().is_none()
     }
@@ -66,7 +69,7 @@ impl DirtyExtent {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct DirtyObject {
-    /// By first byte.
+    /// Extents by their first byte.
     extents: BTreeMap<u64, DirtyExtent>,
     mtime: Timespec,
 }
@@ -83,7 +86,7 @@ impl DirtyObject {
         self.extents.range(first..last).map(|(&at, e)| (at, e)).filter(move |(_, e)| e.end > range.start)
     }
 
-    /// Blocks with a delayed byte among the whole blocks around `range`.
+    /// Number of blocks with a delayed byte among the whole blocks around `range`.
     fn touched(&self, range: ByteRange) -> u64 {
         let range = range.align_out(BLOCK);
         let (mut blocks, mut counted) = (0, range.start / BLOCK);
@@ -103,7 +106,7 @@ struct DirtyUnit {
     since_ns: u64,
 }
 
-/// The units that ranges, ascending by object and place, lie in.
+/// The units in which these ranges lie; they are ascending by object and offset.
 fn units_of(ranges: impl Iterator<Item = (ObjectId, ByteRange)>) -> Vec<(ObjectId, u64)> {
     let mut units: Vec<(ObjectId, u64)> = Vec::new();
     for (object, range) in ranges {
@@ -118,26 +121,27 @@ fn units_of(ranges: impl Iterator<Item = (ObjectId, ByteRange)>) -> Vec<(ObjectI
 pub struct Delayed {
     objects: BTreeMap<ObjectId, DirtyObject>,
     units: BTreeMap<(ObjectId, u64), DirtyUnit>,
-    /// Units in the order in which they became dirty, with when; those that are not so any more are passed over.
+    /// Units in the order in which they became dirty, with the time. Units that are no longer dirty since that time are
+    /// skipped.
     order: VecDeque<(u64, ObjectId, u64)>,
     /// Units that became dirty as a whole.
     whole: VecDeque<(ObjectId, u64)>,
     extents: u64,
     bytes: u64,
     reserved: u64,
-    /// Of the reserved blocks, those whose flush has taken its own.
+    /// Of the reserved blocks, those whose flush has taken blocks of its own.
     pub(crate) lent: u64,
-    /// What was cut since `take_dead`.
+    /// Memory of extents that were cut since the last `take_dead`.
     dead: Vec<Rc<Memory>>,
-    /// What the log has of them.
+    /// Delayed bytes that the log has too.
     logged: Logged,
-    /// Extents of which it does not have the bytes, by first byte.
+    /// Extents whose bytes are not in the log, by first byte.
     unlogged: BTreeSet<(ObjectId, u64)>,
     unlogged_bytes: u64,
 }
 
 impl Delayed {
-    /// Whether there is nothing.
+    /// Whether there is no delayed extent.
     pub fn is_empty(&self) -> bool {
         self.objects.is_empty()
     }
@@ -147,45 +151,45 @@ impl Delayed {
         self.extents
     }
 
-    /// Bytes in them.
+    /// Number of delayed bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Of these, bytes that the log does not have.
+    /// Of these, the bytes that are not in the log.
     pub fn unlogged_bytes(&self) -> u64 {
         self.unlogged_bytes
     }
 
-    /// As `unlogged_bytes`, of an object.
+    /// As `unlogged_bytes`, for one object.
     pub fn unlogged_bytes_of(&self, object: ObjectId) -> u64 {
         let extents = self.unlogged.range((object, 0)..=(object, u64::MAX));
         extents.filter_map(|(_, at)| self.extent(object, *at)).map(|(_, range)| range.len()).sum()
     }
 
-    /// Bytes that the log has, and how many items they are.
+    /// Number of bytes that are in the log, and of their items.
     pub fn logged(&self) -> (u64, u64) {
         (self.logged.bytes(), self.logged.pieces())
     }
 
-    /// Units of a file, or of all, with bytes that the log does not have.
+    /// Units of one file, or of all files, with bytes that are not in the log.
     pub fn unlogged_units(&self, file: Option<Ino>) -> Vec<(ObjectId, u64)> {
         units_of(self.unlogged_of(file).filter_map(|(object, at)| self.extent(object, at)))
     }
 
-    /// Units with bytes that the log has.
+    /// Units with bytes that are in the log.
     pub fn logged_units(&self) -> Vec<(ObjectId, u64)> {
         units_of(self.logged.all().map(|(object, range, _)| (object, range)))
     }
 
-    /// The extents of a file, or of all, of which the log does not have the bytes, by first byte.
+    /// The extents of one file, or of all files, whose bytes are not in the log, by first byte.
     fn unlogged_of(&self, file: Option<Ino>) -> impl Iterator<Item = (ObjectId, u64)> + '_ {
         let (from, to) = file.map_or((Ino(0), Ino(u64::MAX)), |ino| (ino, ino));
         let first = (ObjectId { ino: from, stripe: 0 }, 0);
         self.unlogged.range(first..=(ObjectId { ino: to, stripe: u32::MAX }, u64::MAX)).copied()
     }
 
-    /// Whether there are bytes in `range` that the log does not have.
+    /// Whether there are delayed bytes in `range` that are not in the log.
     pub fn has_unlogged(&self, object: ObjectId, range: ByteRange) -> bool {
         self.objects.get(&object).is_some_and(|o| o.within(range).any(|(_, e)| !e.logged))
     }
@@ -195,8 +199,7 @@ impl Delayed {
         Some((object, ByteRange::new(at, end)))
     }
 
-    /// The extents of a file, or of all, of which the log does not have the bytes. `None` if there are more than
-    /// `most`.
+    /// The extents of one file, or of all files, whose bytes are not in the log. `None` if there are more than `most`.
     pub fn unlogged(&self, file: Option<Ino>, most: usize) -> Option<Vec<(ObjectId, Overlay)>> {
         if self.unlogged_of(file).nth(most).is_some() {
             return None;
@@ -208,8 +211,8 @@ impl Delayed {
         Some(extents.collect())
     }
 
-    /// Logs these extents, which `unlogged` has just found, with their bytes. Once the record is stable they survive
-    /// power loss.
+    /// Logs the bytes of these extents, which `unlogged` has just returned. Once the record is stable they survive a
+    /// loss of power.
     pub fn log<'a>(&mut self, extents: impl IntoIterator<Item = (ObjectId, ByteRange, &'a [u8])>, txn: &mut Txn) {
         let mut touched = BTreeSet::new();
         for (object, range, bytes) in extents {
@@ -227,33 +230,33 @@ impl Delayed {
         self.logged.log(&touched, txn);
     }
 
-    /// Whether the log has all bytes of a write, and `is_right` says so of them.
+    /// Whether the log has all bytes of a write, and `is_right` confirms them.
     pub fn has_logged(&self, object: ObjectId, memory: &Memory, is_right: impl FnOnce(&[u8]) -> bool) -> bool {
         self.logged.has_all(object, ByteRange::at(memory.start, u64::from(memory.len)), is_right)
     }
 
-    /// Number of units that have any.
+    /// Number of units with delayed bytes.
     pub fn units(&self) -> usize {
         self.units.len()
     }
 
-    /// Blocks that are promised to flushes that have not begun.
+    /// Blocks that are promised to flushes which have not begun.
     pub fn promised(&self) -> u64 {
         self.reserved - self.lent
     }
 
-    /// Whether the object has any.
+    /// Whether the object has delayed extents.
     pub fn has(&self, object: ObjectId) -> bool {
         self.objects.contains_key(&object)
     }
 
-    /// Whether an object of the file has any.
+    /// Whether an object of the file has delayed extents.
     pub fn has_file(&self, ino: Ino) -> bool {
         let of_file = ObjectId { ino, stripe: 0 }..=ObjectId { ino, stripe: u32::MAX };
         !self.objects.is_empty() && self.objects.range(of_file).next().is_some()
     }
 
-    /// Highest delayed byte of an object + 1, and its mtime.
+    /// The highest delayed byte of an object + 1, and its mtime.
     pub(crate) fn end_of(&self, object: ObjectId) -> Option<(u64, Timespec)> {
         if self.objects.is_empty() {
             return None;
@@ -261,12 +264,12 @@ impl Delayed {
         self.objects.get(&object).map(|o| (o.end(), o.mtime))
     }
 
-    /// Extents that share a byte with `range`.
+    /// Number of extents that share a byte with `range`.
     pub fn count_in(&self, object: ObjectId, range: ByteRange) -> usize {
         self.objects.get(&object).map_or(0, |o| o.within(range).count())
     }
 
-    /// Blocks with a delayed byte in `range`, rounded out.
+    /// Number of blocks with a delayed byte in `range`, rounded out to blocks.
     pub fn touched(&self, object: ObjectId, range: ByteRange) -> u64 {
         self.objects.get(&object).map_or(0, |o| o.touched(range))
     }
@@ -284,14 +287,14 @@ impl Delayed {
         parts.map(part).collect()
     }
 
-    /// The delayed bytes of `range` as runs that share no block with each other.
+    /// The delayed bytes of `range` as runs that have no block in common.
     pub fn runs(&self, object: ObjectId, range: ByteRange) -> Vec<ByteRange> {
         let mut runs: Vec<ByteRange> = Vec::new();
         let Some(o) = self.objects.get(&object) else { return runs };
         for (at, e) in o.within(range) {
             let part = ByteRange::new(at, e.end).intersect(&range);
             match runs.last_mut() {
-                // Without a gap, or with one inside of a block.
+                // There is no gap, or only one inside a block.
                 Some(last) if last.end == part.start || (last.end - 1) / BLOCK == part.start / BLOCK => {
                     last.end = part.end;
                 }
@@ -301,20 +304,20 @@ impl Delayed {
         runs
     }
 
-    /// The objects of all extents, with the file bytes that they span.
+    /// The objects of all extents, with the range of file bytes from the first to the last.
     pub fn objects(&self) -> impl Iterator<Item = (ObjectId, ByteRange)> + '_ {
         let span = |o: &DirtyObject| ByteRange::new(o.extents.first_key_value().map_or(0, |(&at, _)| at), o.end());
         self.objects.iter().map(move |(id, o)| (*id, span(o)))
     }
 
-    /// All memory that is named, once for each extent.
+    /// The memory of all extents, once for each extent.
     pub fn memories(&self) -> impl Iterator<Item = (ObjectId, ByteRange, &Rc<Memory>)> + '_ {
         self.objects
             .iter()
             .flat_map(|(id, o)| o.extents.iter().map(|(&at, e)| (*id, ByteRange::new(at, e.end), &e.memory)))
     }
 
-    /// All units that have any, of one file or of all.
+    /// All units with delayed bytes, of one file or of all.
     pub fn all_units(&self, ino: Option<Ino>) -> Vec<(ObjectId, u64)> {
         let wanted = |(id, _): &(ObjectId, u64)| ino.is_none_or(|ino| ino == id.ino);
         self.units.keys().copied().filter(wanted).collect()
@@ -335,7 +338,7 @@ impl Delayed {
         None
     }
 
-    /// The unit that has been dirty longest, if that is since `until_ns` or longer.
+    /// The unit that has been dirty longest, if it became dirty at `until_ns` or earlier.
     pub fn next_old(&mut self, until_ns: u64) -> Option<(ObjectId, u64)> {
         while let Some(&(since_ns, object, unit)) = self.order.front() {
             let is_current = self.units.get(&(object, unit)).is_some_and(|u| u.since_ns == since_ns);
@@ -350,7 +353,7 @@ impl Delayed {
         None
     }
 
-    /// A unit that was to be flushed and is not: it is looked at again as if it had become dirty at `now_ns`.
+    /// A unit that should have been flushed and was not: it is tried again as if it had become dirty at `now_ns`.
     pub fn try_again(&mut self, object: ObjectId, unit: u64, now_ns: u64) {
         if let Some(u) = self.units.get_mut(&(object, unit)) {
             u.since_ns = now_ns;
@@ -358,7 +361,7 @@ impl Delayed {
         }
     }
 
-    /// Counts `range` in the units that it lies in, or out of them.
+    /// Adds `range` to the counts of its units, or subtracts it.
     fn count_units(&mut self, object: ObjectId, range: ByteRange, adds: Option<u64>) {
         let mut at = range.start;
         while at < range.end {
@@ -388,7 +391,7 @@ impl Delayed {
         }
     }
 
-    /// Puts an extent where nothing is delayed.
+    /// Adds an extent where nothing is delayed.
     pub(crate) fn put(&mut self, object: ObjectId, range: ByteRange, mtime: Timespec, memory: Rc<Memory>, now_ns: u64) {
         let logged = memory.bytes().is_some();
         if !logged {
@@ -405,7 +408,7 @@ impl Delayed {
         self.count_units(object, range, Some(now_ns));
     }
 
-    /// Takes in what the log has, which a start has found. Not if it overlaps what is there.
+    /// Loads logged bytes that a start has found, unless they overlap what is there.
     pub(crate) fn load_logged(&mut self, object: ObjectId, at: u64, piece: Piece) -> bool {
         let range = ByteRange::at(at, piece.bytes.len() as u64);
         let is_free = self.logged.within(object, range).next().is_none();
@@ -415,12 +418,12 @@ impl Delayed {
         is_free
     }
 
-    /// Objects with bytes that the log has.
+    /// Objects with bytes that are in the log.
     pub(crate) fn logged_objects(&self) -> BTreeSet<ObjectId> {
         self.logged.all().map(|(object, ..)| object).collect()
     }
 
-    /// Shows what the log has of `range` where no extent has it.
+    /// Shows logged bytes of `range` where no extent hides them.
     pub(crate) fn show_logged(&mut self, object: ObjectId, range: ByteRange) {
         let pieces: Vec<_> = self.logged.within(object, range).map(|(at, piece)| (at, piece.clone())).collect();
         for (at, piece) in pieces {
@@ -440,14 +443,14 @@ impl Delayed {
         }
     }
 
-    /// Takes the bytes of `range` out, with the changes of items in `txn`: another record says what is there.
+    /// Removes the bytes of `range`, with the changes of items in `txn`. Another record says what is there now.
     pub(crate) fn cut(&mut self, object: ObjectId, range: ByteRange, txn: &mut Txn) {
         self.logged.cut(object, range, txn);
         self.cut_extents(object, range, txn);
     }
 
-    /// Takes the extents of `range` out of the map, with the changes of items in `txn`. What the log has of them stays:
-    /// power loss may take what replaces them.
+    /// Removes the extents of `range` from the map, with the changes of items in `txn`. Logged bytes stay, because a
+    /// loss of power may take what replaces them.
     pub(crate) fn cut_extents(&mut self, object: ObjectId, range: ByteRange, txn: &mut Txn) {
         let Some(o) = self.objects.get_mut(&object) else { return };
         let hit: SmallVec<[u64; 4]> = o.within(range).map(|(at, _)| at).collect();
@@ -495,7 +498,7 @@ impl Delayed {
         }
     }
 
-    /// Takes the last extents of an object out of the map, in at most `most` changes. How many.
+    /// Removes the last extents of an object from the map, with at most `most` changes. Returns the number of changes.
     pub(crate) fn cut_last(&mut self, object: ObjectId, most: usize, txn: &mut Txn) -> usize {
         let mut count = self.logged.cut_last(object, most, txn);
         while count < most
@@ -510,8 +513,8 @@ impl Delayed {
         count
     }
 
-    /// Memory that extents which were cut since the last call named. The pages may be used again when the record of the
-    /// cuts survives a kill of the process: until then the handles have to be kept.
+    /// Memory of extents that were cut since the last call. Its pages may be used again when the record of the cuts
+    /// survives a kill of the process; until then the caller has to keep the handles.
     pub fn take_dead(&mut self) -> Vec<Rc<Memory>> {
         std::mem::take(&mut self.dead)
     }
@@ -525,13 +528,13 @@ impl Delayed {
         self.logged.get(object, at).map(crate::extent::logged_value)
     }
 
-    /// Keys of items of logged bytes behind those at `after`, `max` at most.
+    /// Keys of items of logged bytes behind those at `after`, at most `max`.
     pub(crate) fn logged_keys_after(&self, after: Option<(ObjectId, u64)>, max: usize) -> Vec<Key> {
         let behind = self.logged.all().filter(|(id, range, _)| after.is_none_or(|after| (*id, range.start) > after));
         behind.take(max).map(|(id, range, _)| crate::extent::logged_key(id, range.start)).collect()
     }
 
-    /// Keys of items behind that of the extent `after`, `max` at most.
+    /// Keys of items behind that of the extent `after`, at most `max`.
     pub(crate) fn keys_after(&self, after: Option<(ObjectId, u64)>, max: usize) -> Vec<Key> {
         let behind = |id: ObjectId, at: u64| after.is_none_or(|after| (id, at) > after);
         let first = after.map_or(ObjectId { ino: Ino(0), stripe: 0 }, |(id, _)| id);

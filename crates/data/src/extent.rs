@@ -1,9 +1,10 @@
 //! Extents of one object: the map from file blocks to physical blocks, and its items.
 //!
-//! Owns: splitting, joining, encoding. Invariants: extents do not overlap; neighbours that could be one extent
-//! are one, up to `EXTENT_BLOCKS_MAX`.
+//! Owns: splitting, joining and encoding extents. Does not own: which blocks they get (`alloc`).
 //!
-//! Items (big-endian keys keep order, little-endian values):
+//! Invariants: extents do not overlap. Two adjacent extents that could be one are one, up to `EXTENT_BLOCKS_MAX`.
+//!
+//! Items (keys are big-endian so that they keep their order; values are little-endian):
 //!
 //! | item | key | value |
 //! |---|---|---|
@@ -27,17 +28,17 @@ use amphi_types::{Ino, ObjectId, SessionId, Timespec};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-/// Most blocks of one extent: 128 MiB, so that an item stays a bounded promise to the allocator.
+/// Most blocks of one extent: 128 MiB.
 pub const EXTENT_BLOCKS_MAX: u32 = 32_768;
 
-/// Neighbouring file blocks that lie in neighbouring physical blocks.
+/// Consecutive file blocks that lie in consecutive physical blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// First physical block.
     pub physical: u64,
     /// Length in blocks.
     pub blocks: u32,
-    /// Whether it holds bytes; otherwise it is preallocated and reads as zeros.
+    /// Whether the extent contains bytes. If not, it is preallocated and reads as zeros.
     pub written: bool,
 }
 
@@ -54,14 +55,14 @@ pub(crate) struct Object {
     pub end: u64,
     pub mtime: Timespec,
     pub generation: u64,
-    /// By first file block.
+    /// Extents by their first file block.
     pub extents: BTreeMap<u64, Extent>,
     /// Blocks of all extents.
     pub blocks: u64,
-    /// Whether the object's own item was seen or written: false only while items are loaded.
+    /// Whether the object's own item was loaded or written. False only during loading.
     pub has_item: bool,
-    /// Written blocks that the end has outgrown without rewriting them, with the number of bytes that were below
-    /// the end before. See `filled`.
+    /// Written blocks that lie below the end now, though the last growth did not rewrite them, with the number of their
+    /// bytes that were below the earlier end. See `filled`.
     pub outgrown: BTreeMap<u64, u64>,
 }
 
@@ -72,7 +73,7 @@ impl Object {
         self.extents.range(first..to.max(first)).filter_map(move |(&b, e)| clip(b, *e, from, to))
     }
 
-    /// Takes the file blocks `from..to` out of the map; the parts that were mapped, ascending. First blocks of
+    /// Removes the file blocks `from..to` from the map. Returns the parts that were mapped, ascending. First blocks of
     /// changed extents are added to `touched`.
     pub fn cut(&mut self, from: u64, to: u64, touched: &mut BTreeSet<u64>) -> Vec<(u64, Extent)> {
         let removed: Vec<_> = self.mapped(from, to).collect();
@@ -101,9 +102,9 @@ impl Object {
         removed
     }
 
-    /// Bytes of a written block that lie below the end in every state that a crash may leave in which the block
-    /// is mapped as now. Behind them the block must stay zero, also on the disk: a crash may bring an earlier
-    /// end back, and a later growth would show what was written there in place.
+    /// Number of bytes of a written block that lie below the object's end in every state that a crash can leave in
+    /// which the block is mapped as now. The bytes behind them must stay zero, also on the disk. A crash may bring back
+    /// an earlier end, and a later growth would then show what was written there in place.
     pub fn filled(&self, file_block: u64) -> u64 {
         match self.outgrown.get(&file_block) {
             Some(&bytes) => bytes,
@@ -111,7 +112,8 @@ impl Object {
         }
     }
 
-    /// Raises the end to at least `end`. `last_rewritten`: the same record maps the block of the old end anew.
+    /// Raises the end to at least `end`. `last_rewritten`: the same record maps the block of the old end to a new
+    /// place.
     pub fn grow(&mut self, end: u64, last_rewritten: bool) {
         let last = self.end / BLOCK;
         if end <= self.end {
@@ -123,7 +125,7 @@ impl Object {
         self.end = end;
     }
 
-    /// Adds an extent where nothing is mapped, joining it to its neighbours.
+    /// Adds an extent where nothing is mapped, and joins it to its neighbours.
     pub fn put(&mut self, at: u64, extent: Extent, touched: &mut BTreeSet<u64>) {
         self.blocks += u64::from(extent.blocks);
         let (mut at, mut extent) = (at, extent);
@@ -209,7 +211,7 @@ pub(crate) fn extent_value(e: &Extent) -> Vec<u8> {
     v
 }
 
-/// Key of the number that names the memory of the delayed extents.
+/// Key of the item that names the memory of all delayed extents.
 pub(crate) fn memory_key() -> Key {
     vec![tag::DELAYED]
 }
@@ -220,7 +222,7 @@ pub(crate) fn dirty_key(id: ObjectId, start: u64) -> Key {
     k
 }
 
-/// Value of the delayed extent at file byte `start`: its length, then the write that it is a part of (start, length,
+/// Value of the delayed extent at file byte `start`: its length, then the write that it belongs to (start, length,
 /// place in the memory, checksum) and its time.
 pub(crate) fn dirty_value(start: u64, e: &DirtyExtent) -> Vec<u8> {
     let mut v = Vec::with_capacity(DIRTY_VALUE);
@@ -262,7 +264,7 @@ pub(crate) fn logged_key(id: ObjectId, start: u64) -> Key {
     k
 }
 
-/// Value of the logged bytes at a file byte: their time, and themselves.
+/// Value of the logged bytes at a file byte: their time, and the bytes.
 pub(crate) fn logged_value(piece: &Piece) -> Vec<u8> {
     let mut v = Vec::with_capacity(12 + piece.bytes.len());
     v.extend_from_slice(&piece.mtime.sec.to_le_bytes());
@@ -281,7 +283,7 @@ pub(crate) fn decode_logged(start: u64, value: &[u8]) -> Option<Piece> {
     fits.then(|| Piece { mtime, bytes: bytes.into() })
 }
 
-/// A key of this store, decoded.
+/// A decoded key of this store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum DataKey {
     Object(ObjectId),
@@ -335,7 +337,7 @@ pub(crate) fn decode_object(value: &[u8]) -> Option<Object> {
     })
 }
 
-/// Decodes an extent's value; its place among `physical_blocks` blocks is checked.
+/// Decodes an extent's value, and checks its place among `physical_blocks` blocks.
 pub(crate) fn decode_extent(at: u64, value: &[u8], physical_blocks: u64) -> Result<Extent, String> {
     let parts = value.split_first_chunk::<8>().and_then(|(p, rest)| {
         let (blocks, state) = rest.split_first_chunk::<4>()?;

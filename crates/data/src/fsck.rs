@@ -1,4 +1,4 @@
-//! Checks of the data store's items as they lie in a zone; changes nothing, reports everything.
+//! Checks of the data store's items as they lie in a zone. Changes nothing and reports everything.
 
 use crate::checksums;
 use crate::extent::{DataKey, Extent, decode_dirty, decode_extent, decode_logged, decode_object};
@@ -11,24 +11,24 @@ use std::collections::BTreeMap;
 /// What the check found.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DataReport {
-    /// Objects seen, with their ends and generations.
+    /// Objects, with their ends and generations.
     pub objects: BTreeMap<ObjectId, (u64, u64)>,
-    /// Extents seen.
+    /// Number of extents.
     pub extents: u64,
-    /// Blocks that extents hold.
+    /// Number of blocks in extents.
     pub blocks: u64,
-    /// Bytes that a killed server had in memory or in its log, by object: the next start writes them.
+    /// By object: bytes that a killed server had in memory or in its log. The next start writes them.
     pub delayed: BTreeMap<ObjectId, u64>,
-    /// One sentence per broken invariant.
+    /// One sentence for each violated invariant.
     pub problems: Vec<String>,
 }
 
-/// Checks the data items among `items` (others are skipped) of a zone of `data_blocks` blocks: each decodes, each
-/// extent belongs to an object, lies in the zone, overlaps no other in the file or on the disk, and no written
-/// one begins behind the object's end.
+/// Checks the data items among `items` (others are skipped) of a zone of `data_blocks` blocks. Each item must decode.
+/// Each extent must belong to an object, lie in the zone, and overlap no other in the file or on the disk. No written
+/// extent may begin behind the object's end.
 pub fn fsck_items<'a>(items: impl IntoIterator<Item = (&'a [u8], &'a [u8])>, data_blocks: u64) -> DataReport {
     let mut report = DataReport::default();
-    // By object and first byte, as the keys are.
+    // By object and first byte, which is the order of the keys.
     let mut delayed: Vec<(ObjectId, ByteRange)> = Vec::new();
     let mut logged: Vec<(ObjectId, ByteRange)> = Vec::new();
     let mut extents: BTreeMap<(ObjectId, u64), Extent> = BTreeMap::new();
@@ -84,7 +84,7 @@ pub fn fsck_items<'a>(items: impl IntoIterator<Item = (&'a [u8], &'a [u8])>, dat
         }
     }
     for (id, range) in logged {
-        // Where there are delayed extents as well, they count.
+        // Bytes that are both delayed and logged count once.
         let first = delayed.partition_point(|(other, extent)| (*other, extent.end) <= (id, range.start));
         let over = delayed[first..].iter().take_while(|(other, extent)| *other == id && extent.start < range.end);
         let shown = range.len() - over.map(|(_, extent)| extent.intersect(&range).len()).sum::<u64>().min(range.len());

@@ -1,15 +1,18 @@
-//! Grants: free blocks that are kept for what sessions have in their caches.
+//! `Grants`: free blocks that are kept for what sessions have in their caches (docs/design/grants.md).
 //!
-//! Owns: how many blocks each session was granted, their items, and how many of them plans under way have taken. Does
-//! not own: how much is granted to whom (the server), which bytes a session has covered with them (the client).
+//! Owns: how many blocks each session was granted, the items of these grants, and how many of the blocks plans under
+//! way have taken. Does not own: how much is granted to whom (the server), which bytes a session has covered with its
+//! grant (the client).
 //!
-//! A grant is a number, not a set of blocks. A write that its session says is covered takes of it what it adds to the
-//! zone: blocks that are neither mapped nor promised to delayed bytes. All others find the grants of others taken.
+//! A grant is a number, not a set of blocks. A write that its session declares as covered takes from the grant what it
+//! adds to the zone: blocks that are neither mapped nor promised to delayed bytes. For all other writes the blocks of
+//! all grants count as taken.
 //!
-//! Invariants
-//! * The item of a session is what it has without plans under way: a plan that ends with the process has taken nothing.
-//! * `total` is the sum of all that sessions have, less what plans have taken: so many blocks are free and nobody's but
-//!   theirs, unless the file system below has lost its room.
+//! Invariants:
+//!
+//! * The item of a session is its grant without plans under way: if a plan ends with the process, it has taken nothing.
+//! * `total` is the sum of all grants, minus what plans have taken. So many blocks are free and reserved for their
+//!   sessions, unless the file system below has lost its room.
 //!
 //! Bound: the sessions that the target knows.
 
@@ -18,19 +21,20 @@ use amphi_types::item::{Key, Txn, tag};
 use std::collections::BTreeMap;
 use std::ops::Bound;
 
-/// What a session has.
+/// The grant of a session.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Held {
     blocks: u64,
-    /// Of these, blocks that plans under way have taken.
+    /// Of these blocks, those that plans under way have taken.
     lent: u64,
-    /// Names this grant among all of this run: a plan may end behind the session for which it was made.
+    /// Distinguishes this grant from all others since the start. A plan may end after the session for which it was
+    /// made.
     serial: u64,
-    /// The record that raised it last, and by how much: to be told when that survives a kill.
+    /// The record that raised the grant last, and by how much. The session is told when that record survives a kill.
     raised: (u64, u64),
 }
 
-/// What a plan has taken of a grant.
+/// Blocks that a plan has taken from a grant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Loan {
     session: SessionId,
@@ -43,8 +47,8 @@ pub(crate) struct Loan {
 pub struct Grants {
     sessions: BTreeMap<SessionId, Held>,
     total: u64,
-    /// What each session may have, as the server has seen the room last: what is spent of no more than that is granted
-    /// anew.
+    /// The most that each session may have, from the free space as the server has seen it last. Spent blocks are
+    /// granted anew up to this level.
     pub level: u64,
     serials: u64,
 }
@@ -55,7 +59,7 @@ fn key(session: SessionId) -> Key {
     key
 }
 
-/// The session of an item's key.
+/// The session in an item's key.
 pub(crate) fn session_of(key: &[u8]) -> Option<SessionId> {
     let (&kind, rest) = key.split_first()?;
     (kind == tag::GRANT).then_some(())?;
@@ -68,24 +72,24 @@ impl Grants {
         self.total
     }
 
-    /// Of these, those of a session.
+    /// Of these, the blocks of one session.
     pub fn left(&self, session: SessionId) -> u64 {
         self.sessions.get(&session).map_or(0, |held| held.blocks - held.lent)
     }
 
-    /// What a session has, plans under way included; nothing if it has never asked.
+    /// The grant of a session, including plans under way. `None` if it has never requested one.
     pub fn held(&self, session: SessionId) -> Option<u64> {
         self.sessions.get(&session).map(|held| held.blocks)
     }
 
-    /// What the session may be told that it has, when records up to `kept` survive a kill.
+    /// The grant that the session may be told of, when records up to `kept` survive a kill.
     pub fn told(&self, session: SessionId, kept: u64) -> Option<u64> {
         let held = self.sessions.get(&session)?;
         let (record, blocks) = held.raised;
         Some(if record > kept { held.blocks.saturating_sub(blocks) } else { held.blocks })
     }
 
-    /// Sessions that have any.
+    /// Sessions with a grant.
     pub fn holders(&self) -> Vec<SessionId> {
         self.sessions.iter().filter(|(_, held)| held.blocks > held.lent).map(|(session, _)| *session).collect()
     }
@@ -98,7 +102,7 @@ impl Grants {
         }
     }
 
-    /// Grants more blocks, which the record `raised` has to be told of (`raised_by`) before the session is.
+    /// Grants more blocks. The record of this has to be named with `raised_by` before the session is told.
     pub fn raise(&mut self, session: SessionId, blocks: u64, txn: &mut Txn) {
         if let Some(held) = self.sessions.get_mut(&session) {
             held.blocks += blocks;
@@ -108,19 +112,19 @@ impl Grants {
         }
     }
 
-    /// Whether the record of the last raise survives a kill, so that another may follow.
+    /// Whether the record of the last raise survives a kill, so that another raise may follow.
     pub fn is_settled(&self, session: SessionId, kept: u64) -> bool {
         self.sessions.get(&session).is_some_and(|held| held.raised.0 <= kept)
     }
 
-    /// The record of the last raise.
+    /// Names the record of the last raise.
     pub fn raised_by(&mut self, session: SessionId, record: u64) {
         if let Some(held) = self.sessions.get_mut(&session) {
             held.raised.0 = record;
         }
     }
 
-    /// The session does not need so many blocks any more.
+    /// The session returns so many blocks.
     pub fn give_back(&mut self, session: SessionId, blocks: u64, txn: &mut Txn) {
         if let Some(held) = self.sessions.get_mut(&session) {
             let back = blocks.min(held.blocks - held.lent);
@@ -138,7 +142,7 @@ impl Grants {
         }
     }
 
-    /// A plan takes blocks that the session has.
+    /// A plan takes blocks of the session's grant.
     pub(crate) fn lend(&mut self, session: SessionId, blocks: u64) -> Option<Loan> {
         let held = self.sessions.get_mut(&session)?;
         let blocks = blocks.min(held.blocks - held.lent);
@@ -147,7 +151,7 @@ impl Grants {
         Some(Loan { session, serial: held.serial, blocks })
     }
 
-    /// The plan was given up.
+    /// The plan was given up, so its blocks return to the grant.
     pub(crate) fn return_loan(&mut self, loan: Loan) {
         if let Some(held) = self.sessions.get_mut(&loan.session).filter(|held| held.serial == loan.serial) {
             held.lent -= loan.blocks;
@@ -155,8 +159,8 @@ impl Grants {
         }
     }
 
-    /// The plan is carried out by this record: `added` blocks are the file's now. If there is `room` for as many more
-    /// and the session has no more than its share, they are granted anew, and nothing is to be logged.
+    /// The plan is carried out by this record: `added` blocks belong to the file now. If there is `room` for as many
+    /// more, and the session has no more than its share, they are granted anew, and nothing has to be logged.
     pub(crate) fn spend(&mut self, loan: Loan, added: u64, room: u64, txn: &mut Txn) {
         let Some(held) = self.sessions.get_mut(&loan.session).filter(|held| held.serial == loan.serial) else {
             return;

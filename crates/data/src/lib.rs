@@ -1,30 +1,32 @@
 //! The data store of one target: where the bytes of objects lie.
 //!
-//! Owns: objects (end, mtime, generation), their extents, the block allocator, and the plans by which a server
-//! reads, writes, truncates, punches and preallocates. Does not own: I/O, locks, the log (`zone`), the size of
-//! a file (maximum over its objects, known to the inode's owner).
+//! Owns: objects (end, mtime, generation), their extents, the block allocator, and the plans by which a server reads,
+//! writes, truncates, punches and preallocates. Does not own: I/O, locks, the log (`zone`), the size of a file (the
+//! maximum over its objects, which the inode's owner knows).
 //!
-//! It is a pure state machine: a call makes a *plan*, the server does the plan's I/O, then commits or aborts it.
-//! Objects are addressed by offset in the file, so they are sparse outside their stripes.
+//! It is a pure state machine: a call makes a *plan*, the server does the plan's I/O, then commits or aborts the plan.
+//! Objects are addressed by offsets in the file, so they are sparse outside their stripes.
 //!
-//! Invariants
-//! * No block that holds durable bytes is partly overwritten: whole blocks are overwritten in place, edge blocks
-//!   with bytes to keep go to new blocks.
-//! * In a written block every byte that no write covered is zero, also beyond the object's end.
-//! * A block is in one extent, in one plan, in one pending `Freed`, or free; never in two of them.
-//! * Items appended to a `Txn` are absolute (types::item); the bitmap is not persisted but rebuilt from extents.
+//! Invariants:
+//!
+//! * No block with durable bytes is overwritten in part. Whole blocks are overwritten in place, and edge blocks with
+//!   bytes to keep are written to new blocks.
+//! * In a written block, every byte that no write has covered is zero, also beyond the object's end.
+//! * A block is in one extent, in one plan, in one pending `Freed`, or free, and never in two of these.
+//! * Items that are appended to a `Txn` are absolute (`types::item`). The bitmap is not stored but rebuilt from
+//!   extents.
 //! * A block that has a checksum is not overwritten in place (`checksums`).
-//! * Delayed bytes (`delayed`) count instead of what the blocks beneath have, until a record says otherwise.
+//! * Delayed bytes (`delayed`) hide what the blocks beneath contain, until a record says otherwise.
 //!
-//! What the caller holds (range locks): from plan to commit or abort a write, truncate, punch or preallocation holds
-//! its range *rounded out to blocks* alone, a read holds it shared until its I/O is done; a truncate holds everything
-//! from its size, rounded down, on; a destroy holds the whole object. So two plans that share an edge block never
-//! overlap in time, though their byte ranges are disjoint. Exception: writes of different bytes, if the later one is
-//! planned with `Fresh::Edges`, builds its edge blocks on what the earlier one makes of them (`WritePlan::build_on`),
-//! and commits after it.
+//! Range locks that the caller holds: from plan to commit or abort, a write, truncate, punch or preallocation holds its
+//! range, *rounded out to blocks*, exclusively. A read holds it shared until its I/O is done. A truncate holds
+//! everything from its size (rounded down) on, and a destroy holds the whole object. So two plans that share an edge
+//! block never overlap in time, although their byte ranges are disjoint. There is one exception, for writes of
+//! different bytes. The later one may be planned with `Fresh::Edges`, build its edge blocks on those of the earlier one
+//! (`WritePlan::build_on`), and commit after it.
 //!
-//! The number that drove the design: one extent of 1 MiB costs about 60 bytes of memory and 40 bytes of log, so
-//! a zone of 20 GiB in stripe units of 1 MiB stays below 2 MiB of extents.
+//! The number that drove the design: one extent of 1 MiB costs about 60 bytes of memory and 40 bytes of log. So a zone
+//! of 20 GiB in stripe units of 1 MiB has less than 2 MiB of extents.
 #![forbid(unsafe_code)]
 
 pub mod alloc;

@@ -1,14 +1,14 @@
-//! Logged bytes: delayed bytes that the log has as well, so that they survive power loss before they have blocks.
+//! `Logged`: delayed bytes that are in the log too, so that they survive a loss of power before they have blocks.
 //!
-//! Owns: which bytes of which object the log has, and their items. Does not own: what is delayed (`delayed`), which of
-//! it is worth logging (the server, for `fsync`).
+//! Owns: which bytes of which object are in the log, and their items. Does not own: what is delayed (`delayed`), which
+//! bytes are worth logging (the server, for `fsync`).
 //!
-//! Logged bytes are what the disk would hold, had the `fsync` that logged them written them there: a later write into
-//! memory leaves them, since power loss may take it and bring them back; what flushes, cuts, overwrites or removes
-//! their place deletes them in its own record. Nobody reads them while memory has what was accepted: a start shows
-//! those whose memory has gone.
+//! Logged bytes are what the disk would contain if the `fsync` that logged them had written them there. A later write
+//! into memory keeps them, because a loss of power may take that write and bring them back. A record that flushes,
+//! cuts, overwrites or removes their range deletes them. Nobody reads them while the memory of the accepted bytes
+//! exists. A start shows those whose memory is gone.
 //!
-//! Invariants: pieces do not overlap and lie in one block each, so a cut writes less than two blocks anew; each byte
+//! Invariants: pieces do not overlap and lie in one block each, so a cut logs less than two blocks again. Each byte
 //! lies under a delayed extent of its object.
 
 use crate::extent::{logged_key, logged_value};
@@ -27,7 +27,7 @@ pub(crate) struct Piece {
     pub bytes: Rc<[u8]>,
 }
 
-/// An object and a byte of it.
+/// An object and an offset in it.
 type At = (ObjectId, u64);
 
 /// The logged bytes of a target.
@@ -38,7 +38,7 @@ pub(crate) struct Logged {
 }
 
 impl Logged {
-    /// Bytes of all pieces.
+    /// Number of bytes in all pieces.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -65,7 +65,7 @@ impl Logged {
         found.map(|(&(_, at), p)| (at, p)).filter(move |(at, p)| at + p.bytes.len() as u64 > range.start)
     }
 
-    /// Whether the pieces of `range` are, without a gap, bytes for which `is_right` says so.
+    /// Whether pieces cover `range` without a gap, and `is_right` confirms their bytes.
     pub fn has_all(&self, object: ObjectId, range: ByteRange, is_right: impl FnOnce(&[u8]) -> bool) -> bool {
         let mut bytes = Vec::new();
         for (at, piece) in self.within(object, range) {
@@ -80,13 +80,13 @@ impl Logged {
         bytes.len() as u64 == range.len() && is_right(&bytes)
     }
 
-    /// Takes bytes in that a record had, which a start has found.
+    /// Loads bytes of a record that a start has found.
     pub fn load(&mut self, object: ObjectId, at: u64, piece: Piece) {
         self.bytes += piece.bytes.len() as u64;
         self.pieces.insert((object, at), piece);
     }
 
-    /// Takes the bytes of `range` out; the pieces that changed are added to `touched`.
+    /// Removes the bytes of `range`. The pieces that changed are added to `touched`.
     fn take(&mut self, object: ObjectId, range: ByteRange, touched: &mut BTreeSet<At>) {
         let hit: Vec<u64> = self.within(object, range).map(|(at, _)| at).collect();
         for at in hit {
@@ -105,7 +105,7 @@ impl Logged {
         }
     }
 
-    /// Puts the bytes from `start` on in place of what is there; the pieces that changed are added to `touched`.
+    /// Replaces the bytes from `start` on. The pieces that changed are added to `touched`.
     pub fn put(&mut self, object: ObjectId, start: u64, mtime: Timespec, bytes: &[u8], touched: &mut BTreeSet<At>) {
         self.take(object, ByteRange::at(start, bytes.len() as u64), touched);
         let (mut at, mut rest) = (start, bytes);
@@ -117,7 +117,7 @@ impl Logged {
         }
     }
 
-    /// Takes the bytes of `range` out, with the changes of items in `txn`.
+    /// Removes the bytes of `range`, with the changes of items in `txn`.
     pub fn cut(&mut self, object: ObjectId, range: ByteRange, txn: &mut Txn) {
         if self.pieces.is_empty() {
             return;
@@ -127,7 +127,7 @@ impl Logged {
         self.log(&touched, txn);
     }
 
-    /// Takes the last pieces of an object out, `most` at most. How many.
+    /// Removes the last pieces of an object, at most `most`. Returns their number.
     pub fn cut_last(&mut self, object: ObjectId, most: usize, txn: &mut Txn) -> usize {
         let mut count = 0;
         while count < most

@@ -1,14 +1,14 @@
-//! Pages of memory that outlives the process, and who uses them.
+//! `PagePool`: pages of memory that outlives the process, and who uses them.
 //!
-//! Owns: which pages hold accepted bytes, and when they may be used again. Does not own: the bytes themselves (the
+//! Owns: which pages contain accepted bytes, and when they may be used again. Does not own: the bytes themselves (the
 //! server copies them there), or which bytes of a file they are (`delayed`).
 //!
-//! Invariant: pages are taken by one write at a time, and are free again when the last handle on them is dropped.
-//! Whoever cuts the last extent that names them keeps a handle until the record of the cut survives a kill of the
+//! Invariant: a page belongs to one write at a time, and is free again when the last handle on it is dropped. The
+//! caller that cuts the last extent of these pages keeps a handle until the record of the cut survives a kill of the
 //! process (`DataStore::take_dead`).
 //!
-//! The lowest free pages are taken first: a page of a tmpfs costs 6 to 19 us when it is touched for the first time, and
-//! next to nothing afterwards.
+//! The number behind the order: a page of a tmpfs costs 6 to 19 us when it is touched for the first time, and next to
+//! nothing afterwards. So the lowest free pages are taken first.
 
 use amphi_types::DataChecksums;
 use amphi_types::limits::BLOCK;
@@ -19,7 +19,7 @@ use std::rc::Rc;
 
 #[derive(Default)]
 struct Pool {
-    /// Free runs, by first page: none touches the next.
+    /// Free runs by first page; no two runs touch.
     free: BTreeMap<u64, u64>,
     used: u64,
     pages: u64,
@@ -42,7 +42,7 @@ impl Pool {
     }
 }
 
-/// Pages of 4 KiB, numbered from 0. A cheap handle of one thread.
+/// Pages of 4 KiB, numbered from 0. This is a cheap handle for one thread.
 #[derive(Clone, Default)]
 pub struct PagePool {
     pool: Rc<RefCell<Pool>>,
@@ -55,8 +55,8 @@ impl PagePool {
         PagePool { pool: Rc::new(RefCell::new(Pool { free, used: 0, pages })) }
     }
 
-    /// Takes `count` neighbouring pages for the `len` bytes at file byte `start`; the bytes begin `start % BLOCK` bytes
-    /// into the first page. `None` if there are none.
+    /// Takes `count` consecutive pages for the `len` bytes at file byte `start`. The bytes begin `start % BLOCK` bytes
+    /// into the first page. `None` if there are no such pages.
     pub fn take(&self, start: u64, len: u64) -> Option<Slot> {
         let count = (start % BLOCK + len).div_ceil(BLOCK);
         let mut pool = self.pool.borrow_mut();
@@ -69,14 +69,14 @@ impl PagePool {
         Some(Slot { first, count, pool: self.pool.clone(), at: first * BLOCK + start % BLOCK })
     }
 
-    /// Pages in use, and all.
+    /// Number of pages in use, and of all pages.
     pub fn usage(&self) -> (u64, u64) {
         let pool = self.pool.borrow();
         (pool.used, pool.pages)
     }
 }
 
-/// Pages that were taken; dropping it gives them back.
+/// Pages that were taken. Dropping this returns them.
 pub struct Slot {
     first: u64,
     count: u64,
@@ -85,7 +85,7 @@ pub struct Slot {
 }
 
 impl Slot {
-    /// Where the bytes go: a byte of the memory.
+    /// Offset in the memory at which the bytes go.
     pub fn at(&self) -> u64 {
         self.at
     }
@@ -97,21 +97,21 @@ impl Drop for Slot {
     }
 }
 
-/// The bytes of one accepted write, as they lie in memory. Extents share it after a cut.
+/// The bytes of one accepted write in memory. Several extents share it after a cut.
 pub struct Memory {
-    /// First byte of the file.
+    /// First byte in the file.
     pub start: u64,
-    /// Bytes.
+    /// Number of bytes.
     pub len: u32,
-    /// Where they begin in the memory.
+    /// Offset in the memory at which they begin.
     pub at: u64,
-    /// Checksum of all of them, as the server made it.
+    /// Checksum of all bytes, as the server computed it.
     pub crc: u32,
-    /// What the file was set to when it was written; `None`: nobody here has heard that.
+    /// The file's setting for checksums when it was written; `None` if it is not known here.
     pub checksums: Option<DataChecksums>,
-    /// Without: what an earlier process left, which has no pool.
+    /// `None` for memory of an earlier process, which has no pool.
     slot: Option<Slot>,
-    /// The bytes themselves, where the log had them and no memory has.
+    /// The bytes themselves, if they came from the log and no memory has them.
     bytes: Option<Rc<[u8]>>,
 }
 
@@ -121,22 +121,22 @@ impl Memory {
         Memory { start, len, at: slot.at, crc, checksums: Some(checksums), slot: Some(slot), bytes: None }
     }
 
-    /// What an earlier process left.
+    /// Memory that an earlier process left.
     pub(crate) fn left(start: u64, len: u32, at: u64, crc: u32) -> Memory {
         Memory { start, len, at, crc, checksums: None, slot: None, bytes: None }
     }
 
-    /// Bytes that the log had.
+    /// Bytes that came from the log.
     pub(crate) fn logged(start: u64, bytes: Rc<[u8]>) -> Memory {
         Memory { start, len: bytes.len() as u32, at: 0, crc: 0, checksums: None, slot: None, bytes: Some(bytes) }
     }
 
-    /// Whether an earlier process left it.
+    /// Whether an earlier process left this memory.
     pub fn is_left(&self) -> bool {
         self.slot.is_none() && self.bytes.is_none()
     }
 
-    /// The bytes, where the log had them and no memory has.
+    /// The bytes, if they came from the log and no memory has them.
     pub fn bytes(&self) -> Option<&[u8]> {
         self.bytes.as_deref()
     }

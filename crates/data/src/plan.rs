@@ -1,7 +1,9 @@
 //! Plans: what a server reads and writes for an operation, and what a commit frees.
 //!
-//! Physical blocks count from 0 at the start of the zone's data region. A plan that was neither committed nor
-//! aborted keeps its fresh blocks taken until the target is opened again.
+//! Owns: the form of plans. Does not own: how they are made and committed (`write`, `trim`, `store`).
+//!
+//! Physical blocks count from 0 at the start of the zone's data region. If a plan is neither committed nor aborted, its
+//! new blocks stay taken until the target is opened again.
 
 use crate::alloc::Run;
 use crate::checksums::Checksum;
@@ -12,18 +14,18 @@ use amphi_types::{ByteRange, ObjectId};
 use smallvec::SmallVec;
 use std::ops::Range;
 
-/// How the blocks of a segment relate to what is durable.
+/// How the blocks of a segment relate to durable bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentKind {
-    /// Overwrites whole written blocks in place; no extent changes.
+    /// Whole written blocks are overwritten in place, and no extent changes.
     InPlace,
-    /// Fills preallocated blocks, which become written at commit.
+    /// Preallocated blocks are filled, and become written at commit.
     Convert,
-    /// Newly taken blocks, which get into the extents at commit.
+    /// Newly taken blocks, which are added to the extents at commit.
     Fresh,
 }
 
-/// Neighbouring file blocks that are written to neighbouring physical blocks.
+/// Consecutive file blocks that are written to consecutive physical blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
     /// First file block.
@@ -36,28 +38,29 @@ pub struct Segment {
     pub kind: SegmentKind,
 }
 
-/// A block at the edge of a write whose old bytes must be kept: it is read, joined with the new bytes and
-/// written as part of a fresh segment.
+/// A block at the edge of a write that has old bytes to keep. It is read, joined with the new bytes, and written as a
+/// part of a fresh segment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Edge {
     /// File block.
     pub file_block: u64,
     /// Physical block that holds the old bytes.
     pub physical: u64,
-    /// Bytes of the block to keep: before the write, and behind it. Empty parts are `0..0`.
+    /// Bytes of the block that are kept: those before the write, and those behind it. An empty part is `0..0`.
     pub keep: [Range<usize>; 2],
 }
 
-/// Which blocks of a write go to new places.
+/// Which blocks of a write get new places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fresh {
-    /// Those that are filled in part.
+    /// Blocks that the write covers in part.
     Needed,
-    /// All that have been written before.
+    /// All blocks that have been written before.
     Written,
-    /// These, and reserved ones that the write covers in part: another write that is not committed yet has them too.
+    /// As `Written`, and also preallocated blocks that the write covers in part, because another write that is not
+    /// committed yet covers them too.
     Edges,
-    /// All, also reserved ones.
+    /// All blocks, including preallocated ones.
     All,
 }
 
@@ -69,15 +72,15 @@ pub struct WritePlan {
     pub object: ObjectId,
     /// Bytes written.
     pub range: ByteRange,
-    /// What to write where: ascending, together exactly `aligned()`.
+    /// What to write where: ascending, and together exactly `aligned()`.
     pub segments: SmallVec<[Segment; 4]>,
-    /// At most two blocks to read first.
+    /// Blocks to read first, at most two.
     pub edges: SmallVec<[Edge; 2]>,
-    /// Reserved blocks that the plan of a flush uses.
+    /// Number of reserved blocks that the plan of a flush uses.
     pub(crate) lent: u64,
-    /// What it has taken of a grant.
+    /// Blocks that it has taken from a grant.
     pub(crate) loan: Option<Loan>,
-    /// Of each block of `aligned()`; empty: they get none.
+    /// Checksums, one for each block of `aligned()`. If empty, the blocks get none.
     pub(crate) checksums: Vec<Checksum>,
 }
 
@@ -95,14 +98,14 @@ impl WritePlan {
         head.into_iter().chain(tail).collect()
     }
 
-    /// The checksums of what is written, one for each block of `aligned()`. They are kept with the commit, so what is
-    /// written must have been written when its record is appended (`points_at_new_data`).
+    /// Sets the checksums of what is written, one for each block of `aligned()`. Checksums are stored with the commit,
+    /// so the blocks must have been written when its record is appended (`points_at_new_data`).
     pub fn set_checksums(&mut self, checksums: Vec<Checksum>) {
         assert_eq!(checksums.len() as u64, self.aligned().len() / BLOCK);
         self.checksums = checksums;
     }
 
-    /// A block of the write has become another than was said, or is not to be read by anybody any more.
+    /// Changes the checksum of a block, because its content has changed or nobody must read it any more.
     pub fn set_checksum(&mut self, file_block: u64, checksum: Checksum) {
         if self.checksums.is_empty() && checksum != Checksum::DAMAGED {
             return;
@@ -124,8 +127,8 @@ impl WritePlan {
         self.segments.iter().find(of).map(|s| s.physical + (file_block - s.file_block))
     }
 
-    /// A block that the write covers in part keeps all other bytes of what an earlier write makes of it, which is not
-    /// committed yet.
+    /// Of a block that the write covers in part, all other bytes are taken from an earlier write that is not committed
+    /// yet.
     pub fn build_on(&mut self, file_block: u64) {
         self.edges.retain(|e| e.file_block != file_block);
         let start = file_block * BLOCK;
@@ -134,16 +137,16 @@ impl WritePlan {
         self.edges.push(Edge { file_block, physical: u64::MAX, keep: [0..head, tail..BLOCK as usize] });
     }
 
-    /// Whether the log record of the commit points at blocks that hold no durable bytes yet
-    /// (`Order::AfterData` in the zone), or says how blocks read.
+    /// Whether the log record of the commit points to blocks that contain no durable bytes yet (`Order::AfterData` in
+    /// the zone), or says how blocks read.
     pub fn points_at_new_data(&self) -> bool {
         !self.checksums.is_empty() || self.segments.iter().any(|s| s.kind != SegmentKind::InPlace)
     }
 }
 
-/// Completes the block-aligned bytes of a write: `aligned` holds `plan.aligned()` with the payload in its
-/// place; `edge_blocks` are the 4096 old bytes of `plan.edges`, in order. Everything around the payload
-/// becomes the kept old bytes or zeros.
+/// Completes the block-aligned bytes of a write. `aligned` contains `plan.aligned()` with the payload in its place, and
+/// `edge_blocks` are the 4096 old bytes of each of `plan.edges`, in order. Everything around the payload becomes the
+/// kept old bytes or zeros.
 pub fn complete_edges(plan: &WritePlan, aligned: &mut [u8], edge_blocks: &[&[u8]]) {
     let span = plan.aligned();
     assert_eq!(aligned.len() as u64, span.len());
@@ -158,27 +161,27 @@ pub fn complete_edges(plan: &WritePlan, aligned: &mut [u8], edge_blocks: &[&[u8]
     }
 }
 
-/// A part of a read: whole blocks.
+/// A part of a read, in whole blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReadSegment {
     /// First file block.
     pub file_block: u64,
     /// Number of blocks.
     pub blocks: u64,
-    /// First physical block; `None` reads as zeros.
+    /// First physical block; `None` means that the part reads as zeros.
     pub physical: Option<u64>,
 }
 
 /// A planned read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadPlan {
-    /// Bytes that exist: the asked range cut off at the object's end; perhaps empty.
+    /// Bytes that exist: the requested range cut off at the object's end. May be empty.
     pub range: ByteRange,
     /// End of the object.
     pub end: u64,
-    /// Ascending, together exactly `aligned()`.
+    /// Parts of the read: ascending, and together exactly `aligned()`.
     pub segments: SmallVec<[ReadSegment; 4]>,
-    /// Parts of `range` that lie in memory and count instead of what the blocks have; ascending.
+    /// Parts of `range` that lie in memory and hide what the blocks contain, ascending.
     pub overlays: SmallVec<[Overlay; 2]>,
 }
 
@@ -197,13 +200,13 @@ impl ReadPlan {
 /// What a truncate does with the object's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resize {
-    /// The end becomes at most the size: for objects that do not hold the file's last byte.
+    /// The end is lowered to the size if it lies beyond. For objects that do not contain the file's last byte.
     Cut,
-    /// The end becomes exactly the size, also if it grows.
+    /// The end becomes exactly the size, even if it grows.
     Set,
 }
 
-/// An edge block of a truncate or punch: read `old`, zero `zero` in it, write it to `fresh`.
+/// An edge block of a truncate or punch: read `old`, zero the bytes `zero` in it, and write it to `fresh`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TrimEdge {
     /// File block.
@@ -214,7 +217,7 @@ pub struct TrimEdge {
     pub fresh: u64,
     /// Bytes of the block that become zero.
     pub zero: Range<usize>,
-    /// Checksum of the new bytes, if the block is to have one.
+    /// Checksum of the new bytes, if the block gets one.
     pub checksum: Checksum,
 }
 
@@ -224,17 +227,17 @@ pub struct TrimEdge {
 pub struct TrimPlan {
     /// Object.
     pub object: ObjectId,
-    /// At most two blocks to rewrite before the commit; with any, the record points at new data.
+    /// Blocks to rewrite before the commit, at most two. If there are any, the record points to new data.
     pub edges: SmallVec<[TrimEdge; 2]>,
     pub(crate) cut: Range<u64>,
-    /// Bytes that are no more.
+    /// Bytes that are removed.
     pub(crate) bytes: ByteRange,
     pub(crate) change: TrimChange,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TrimChange {
-    /// Already applied: the commit does nothing.
+    /// The truncate was applied before, so the commit does nothing.
     Nothing,
     Punch,
     Truncate {
@@ -244,7 +247,7 @@ pub(crate) enum TrimChange {
 }
 
 impl TrimPlan {
-    /// Whether the truncate was applied before (a resend), so that nothing needs to be done or logged.
+    /// Whether the truncate was applied before (a resend), so that nothing has to be done or logged.
     pub fn is_noop(&self) -> bool {
         self.change == TrimChange::Nothing
     }
@@ -255,8 +258,8 @@ impl TrimPlan {
     }
 }
 
-/// Blocks that a commit freed. They may be given to others only when the record of the commit is stable: then
-/// it is handed to `DataStore::release`.
+/// Blocks that a commit freed. They may be used again only when the record of the commit is stable. When the record is
+/// stable, this value is passed to `DataStore::release`.
 #[derive(Debug, Default, PartialEq, Eq)]
 #[must_use = "freed blocks must be released when their record is stable"]
 pub struct Freed {
@@ -274,12 +277,12 @@ impl Freed {
         self.runs.iter().map(|r| u64::from(r.blocks)).sum()
     }
 
-    /// The runs, for giving the storage back to the medium after the release.
+    /// The runs, for returning the storage to the medium after the release.
     pub fn runs(&self) -> &[Run] {
         &self.runs
     }
 
-    /// Joins what two commits freed; both records must be stable at the release.
+    /// Joins what two commits freed. At the release both records must be stable.
     pub fn absorb(&mut self, other: Freed) {
         self.runs.extend(other.runs);
     }

@@ -1,14 +1,17 @@
-//! `Recent`: blocks that were written at the edge of a write lately, so that the neighbour's write need not read them.
+//! `Recent`: edge blocks of recent writes, so that the write of the neighbouring bytes need not read them.
 //!
-//! Invariants: an image is what the disk has at that physical block, for as long as the object points there: whatever
-//! writes a file block forgets it, and one that has moved is not found. At most `BLOCKS_MAX` blocks of 4 KiB.
+//! Owns: the bytes of these blocks. Does not own: which blocks are edges (`write`).
+//!
+//! Invariants: an image is what the disk has at its physical block, for as long as the object maps its file block
+//! there. A write of the file block removes the image, and an image whose file block was mapped elsewhere is not found.
+//! Bound: `BLOCKS_MAX` blocks of 4 KiB.
 
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, ObjectId};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-/// Blocks remembered for a target: 2 MiB.
+/// Most blocks that are kept for a target: 2 MiB.
 const BLOCKS_MAX: usize = 512;
 
 /// A file block of an object.
@@ -22,7 +25,7 @@ pub struct Recent {
 }
 
 impl Recent {
-    /// The block has been written at `physical` and committed.
+    /// The block was written at `physical` and committed.
     pub fn put(&mut self, object: ObjectId, file_block: u64, physical: u64, image: Rc<[u8]>) {
         self.blocks.insert((object, file_block), (physical, image));
         self.order.push_back((object, file_block));
@@ -38,7 +41,7 @@ impl Recent {
         self.blocks.get(&(object, file_block)).filter(|(at, _)| *at == physical).map(|(_, image)| image)
     }
 
-    /// These blocks are written by somebody.
+    /// These blocks are about to be written, so their images are removed.
     pub fn forget(&mut self, object: ObjectId, range: ByteRange) {
         let keys = (object, range.start / BLOCK)..(object, range.end.div_ceil(BLOCK));
         while let Some((&key, _)) = self.blocks.range(keys.clone()).next() {

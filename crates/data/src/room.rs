@@ -1,7 +1,7 @@
-//! How many blocks may still be taken, by whom.
+//! How many blocks may still be taken, and by whom.
 //!
-//! Owns: what is left of the free blocks beside what is kept back, promised to delayed bytes and granted to sessions.
-//! Does not own: each of these numbers (`alloc`, `delayed`, `grants`), taking blocks (`store`).
+//! Owns: what remains of the free blocks after those that are kept back, promised to delayed bytes, or granted to
+//! sessions. Does not own: each of these numbers (`alloc`, `delayed`, `grants`), taking blocks (`store`).
 
 use crate::alloc::Purpose;
 use crate::extent::Object;
@@ -10,24 +10,24 @@ use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, ObjectId};
 
 impl DataStore {
-    /// Blocks of a file's blocks `from..to` that the object does not have.
+    /// How many of the file blocks `from..to` the object has no blocks for.
     pub(crate) fn unmapped(&self, object: ObjectId, from: u64, to: u64) -> u64 {
         let Some(o) = self.objects.get(&object) else { return to - from };
         holes(o, from, to).iter().map(|(_, blocks)| blocks).sum()
     }
 
-    /// Blocks that whatever grows may still take: those that are promised to nobody, and those of its own grant.
+    /// Blocks that growth may still take: those that are promised to nobody, and `own` blocks of the caller's grant.
     pub(crate) fn growth_room(&self, own: u64) -> u64 {
         self.room(Purpose::Growth, own)
     }
 
-    /// Blocks that can be taken beside what is promised to delayed bytes and, by whatever grows, to other sessions.
+    /// Blocks that can be taken apart from those promised to delayed bytes and, for growth, to other sessions.
     pub(crate) fn room(&self, purpose: Purpose, own: u64) -> u64 {
         let granted = if purpose == Purpose::Growth { self.grants.total().saturating_sub(own) } else { 0 };
         self.alloc.room(purpose).saturating_sub(self.delayed.promised()).saturating_sub(granted)
     }
 
-    /// Blocks that no session has been granted and that growth may take.
+    /// Blocks that growth may take and that no session has been granted.
     pub fn ungranted_blocks(&self) -> u64 {
         self.growth_room(0)
     }

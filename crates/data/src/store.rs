@@ -1,4 +1,6 @@
-//! The store: objects by id, the allocator, reading, preallocating, destroying, loading.
+//! `DataStore`: objects by id, the allocator, reading, preallocating, destroying, loading.
+//!
+//! Owns: the state of the store. Does not own: the steps of writes (`write`) and truncates (`trim`).
 
 use crate::alloc::{Allocator, Purpose, Run};
 use crate::checksums::Checksums;
@@ -17,15 +19,15 @@ use amphi_types::{ByteRange, Errno, Ino, ObjectId, Result, Timespec};
 use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Extents that are looked at for one answer about data and holes: runs of many extents are joined.
+/// Most extents that are examined for one answer about data and holes. Adjacent extents are joined.
 const EXTENTS_LOOKED_MAX: usize = 65_536;
 
-/// What is known of an object.
+/// The state of an object.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ObjectInfo {
-    /// Highest written byte + 1, or what a truncate or preallocation made of it.
+    /// Highest written byte + 1, or the end that a truncate or preallocation has set.
     pub end: u64,
-    /// Last change of content.
+    /// Time of the last change of content.
     pub mtime: Timespec,
     /// Generation of the last truncate; 0 if there was none.
     pub generation: u64,
@@ -56,19 +58,19 @@ pub struct Destroyed {
 pub struct DataStore {
     pub(crate) objects: BTreeMap<ObjectId, Object>,
     pub(crate) alloc: Allocator,
-    /// Blocks in `Freed`s that are not released.
+    /// Blocks in `Freed` values that are not released yet.
     pending: u64,
     /// Blocks taken by plans that are neither committed nor aborted.
     pub(crate) planned: u64,
-    /// Blocks that were written at the edge of a write lately.
+    /// Edge blocks of recent writes.
     pub recent: Recent,
-    /// What its blocks should read as.
+    /// Checksums of the blocks.
     pub checksums: Checksums,
-    /// Bytes that have no blocks yet.
+    /// Accepted bytes that have no blocks yet.
     pub delayed: Delayed,
     /// Blocks that are kept for what sessions have in their caches.
     pub grants: Grants,
-    /// The number that names the memory in which these lie.
+    /// The number of the memory in which delayed extents lie.
     pub(crate) memory: Option<u64>,
 }
 
@@ -90,7 +92,7 @@ impl DataStore {
 
     /// Ends loading: builds the bitmap from the extents.
     ///
-    /// Errors: a sentence naming extents that overlap, leave the zone, or belong to no object.
+    /// Errors: a sentence that names extents which overlap, lie outside the zone, or belong to no object.
     pub fn finish_load(&mut self) -> std::result::Result<(), String> {
         let mut alloc = Allocator::new(self.alloc.blocks());
         for (id, o) in &self.objects {
@@ -123,13 +125,12 @@ impl DataStore {
         self.delayed.check()
     }
 
-    /// The number that names the memory of delayed extents, if there may be any.
+    /// The number of the memory in which delayed extents lie, if there may be any.
     pub fn memory(&self) -> Option<u64> {
         self.memory
     }
 
-    /// From now on delayed extents lie in the memory that `number` names, or in none. There are none that lie
-    /// elsewhere.
+    /// From now on delayed extents lie in memory `number`, or there are none. No extent lies in other memory.
     pub fn set_memory(&mut self, number: Option<u64>, txn: &mut Txn) {
         debug_assert!(self.delayed.is_empty(), "delayed extents lie in the memory before");
         self.memory = number;
@@ -139,13 +140,13 @@ impl DataStore {
         }
     }
 
-    /// Gives delayed bytes up: what they covered is seen again, logged bytes or the disk. For memory that has gone.
+    /// Gives up delayed bytes whose memory is gone. Logged bytes or the disk show again what they hid.
     pub fn drop_delayed(&mut self, object: ObjectId, range: ByteRange, txn: &mut Txn) {
         self.delayed.cut_extents(object, range, txn);
         self.delayed.show_logged(object, range);
     }
 
-    /// Highest byte of an object + 1, delayed ones included.
+    /// Highest byte of an object + 1, including delayed bytes.
     pub(crate) fn end_of(&self, object: ObjectId) -> u64 {
         let delayed = self.delayed.end_of(object).map_or(0, |(end, _)| end);
         self.objects.get(&object).map_or(0, |o| o.end).max(delayed)
@@ -167,17 +168,17 @@ impl DataStore {
         info
     }
 
-    /// An object, `None` if nothing was ever written or truncated there.
+    /// The state of an object; `None` if nothing was ever written or truncated there.
     pub fn object(&self, object: ObjectId) -> Option<ObjectInfo> {
         self.objects.get(&object).map(|o| self.info(object, o))
     }
 
-    /// The objects of a file that this target holds, by stripe.
+    /// The objects of a file that this target has, by stripe.
     pub fn objects_of(&self, ino: Ino) -> impl Iterator<Item = (ObjectId, ObjectInfo)> + '_ {
         self.objects.range(stripes(ino)).map(|(&id, o)| (id, self.info(id, o)))
     }
 
-    /// As `objects_of`, without what is delayed.
+    /// As `objects_of`, without delayed bytes.
     pub fn landed_of(&self, ino: Ino) -> impl Iterator<Item = (ObjectId, ObjectInfo)> + '_ {
         let info = |o: &Object| ObjectInfo { end: o.end, mtime: o.mtime, generation: o.generation, blocks: o.blocks };
         self.objects.range(stripes(ino)).map(move |(&id, o)| (id, info(o)))
@@ -188,8 +189,8 @@ impl DataStore {
         self.objects.get(&object).into_iter().flat_map(|o| o.extents.iter().map(|(&b, &e)| (b, e)))
     }
 
-    /// The next run of written blocks at or behind a block of an object, or in the objects behind it: object, first
-    /// block, number of blocks, `blocks_max` at most. From the first object on if there is no place.
+    /// The next run of written blocks at or behind a block of an object, or in the objects after it: object, first
+    /// block, number of blocks (at most `blocks_max`). `from` of `None` begins with the first object.
     pub fn next_written(&self, from: Option<(ObjectId, u64)>, blocks_max: u64) -> Option<(ObjectId, u64, u64)> {
         let (first, block) = from.unwrap_or((ObjectId { ino: Ino(0), stripe: 0 }, 0));
         self.objects.range(first..).find_map(|(&id, o)| {
@@ -199,29 +200,29 @@ impl DataStore {
         })
     }
 
-    /// Blocks of 4 KiB that the objects of a file hold on this target.
+    /// Number of blocks of 4 KiB that the objects of a file have on this target.
     pub fn blocks_of(&self, ino: Ino) -> u64 {
         self.objects.range(stripes(ino)).map(|(_, o)| o.blocks).sum()
     }
 
-    /// Blocks of the zone, and blocks that are or become free once pending frees are released; without the
-    /// allocator's reserve.
+    /// Blocks of the zone, and blocks that are free or will be once pending frees are released, without the allocator's
+    /// reserve.
     pub fn space(&self) -> (u64, u64) {
         (self.alloc.blocks(), (self.alloc.available() + self.pending).saturating_sub(self.delayed.promised()))
     }
 
-    /// Free blocks, those that become free included, that have storage of the file system below for certain.
+    /// Free blocks (including pending frees) that are certain to have storage in the file system below.
     pub fn backed_free_blocks(&self) -> u64 {
         self.alloc.backed_free() + self.pending
     }
 
-    /// Whether the file system below has no room for blocks that have no storage there yet: then only those that have
-    /// some are taken.
+    /// Sets whether the file system below has no room for blocks that have no storage there yet. If it has none, only
+    /// blocks that already have storage are taken.
     pub fn set_tight(&mut self, tight: bool) {
         self.alloc.set_tight(tight);
     }
 
-    /// Blocks from `start` on have storage of the file system below.
+    /// Blocks from `start` on have storage in the file system below.
     pub fn note_backed(&mut self, start: u64, blocks: u64) {
         let mut at = start;
         while at < start.saturating_add(blocks) {
@@ -231,18 +232,18 @@ impl DataStore {
         }
     }
 
-    /// Freed blocks that wait for their release. After `NoSpace` with any pending it is worth to make the log
-    /// stable, release, and try again.
+    /// Freed blocks that wait for their release. After `NoSpace`, if there are any, it is worth making the log stable,
+    /// releasing them, and trying again.
     pub fn pending_blocks(&self) -> u64 {
         self.pending
     }
 
-    /// Blocks of plans that are neither committed nor aborted. As many as they take the place of will be pending.
+    /// Blocks of plans that are neither committed nor aborted. The blocks that they replace will be pending.
     pub fn planned_blocks(&self) -> u64 {
         self.planned
     }
 
-    /// Gives blocks back for reuse. Called when the record that freed them is stable.
+    /// Frees blocks for reuse. To be called when the record that freed them is stable.
     pub fn release(&mut self, freed: Freed) {
         for run in freed.runs {
             self.alloc.free(run);
@@ -251,8 +252,8 @@ impl DataStore {
         }
     }
 
-    /// Plans a read. Bytes beyond the object's end are left out; holes and preallocated blocks read as zeros. Blocks of
-    /// which all that is asked for is delayed are not read.
+    /// Plans a read. Bytes beyond the object's end are left out. Holes and preallocated blocks read as zeros. Blocks
+    /// whose requested bytes are all delayed are not read.
     pub fn plan_read(&self, object: ObjectId, range: ByteRange) -> ReadPlan {
         let mut plan = self.plan_disk_read(object, range);
         plan.overlays = self.delayed.within(object, plan.range);
@@ -285,7 +286,7 @@ impl DataStore {
         plan
     }
 
-    /// Plans a read of what the blocks have beneath what is delayed.
+    /// Plans a read of what the blocks contain beneath delayed bytes.
     pub fn plan_disk_read(&self, object: ObjectId, range: ByteRange) -> ReadPlan {
         let Some(o) = self.objects.get(&object) else {
             return ReadPlan {
@@ -316,9 +317,9 @@ impl DataStore {
         plan
     }
 
-    /// Runs of blocks of an object with written data from `offset` on, `runs_max` of them at most, ascending, none
-    /// touching the next, none behind the block in which the object ends; and up to where these are all there are, or
-    /// `None` for the end of the object.
+    /// Runs of blocks of an object with written data from `offset` on, at most `runs_max`. They are ascending, no two
+    /// touch, and none begins behind the block in which the object ends. The second value says up to where these are
+    /// all runs; `None` means to the object's end.
     pub fn data_runs(&self, object: ObjectId, offset: u64, runs_max: usize) -> (Vec<ByteRange>, Option<u64>) {
         let mut runs: Vec<ByteRange> = Vec::new();
         let end = self.end_of(object);
@@ -346,8 +347,8 @@ impl DataStore {
         (runs, None)
     }
 
-    /// Preallocates the holes of a range as unwritten blocks and appends the items to `txn`. Nothing needs to be
-    /// written. It is a change of the file at `mtime`, also where no block was missing.
+    /// Preallocates the holes of a range as unwritten blocks and appends the items to `txn`. Nothing has to be written.
+    /// It is a change of the file at `mtime`, even if no block was missing.
     ///
     /// Errors: `Stale` for an old generation, `NoSpace` (nothing taken), `FileTooBig`.
     pub fn allocate(
@@ -394,7 +395,7 @@ impl DataStore {
         }
     }
 
-    /// Removes an object. Nothing is appended if it does not exist.
+    /// Removes an object. Appends nothing if the object does not exist.
     pub fn destroy(&mut self, object: ObjectId, txn: &mut Txn) -> Freed {
         let mut freed = Freed::default();
         self.recent.forget(object, ByteRange::ALL);
@@ -410,13 +411,13 @@ impl DataStore {
         freed
     }
 
-    /// Removes every object of a file that this target holds.
+    /// Removes every object of a file on this target.
     pub fn destroy_all(&mut self, ino: Ino, txn: &mut Txn) -> Freed {
         self.destroy_some(ino, usize::MAX, txn).freed
     }
 
-    /// Removes at most `items` extents and objects of a file, last stripes first, so that one record stays
-    /// within the log's bound. Repeated until `done`; idempotent over crashes in between.
+    /// Removes at most `items` extents and objects of a file, last stripes first, so that one record stays within the
+    /// log's bound. To be repeated until `done`; crashes in between do no harm.
     pub fn destroy_some(&mut self, ino: Ino, items: usize, txn: &mut Txn) -> Destroyed {
         let mut freed = Freed::default();
         let mut left = items.max(1);
@@ -444,12 +445,12 @@ impl DataStore {
         Destroyed { freed, done: self.objects.range(stripes(ino)).next().is_none() }
     }
 
-    /// Generation of the last truncate that the object has seen.
+    /// Generation of the last truncate that has reached the object.
     pub fn generation(&self, object: ObjectId) -> u64 {
         self.objects.get(&object).map_or(0, |o| o.generation)
     }
 
-    /// Refuses requests that were sent before a truncate that the object has seen.
+    /// Refuses requests that were sent before a truncate that has reached the object.
     pub(crate) fn check_generation(&self, object: ObjectId, generation: u64) -> Result<()> {
         match self.objects.get(&object) {
             Some(o) if generation < o.generation => Err(Errno::Stale),
@@ -457,8 +458,8 @@ impl DataStore {
         }
     }
 
-    /// Takes blocks for each of `needs` (file block, count) and adds (file block, run) to `placed`; counts them
-    /// as planned. Of the caller's own grant it may use `own` blocks. On an error nothing is taken.
+    /// Takes blocks for each of `needs` (file block, count), adds (file block, run) to `placed`, and counts them as
+    /// planned. It may use `own` blocks of the caller's grant. On an error nothing is taken.
     pub(crate) fn take_all(
         &mut self,
         needs: &[(u64, u64)],
@@ -491,7 +492,7 @@ impl DataStore {
         Ok(())
     }
 
-    /// Gives back blocks that a plan took.
+    /// Returns blocks that a plan took.
     pub(crate) fn untake(&mut self, run: Run) {
         self.alloc.free(run);
         self.checksums.note_free(run, &self.alloc);
@@ -672,8 +673,8 @@ fn stripes(ino: Ino) -> std::ops::RangeInclusive<ObjectId> {
     ObjectId { ino, stripe: 0 }..=ObjectId { ino, stripe: u32::MAX }
 }
 
-/// Blocks of which `overlays` have all bytes of `range`, as (first, one past the last), ascending. Behind `end` there
-/// are none.
+/// Blocks of which `overlays` have all bytes of `range`, as (first, one past the last), ascending. There are none
+/// behind `end`.
 fn covered_blocks(overlays: &[Overlay], range: ByteRange, end: u64) -> Vec<(u64, u64)> {
     let mut runs: Vec<ByteRange> = Vec::new();
     for o in overlays {

@@ -1,7 +1,9 @@
 //! Truncates and punches: plan, commit, abort.
 //!
-//! Whole blocks are freed; edge blocks with bytes to zero are copied into new ones. Truncates carry a generation
-//! that the object remembers: a resend does nothing, and writes sent before the truncate are refused.
+//! Owns: these steps. Does not own: their I/O (the server).
+//!
+//! Whole blocks are freed. Edge blocks with bytes to zero are copied to new blocks. A truncate has a generation that
+//! the object remembers. So a resent truncate does nothing, and writes that were sent before the truncate are refused.
 
 use crate::alloc::{Purpose, Run};
 use crate::checksums::Checksum;
@@ -16,9 +18,8 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 impl DataStore {
-    /// Plans a truncate to `size`. With a generation that is not above the object's it is a no-op (a resend).
-    /// Generations of truncates start at 1. An object that does not exist is made, so that it knows the
-    /// generation.
+    /// Plans a truncate to `size`. If the generation is not above the object's, it does nothing (a resend). Generations
+    /// of truncates start at 1. If the object does not exist it is made, so that it remembers the generation.
     ///
     /// Errors: `NoSpace` for the edge block (the allocator keeps some blocks back for it), `FileTooBig`.
     pub fn plan_truncate(&mut self, object: ObjectId, size: u64, generation: u64, how: Resize) -> Result<TrimPlan> {
@@ -49,7 +50,7 @@ impl DataStore {
         check_range(ByteRange::new(range.start, range.end.min(FILE_MAX)))?;
         self.check_generation(object, generation)?;
         let end = self.objects.get(&object).map_or(0, |o| o.end);
-        // Everything behind the end is zero, so a punch that reaches it frees the last block whole.
+        // Everything behind the end is zero, so a punch that reaches the end frees the last block as a whole.
         let range_end = if range.end >= end { range.end.min(FILE_MAX).next_multiple_of(BLOCK) } else { range.end };
         let (first, last) = (range.start / BLOCK, range_end / BLOCK);
         let (head, tail) = ((range.start % BLOCK) as usize, (range_end % BLOCK) as usize);
@@ -96,17 +97,18 @@ impl DataStore {
         Ok(TrimPlan { object, edges, cut, bytes, change })
     }
 
-    /// Makes a truncate or punch visible and appends its items. Edge blocks must have been written.
+    /// Makes a truncate or punch visible and appends its items. The edge blocks must have been written before.
     pub fn commit_trim(&mut self, plan: TrimPlan, mtime: Timespec, txn: &mut Txn) -> Freed {
         let mut freed = Freed::default();
-        // Object 0 tells the time of a change also where no byte was written yet; it is made if it does not exist.
+        // Object 0 records the time of a change even if nothing was written to it yet, so it is made if it does not
+        // exist.
         let is_absent = plan.object.stripe > 0 && !self.objects.contains_key(&plan.object);
         if plan.is_noop() || (plan.change == TrimChange::Punch && is_absent) {
             return freed;
         }
         let mut touched = BTreeSet::new();
         self.recent.forget(plan.object, ByteRange::ALL);
-        // A hole leaves the end where it is, also one in delayed bytes behind those that have blocks.
+        // A hole does not move the end, not even a hole in delayed bytes behind the last block.
         let end = if plan.change == TrimChange::Punch { self.end_of(plan.object) } else { 0 };
         self.delayed.cut(plan.object, plan.bytes, txn);
         let o = self.objects.entry(plan.object).or_default();
@@ -133,7 +135,7 @@ impl DataStore {
             o.generation = generation;
         }
         o.grow(end, false);
-        // Others may have written elsewhere in the object since a punch took its time.
+        // Other writes elsewhere in the object may be later than the time that this punch has taken.
         o.mtime = if plan.change == TrimChange::Punch { o.mtime.max(mtime) } else { mtime };
         o.has_item = true;
         o.log_object(plan.object, txn);

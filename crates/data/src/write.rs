@@ -1,10 +1,12 @@
-//! Writes: plan, commit, abort; accepting into memory, and the plans of flushes.
+//! Writes: plan, commit, abort; accepting bytes into memory, and the plans of flushes.
 //!
-//! A written block that the write covers up to the object's end is overwritten in place like a whole one:
-//! whichever of its sectors a crash leaves old or new, no byte outside of the write changes, and what lies behind
-//! the end is zero before and after. A write that goes beyond what was below the end when the block was mapped
-//! (`Object::filled`) takes a new block even if it covers the old one whole: a crash may bring the old end back,
-//! and what lies behind an end must be zero.
+//! Owns: these steps. Does not own: their I/O and the order of records (the server).
+//!
+//! A written block that the write covers up to the object's end is overwritten in place like a whole one. Whichever of
+//! its sectors a crash leaves old or new, no byte outside the write changes, and the bytes behind the end are zero
+//! before and after. A write may go beyond the bytes that were below the end when the block was mapped
+//! (`Object::filled`). Then it takes a new block even if it covers all old bytes, because a crash may bring back the
+//! old end, and bytes behind an end must be zero.
 
 use crate::alloc::{Purpose, Run};
 use crate::checksums::{Checksum, Checksums};
@@ -21,17 +23,17 @@ use std::collections::BTreeSet;
 use std::rc::Rc;
 
 impl DataStore {
-    /// Plans a write of `range`. The server reads the edges, builds the aligned bytes (`complete_edges`), writes
-    /// the segments in any order, then commits; or aborts.
+    /// Plans a write of `range`. The server reads the edges, builds the aligned bytes (`complete_edges`), writes the
+    /// segments in any order, and then commits or aborts.
     ///
-    /// A generation above the object's is accepted and not remembered: truncates reach an object before the
+    /// A generation above the object's is accepted and not remembered, because truncates reach an object before the
     /// writes that follow them.
     ///
-    /// What `fresh` names is not overwritten in place: until the commit everybody reads the old bytes, also after a
-    /// crash in the middle of the write. What the write adds it takes of the grant of `holder`.
+    /// Blocks that `fresh` selects are not overwritten in place: until the commit everybody reads the old bytes, even
+    /// after a crash in the middle of the write. The blocks that the write adds come from the grant of `holder`.
     ///
-    /// Errors: `Stale` when a truncate came after the request was sent, `NoSpace` (nothing taken),
-    /// `FileTooBig`, `Inval` for an empty range.
+    /// Errors: `Stale` when a truncate came after the request was sent, `NoSpace` (nothing taken), `FileTooBig`,
+    /// `Inval` for an empty range.
     pub fn plan_write(
         &mut self,
         object: ObjectId,
@@ -44,8 +46,8 @@ impl DataStore {
         self.plan_blocks(object, range, fresh, Purpose::Growth, holder)
     }
 
-    /// As `plan_write`, for a write that found no room: blocks that take the place of others may come out of what is
-    /// kept back. The caller is the only one that plans so, and the blocks that it freed before are free. At most
+    /// As `plan_write`, for a write that found no room: blocks that replace others may come from the reserve. Only one
+    /// caller at a time plans in this way, and the blocks that it freed before have been released. At most
     /// `overwrite_room` blocks at a time find room.
     pub fn plan_overwrite(
         &mut self,
@@ -59,19 +61,20 @@ impl DataStore {
         self.plan_blocks(object, range, fresh, Purpose::Overwrite, holder)
     }
 
-    /// Blocks that `plan_overwrite` finds at a time.
+    /// Number of blocks that `plan_overwrite` finds at a time.
     pub fn overwrite_room(&self) -> u64 {
         self.alloc.room(Purpose::Overwrite).saturating_sub(self.delayed.promised())
     }
 
-    /// Whether there is room for the blocks that a write of `range` adds to its object, with what `holder` was granted.
+    /// Whether there is room for the blocks that a write of `range` adds to its object, including the grant of
+    /// `holder`.
     pub fn has_room_to_grow(&self, object: ObjectId, range: ByteRange, holder: Option<SessionId>) -> bool {
         let span = range.align_out(BLOCK);
         let added = self.unmapped(object, span.start / BLOCK, span.end / BLOCK);
         added <= self.growth_room(self.own_part(object, range, holder))
     }
 
-    /// Blocks that a write of `range` takes of the grant of `holder`.
+    /// Number of blocks that a write of `range` takes from the grant of `holder`.
     fn own_part(&self, object: ObjectId, range: ByteRange, holder: Option<SessionId>) -> u64 {
         match holder.map_or(0, |session| self.grants.left(session)) {
             0 => 0,
@@ -79,8 +82,8 @@ impl DataStore {
         }
     }
 
-    /// Plans to write delayed bytes, and what lies between them in their blocks, to blocks. `range` is one of
-    /// `Delayed::runs`, whose blocks the caller holds alone. There is room: it was reserved when the bytes were
+    /// Plans to write delayed bytes to blocks, and what lies between them in their blocks. `range` is one of
+    /// `Delayed::runs`, whose blocks the caller holds exclusively. There is room: it was reserved when the bytes were
     /// accepted.
     ///
     /// Errors: `NoSpace` if the file system below has no storage for what was reserved.
@@ -96,7 +99,7 @@ impl DataStore {
         }
     }
 
-    /// Takes from a plan of a flush what was promised to it, so that the same bytes can be planned once more before it
+    /// Returns the promised blocks that the plan of a flush uses, so that the same bytes can be planned again before it
     /// is aborted.
     pub fn set_aside(&mut self, plan: &mut WritePlan) {
         self.delayed.lent -= std::mem::take(&mut plan.lent);
@@ -146,8 +149,8 @@ impl DataStore {
         Ok(plan)
     }
 
-    /// Makes a written plan visible and appends its items: the extents that changed and the object with its end
-    /// and `mtime`. If the plan points at new data, the record must follow a sync of that data.
+    /// Makes a written plan visible and appends its items: the extents that changed, and the object with its end and
+    /// `mtime`. If the plan points to new data, the record must follow a sync of that data.
     pub fn commit_write(&mut self, plan: WritePlan, mtime: Timespec, txn: &mut Txn) -> Freed {
         let mut freed = Freed::default();
         let mut touched = BTreeSet::new();
@@ -184,7 +187,7 @@ impl DataStore {
             s.kind != SegmentKind::InPlace && (s.file_block..s.file_block + u64::from(s.blocks)).contains(&outgrown)
         });
         o.grow(plan.range.end, is_rewritten);
-        // A write-back carries the time of its write, which may be earlier than that of a direct write.
+        // A write-back carries the time of its write, which may be earlier than the time of a direct write.
         o.mtime = o.mtime.max(mtime);
         o.has_item = true;
         o.log_object(plan.object, txn);
@@ -196,8 +199,8 @@ impl DataStore {
         self.checksums.has_any(s.physical, u64::from(s.blocks))
     }
 
-    /// Takes the checksums of the blocks that a range covers away, so that they may be overwritten in place when the
-    /// record is stable. Nothing is appended if there are none.
+    /// Removes the checksums of the blocks that a range covers, so that the blocks may be overwritten in place when the
+    /// record is stable. Appends nothing if there are none.
     pub fn forget_checksums(&mut self, object: ObjectId, range: ByteRange, txn: &mut Txn) {
         let Some(o) = self.objects.get(&object) else { return };
         let (from, to) = (range.start.div_ceil(BLOCK), range.end / BLOCK);
@@ -212,9 +215,9 @@ impl DataStore {
         self.checksums.delete_emptied(&self.alloc, txn);
     }
 
-    /// Gives blocks that have none the checksums of what they were read as, one for each block from `physical` on.
-    /// Whoever reads them has kept them from being written since, and the record follows their bytes
-    /// (`Order::AfterData`). Returns how many had none.
+    /// Gives blocks without checksums the checksums of their bytes as they were read, one for each block from
+    /// `physical` on. The caller has kept them from being written since it read them, and the record follows their
+    /// bytes (`Order::AfterData`). Returns how many blocks had none.
     pub fn adopt_checksums(&mut self, physical: u64, read: &[Checksum], txn: &mut Txn) -> u64 {
         let mut all = self.checksums.of_run(physical, read.len() as u64);
         let mut adopted = 0;
@@ -226,7 +229,7 @@ impl DataStore {
         adopted
     }
 
-    /// Blocks that accepting `range` would promise, if there is room for them.
+    /// Number of blocks that accepting `range` would promise, if there is room for them.
     ///
     /// Errors: `Stale` when a truncate came after the request was sent, `NoSpace`, `FileTooBig`, `Inval` for an empty
     /// range.
@@ -247,19 +250,19 @@ impl DataStore {
         Ok(blocks)
     }
 
-    /// What accepting `range` takes of the grant of `holder`, whose record this is; in the same step as `accept`, and
-    /// before it.
+    /// Takes from the grant of `holder` what accepting `range` needs, and appends that to the record. To be called in
+    /// the same step as `accept`, and before it.
     pub fn spend_grant(&mut self, object: ObjectId, range: ByteRange, holder: Option<SessionId>, txn: &mut Txn) {
         let own = self.own_part(object, range, holder);
         if let Some(loan) = holder.filter(|_| own > 0).and_then(|session| self.grants.lend(session, own)) {
-            // What the write promises besides is taken first.
+            // The blocks that the write promises besides are subtracted from the room first.
             let others = range.align_out(BLOCK).len() / BLOCK;
             self.grants.spend(loan, own, self.growth_room(0).saturating_sub(others), txn);
         }
     }
 
-    /// Makes bytes that lie in `memory` visible as the content of `range`, and appends their items. `check_accept` has
-    /// said yes in the same step.
+    /// Makes bytes that lie in `memory` visible as the content of `range`, and appends their items. `check_accept` must
+    /// have succeeded in the same step.
     pub fn accept(
         &mut self,
         object: ObjectId,
@@ -272,7 +275,7 @@ impl DataStore {
         self.delayed.cut_extents(object, range, txn);
         let o = self.objects.entry(object).or_default();
         if !o.has_item {
-            // So that whoever looks for objects of the file finds it.
+            // With an item, the object is found among the objects of its file.
             o.has_item = true;
             o.log_object(object, txn);
         }
@@ -281,8 +284,8 @@ impl DataStore {
         self.delayed.put(object, range, mtime, memory, now_ns);
     }
 
-    /// Gives up a plan: its fresh blocks are free at once, because nothing durable ever pointed at them. Every
-    /// write that the server submitted for the plan must have ended.
+    /// Gives up a plan. Its new blocks are free at once, because nothing durable ever pointed to them. Every write that
+    /// the server submitted for the plan must have ended.
     pub fn abort_write(&mut self, plan: WritePlan) {
         self.recent.forget(plan.object, plan.aligned());
         self.delayed.lent -= plan.lent;
@@ -293,8 +296,8 @@ impl DataStore {
     }
 }
 
-/// Adds the segments that keep their blocks and the edges to `plan`; returns the file blocks that need new
-/// blocks, as (file block, count), ascending.
+/// Adds to `plan` the segments that keep their blocks, and the edges. Returns the file blocks that need new blocks, as
+/// (file block, count), ascending.
 fn reuse_blocks(o: &Object, checksums: &Checksums, plan: &mut WritePlan, fresh: Fresh) -> Vec<(u64, u64)> {
     let span = plan.aligned();
     let (from, to) = (span.start / BLOCK, span.end / BLOCK);
@@ -307,8 +310,8 @@ fn reuse_blocks(o: &Object, checksums: &Checksums, plan: &mut WritePlan, fresh: 
             }
         }
     };
-    // Only the first and the last block of the write can have bytes to keep, and only the object's last block
-    // and those it outgrew can be filled less than the write fills them.
+    // Only the first and the last block of the write can have bytes to keep. Only the object's last block, and blocks
+    // that its end has outgrown, can have fewer bytes below the end than the write covers.
     let mut special: SmallVec<[u64; 4]> = o.outgrown.range(from..to).map(|(&b, _)| b).collect();
     special.extend([from, to - 1, o.end / BLOCK]);
     special.sort_unstable();
@@ -333,13 +336,14 @@ fn reuse_blocks(o: &Object, checksums: &Checksums, plan: &mut WritePlan, fresh: 
             at = end;
             continue;
         }
-        // Reserved blocks that another write fills at the same time.
+        // Preallocated blocks that another write fills at the same time.
         for &x in shared.iter().filter(|x| (b..end).contains(x)) {
             keep(at, x);
             need(x, x + 1);
             at = x + 1;
         }
-        // Were a block with a checksum overwritten in place, a crash could leave bytes that nothing tells from damage.
+        // If a block with a checksum were overwritten in place, a crash could leave bytes that cannot be told from
+        // damage.
         let verified = if e.written { checksums.known(e.physical, u64::from(e.blocks)) } else { Vec::new() };
         let verified = verified.into_iter().map(|physical| b + (physical - e.physical));
         let mut looked: Vec<u64> = special.iter().copied().filter(|&x| e.written && (b..end).contains(&x)).collect();
@@ -365,7 +369,7 @@ fn reuse_blocks(o: &Object, checksums: &Checksums, plan: &mut WritePlan, fresh: 
     needs
 }
 
-/// The edge for a written block, if it has bytes outside of `range` to keep.
+/// The edge for a written block, if it has bytes outside `range` to keep.
 fn edge(o: &Object, range: ByteRange, file_block: u64, physical: u64) -> Option<Edge> {
     let start = file_block * BLOCK;
     let head = range.start.saturating_sub(start) as usize;

@@ -1,19 +1,20 @@
-//! The lock cache of a client: one for each target it talks to.
+//! `LockCache`: the extent locks that a client holds of one target.
 //!
-//! Owns: which ranges of the target's objects the client holds, who uses them right now, and the way of each lock back
-//! to the server. Does not own: the cached data (it is told what to flush and what to drop) or messages.
+//! Owns: which ranges of the target's objects the client holds, who uses them right now, and the return of each lock to
+//! the server. Does not own: the cached data (the caller is told what to flush and what to drop), or messages.
 //!
 //! Invariants, checked by the model tests:
-//! * data is cached only below a lock that is held: a lock leaves this table after its data was flushed and dropped,
-//!   and its cancel message is handed out after that;
-//! * a lock that is on its way back gets no new users, so a callback waits for I/O in progress only;
-//! * an answer to a request is pinned for who asked, so each granted lock serves at least once however fast its
-//!   callback follows, even if the callback arrives first;
-//! * every callback is answered by exactly one cancel, unless that cancel was already on its way.
 //!
-//! Numbers: [`LockCache::pin`] is called for each cached read and write, so it is two lookups and one short descent,
-//! without allocation; the age order is corrected lazily, not at each use. Unused locks are given back after 600 s,
-//! in batches of 16 for each trim. About 300 bytes a lock.
+//! * Data is cached only under a lock that is held. A lock leaves this table after its data was flushed and dropped,
+//!   and its cancel message is handed out after that.
+//! * A lock that is being returned gets no new users, so a callback waits only for I/O in progress.
+//! * A granted lock is pinned for the caller that requested it. So each lock serves at least once, however fast its
+//!   callback follows, even if the callback arrives first.
+//! * Every callback is answered by exactly one cancel, unless that cancel was already on its way.
+//!
+//! Numbers: [`LockCache::pin`] is called for each cached read and write, so it is two lookups and one short descent
+//! without allocation. For the same reason the order by age is corrected later, not at each use. Unused locks are
+//! returned after 600 s, at most 16 for each trim. A lock takes about 300 bytes.
 
 mod holding;
 mod near;
@@ -24,22 +25,23 @@ use crate::tree::{Forest, Tree};
 use amphi_types::{ByteRange, ObjectId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Ids in one cancel message at most.
+/// Most ids in one cancel message.
 pub const CANCEL_BATCH: usize = 512;
 
 /// Tunables of a lock cache.
 #[derive(Clone, Copy, Debug)]
 pub struct CacheLimits {
-    /// Locks held; beyond, those unused for longest are given back.
+    /// Most locks that are held; when there are more, those that were unused for longest are returned.
     pub max_locks: usize,
-    /// An unused lock is given back after this time.
+    /// An unused lock is returned after this time.
     pub max_age_ns: u64,
-    /// Locks looked at by one trim.
+    /// Locks that one trim looks at.
     pub trim_batch: usize,
     /// Cancels that nobody waits for are sent together after this time, unless another message takes them along.
     pub cancel_linger_ns: u64,
-    /// Locks given back that make a cancel message leave; 1: each leaves alone, otherwise up to [`CANCEL_BATCH`]
-    /// together. Who locks all of an object asks back each that has not left yet.
+    /// So many returned locks make a cancel message leave. With 1 each lock is sent alone, otherwise up to
+    /// [`CANCEL_BATCH`] together. A mount that locks all of an object has to call back each lock whose cancel was not
+    /// sent yet.
     pub cancel_batch: usize,
 }
 
@@ -55,63 +57,63 @@ impl Default for CacheLimits {
     }
 }
 
-/// A lock in use. Not a guard: give it to [`LockCache::unpin`] exactly once.
+/// A lock in use. A `LockRef` is not a guard: pass it to [`LockCache::unpin`] exactly once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[must_use = "a pinned lock that is never unpinned is never given back"]
 pub struct LockRef {
-    /// The lock, to be named in I/O sent under it.
+    /// The lock's id, to be named in I/O that is sent under it.
     pub id: LockId,
 }
 
-/// Whether a lock for an I/O is there.
+/// Whether there is a lock for an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hit {
-    /// One lock covers the I/O; it is pinned.
+    /// One lock covers the I/O, and is pinned.
     Hit(LockRef),
-    /// None does: ask the server ([`LockCache::ask`]), or go direct.
+    /// No single lock covers it. Request one ([`LockCache::ask`]), or go direct.
     Miss,
 }
 
-/// Name of a request for a lock, chosen by the client.
+/// Number of a request for a lock, chosen by the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// What became of an answered request.
+/// The outcome of an answered request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Granted {
-    /// The lock is held and pinned for the one who asked.
+    /// The lock is held, and pinned for the caller that requested it.
     Pinned(LockRef),
-    /// Nobody waits for it any more; it is given back by itself.
+    /// Nobody waits for it any more, and it will be returned without further calls.
     Unwanted,
 }
 
-/// What a callback meets.
+/// The state of a lock for which a callback arrives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CallbackPlan {
-    /// The lock gets no new users. When the `users` of now are done, `flush` and then `drop` are asked for, at most;
-    /// then it is given back.
+    /// The lock gets no new users. When its present users are done, a flush of at most `flush` and a drop of at most
+    /// `drop` are requested. Then the lock is returned.
     Started {
-        /// I/Os in progress under the lock.
+        /// Number of I/Os in progress under the lock.
         users: u32,
-        /// Bytes in which dirty data may have to be written; empty for a read lock.
+        /// Bytes that may be dirty and have to be written; empty for a read lock.
         flush: ByteRange,
-        /// Bytes whose cached data may have to go.
+        /// Bytes whose cached data may have to be dropped.
         drop: ByteRange,
     },
-    /// It is on its way back already.
+    /// The lock is being returned already.
     Underway,
-    /// The callback arrived before the grant; remembered.
+    /// The callback arrived before the grant, and is remembered.
     BeforeGrant,
-    /// Already given back; the cancel message answers it.
+    /// The lock was returned already; its cancel message is the answer.
     Gone,
 }
 
-/// What the client has to do next.
+/// The next action of the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LockAction {
-    /// Write dirty data of these ranges to the target under this lock, then call [`LockCache::flushed`]. Flushes need
-    /// no lock of their own and must not wait for one; they wait only for an earlier flush of the same bytes, which
-    /// could land after them otherwise.
+    /// Write dirty data of these ranges to the target under this lock, then call [`LockCache::flushed`]. A flush needs
+    /// no lock of its own and must not wait for one. It waits only for an earlier flush of the same bytes, which might
+    /// otherwise land after it.
     Flush {
         /// The lock.
         id: LockId,
@@ -120,7 +122,7 @@ pub enum LockAction {
         /// Ranges that no other held write lock covers.
         ranges: Vec<ByteRange>,
     },
-    /// Forget cached data of these ranges now, before the next call of the lock cache.
+    /// Drop cached data of these ranges now, before the next call to the lock cache.
     Drop {
         /// Its object.
         object: ObjectId,
@@ -128,10 +130,10 @@ pub enum LockAction {
         mode: Mode,
         /// Ranges that no other held lock covers.
         ranges: Vec<ByteRange>,
-        /// The lock was lost, so dirty data goes too.
+        /// The lock was lost, so dirty data is dropped too.
         discard_dirty: bool,
     },
-    /// Tell the server that these locks are given back.
+    /// Report to the server that these locks are returned.
     Cancel {
         /// The locks, at most [`CANCEL_BATCH`].
         ids: Vec<LockId>,
@@ -141,7 +143,7 @@ pub enum LockAction {
 /// A lock to present to a server that has restarted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HeldLock {
-    /// Its id, which it keeps.
+    /// Its id, which stays the same.
     pub id: LockId,
     /// Its object.
     pub object: ObjectId,
@@ -153,18 +155,18 @@ pub struct HeldLock {
     pub group: Option<GroupId>,
 }
 
-/// Stages on the way of a lock, in this order; `docs/locking/extent_locks.md` has the table.
+/// Stages of a lock, in this order; `docs/locking/extent_locks.md` has the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// Held, usable.
+    /// Held and usable.
     Usable,
-    /// No new users; waits for those in progress.
+    /// Gets no new users, and waits for those in progress.
     Closing,
-    /// No users; a flush is to be asked for.
+    /// Has no users; its flush has not been handed out yet.
     ToFlush,
-    /// Waits for `flushed`.
+    /// Its flush was handed out; `flushed` will follow.
     Flushing,
-    /// Flushed; a drop is to be asked for.
+    /// Flushed; its drop has not been handed out yet.
     ToDrop,
 }
 
@@ -175,14 +177,14 @@ struct Held {
     range: ByteRange,
     stage: Stage,
     users: u32,
-    /// A lock of a group: never called back, so it goes without delay when it goes.
+    /// Group of a group lock. Such a lock is never called back, so its return is not delayed.
     group: Option<GroupId>,
     /// The server waits for it.
     urgent: bool,
-    /// The server no longer knows it.
+    /// The server does not know it any more.
     lost: bool,
     last_used_ns: u64,
-    /// Its key in `by_age`.
+    /// Its key in `by_age`, a lower bound of the time of its last use.
     stamp_ns: u64,
 }
 
@@ -197,12 +199,12 @@ struct Asked {
 struct ObjectLocks {
     /// Usable locks by mode.
     usable: [Tree; 2],
-    /// Locks on their way back.
+    /// Locks that are being returned.
     closing: Tree,
     /// Unanswered requests.
     asked: BTreeSet<RequestId>,
-    /// Callbacks of locks not known yet, with the newest request at that time: only requests up to it can be answered
-    /// by that lock, so the entry goes when they are.
+    /// Callbacks for locks that are not known yet, with the newest request at that time. Only requests up to that one
+    /// can be answered with the lock, so the entry is removed when they are answered.
     early: BTreeMap<LockId, RequestId>,
 }
 
@@ -216,7 +218,7 @@ impl ObjectLocks {
     }
 }
 
-/// Locks that one client holds of one target: a state machine without I/O.
+/// The locks that one client holds of one target: a state machine without I/O.
 #[cfg_attr(test, derive(Clone))]
 pub struct LockCache {
     limits: CacheLimits,
@@ -227,14 +229,14 @@ pub struct LockCache {
     asked: BTreeMap<RequestId, Asked>,
     /// Usable locks by a lower bound of the time of their last use.
     by_age: BTreeSet<(u64, LockId)>,
-    /// Locks in stage `ToFlush` or `ToDrop`, once each.
+    /// Locks in stage `ToFlush` or `ToDrop`, each listed once.
     ready: VecDeque<LockId>,
-    /// Given back, not yet told to the server.
+    /// Returned locks whose cancel was not sent yet.
     cancels: BTreeSet<LockId>,
-    /// When the cancels have to go; `None` while there are none.
+    /// When these cancels have to be sent; `None` while there are none.
     cancels_due_ns: Option<u64>,
     now_ns: u64,
-    /// Locks given back by age or bound since they were counted last.
+    /// Locks that were returned by age or by the bound, since the last `take_aged`.
     aged: u64,
 }
 
@@ -257,17 +259,17 @@ impl LockCache {
         }
     }
 
-    /// Other limits from now on.
+    /// Sets other limits from now on.
     pub fn tune(&mut self, limits: CacheLimits) {
         self.limits = limits;
     }
 
-    /// Locks given back by age or bound since the last call.
+    /// Number of locks that were returned by age or by the bound since the last call.
     pub fn take_aged(&mut self) -> u64 {
         std::mem::take(&mut self.aged)
     }
 
-    /// Number of locks held, those on their way back included.
+    /// Number of locks held, including those that are being returned.
     pub fn len(&self) -> usize {
         self.locks.len()
     }
@@ -277,7 +279,7 @@ impl LockCache {
         self.locks.is_empty()
     }
 
-    /// Whether a lock of the object is held, asked for or on its way back.
+    /// Whether a lock of the object is held, requested or being returned.
     pub fn knows(&self, object: ObjectId) -> bool {
         self.objects.contains_key(&object)
     }
@@ -288,7 +290,7 @@ impl LockCache {
         self.locks.iter().filter(|(_, held)| busy(held)).map(|(id, _)| *id).collect()
     }
 
-    /// Whether anybody uses the lock.
+    /// Number of users of the lock.
     pub fn users(&self, id: LockId) -> u32 {
         self.locks.get(&id).map_or(0, |held| held.users)
     }

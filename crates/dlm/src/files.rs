@@ -1,23 +1,26 @@
-//! Locks that applications take on files: `flock`, and the byte-range ("record") locks of `fcntl`, POSIX and OFD.
+//! File locks of applications: `flock`, and the byte-range ("record") locks of `fcntl`, POSIX and OFD.
 //!
-//! Owns: which owner of which session holds what of which file, the requests that wait, and who waits for whom. Does
-//! not own: sessions (it is told when one ends), messages, the interruption of callers (it is told to cancel).
+//! Owns: which owner of which session holds which bytes of which file, the requests that wait, and who waits for whom.
+//! Does not own: sessions (the caller reports their end), messages, the interruption of callers (the caller cancels
+//! their requests).
 //!
-//! Unlike the locks of [`crate::server`] these are never called back: only their owner, or the end of its session,
-//! takes them away. The rules are those of Linux, fcntl(2) and flock(2); `docs/locking/file_locks.md` lists them.
+//! Unlike the locks of [`crate::server`], file locks are never called back: only their owner, or the end of its
+//! session, ends them. The rules are those of Linux, fcntl(2) and flock(2); `docs/locking/file_locks.md` lists them.
 //!
 //! Invariants, checked by the model tests:
-//! * no two held locks of different owners conflict; record locks and flocks of a file never meet;
-//! * one owner's locks on a file are disjoint, and neighbours of one kind are one lock;
-//! * a request that waits has changed nothing, except that a flock conversion has lost the old lock;
-//! * a request waits only for held locks, or behind an earlier conflicting request; the latter never if its owner holds
-//!   a lock on the file, and not beyond the look it gets each [`FileLockLimits::yield_ns`];
-//! * while every POSIX owner has one request waiting at most, owners never wait for each other in a circle.
 //!
-//! Numbers: 1,048,576 locks may be held and 65,536 requests wait, so every step is O(log n), plus the caller's own
-//! locks in the range, plus the requests it lets look again. A crowd that waits for one byte is a chain, in which each
-//! departure wakes one; but those in it who hold another lock on the file all watch the same holder. A lock costs about
-//! 150 bytes, its owner 120, a file 70, a request that waits 250.
+//! * No two held locks of different owners conflict. Record locks and flocks of a file never conflict with each other.
+//! * The locks of one owner on a file are disjoint, and adjacent ones of one kind are one lock.
+//! * A waiting request has changed nothing, except that a conversion of a flock has lost the old lock.
+//! * A request waits only for held locks, or behind an earlier conflicting request. Behind an earlier request it waits
+//!   only if its owner holds no lock on the file, and no longer than until its next check, each
+//!   [`FileLockLimits::yield_ns`].
+//! * While every POSIX owner has at most one waiting request, owners never wait for each other in a cycle.
+//!
+//! Numbers: 1,048,576 locks may be held and 65,536 requests may wait. So every step is O(log n), plus the caller's own
+//! locks in the range, plus the requests that are checked again. Requests that wait for the same byte form a chain, in
+//! which each departure wakes one. The exception are owners that hold another lock on the file: they all watch the same
+//! holder. A lock costs about 150 bytes, its owner 120, a file 70, a waiting request 250.
 
 mod cycle;
 mod own;
@@ -31,27 +34,29 @@ use amphi_types::{ByteRange, Ino, SessionId};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fmt;
 
-/// Highest offset a lock reaches, `OFFSET_MAX` of Linux: a lock up to here goes on to the end of every file.
+/// Highest offset of a lock, `OFFSET_MAX` of Linux. A lock up to here also covers everything behind the end of the
+/// file.
 const OFFSET_MAX: u64 = i64::MAX as u64;
 
-/// Locks in the way of one that [`FileLocks::holders`] looks at, of each kind.
+/// How many conflicting locks of each kind [`FileLocks::holders`] looks at.
 const HOLDERS_LOOKED_AT: usize = 256;
 
 /// Tunables of the file locks of one server.
 #[derive(Clone, Copy, Debug)]
 pub struct FileLockLimits {
-    /// Locks held, on all files. A request that waits counts as two, which is what its grant may add.
+    /// Most locks held, on all files. A waiting request counts as two locks, which is what its grant may add.
     pub max_locks: usize,
-    /// Locks held on one file, of one of the two tables; requests that wait count as above.
+    /// Most locks held on one file, in one of the two tables. Waiting requests count as above.
     pub max_locks_per_file: usize,
-    /// Requests that wait, or whose grant was not yet taken out.
+    /// Most requests that wait, or whose grant was not yet polled.
     pub max_waits: usize,
-    /// Requests that wait for one file, in one of the two tables.
+    /// Most requests that wait for one file, in one of the two tables.
     pub max_waits_per_file: usize,
-    /// Locks looked at in search of a deadlock; beyond, the request waits, and its caller can interrupt it.
+    /// Most locks that are examined in search of a deadlock. If there are more, the request waits, and its caller can
+    /// interrupt it.
     pub max_cycle_steps: usize,
-    /// A request that only an earlier waiting request stands in the way of passes it at the next of its looks, which
-    /// it gets in these intervals; greater than zero.
+    /// A request that waits only behind earlier waiting requests passes them at its next check. Checks come in these
+    /// intervals; greater than zero.
     pub yield_ns: u64,
 }
 
@@ -68,18 +73,18 @@ impl Default for FileLockLimits {
     }
 }
 
-/// Which call made the lock.
+/// Which system call made the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum LockFamily {
     /// `fcntl(F_SETLK)`: owned by a process. Also for front ends that cannot tell OFD locks apart.
     Posix,
-    /// `fcntl(F_OFD_SETLK)`: owned by an open file. Conflicts with POSIX locks; deadlocks are not looked for.
+    /// `fcntl(F_OFD_SETLK)`: owned by an open file. Conflicts with POSIX locks. No deadlocks are searched for.
     OpenFile,
-    /// `flock`: owned by an open file, whole files only. Meets no lock of the other families.
+    /// `flock`: owned by an open file, for whole files only. Conflicts with no lock of the other families.
     Flock,
 }
 
-/// Who holds a lock. The process id is no part of it: a close names the owner alone.
+/// The owner of a lock. The process id is not a part of it, because a close names the owner only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LockOwner {
     /// The mount's session.
@@ -90,7 +95,7 @@ pub struct LockOwner {
     pub id: u64,
 }
 
-/// Whether others may hold the same bytes.
+/// Whether other owners may hold the same bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[repr(u8)]
 pub enum LockKind {
@@ -100,22 +105,22 @@ pub enum LockKind {
     Exclusive = 1,
 }
 
-/// A lock: asked for, held, or presented after a restart.
+/// A lock that is requested, held, or presented after a restart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileLock {
-    /// Whose.
+    /// Its owner.
     pub owner: LockOwner,
-    /// The process that asked, for `F_GETLK`.
+    /// The process that requested it, for `F_GETLK`.
     pub pid: u32,
     /// The file.
     pub ino: Ino,
     /// Shared or exclusive.
     pub kind: LockKind,
-    /// Which bytes, as [`record_range`] makes it; a flock covers the file whatever this says.
+    /// Its bytes, as [`record_range`] makes them. A flock covers the whole file, whatever this says.
     pub range: ByteRange,
 }
 
-/// What to do about a conflict.
+/// How a request treats a conflict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Asking {
     /// Refuse: `F_SETLK`, `LOCK_NB`.
@@ -124,45 +129,47 @@ pub enum Asking {
     Wait,
 }
 
-/// Name of a request that waits, unique within one `FileLocks`; in the order of asking.
+/// Id of a waiting request, unique within one `FileLocks`, in the order of the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct WaitId(pub u64);
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The owner holds it.
+    /// The owner holds the lock.
     Held,
-    /// It waits; [`FileLocks::poll_granted`] will tell, unless it is cancelled or its session dropped.
+    /// The request waits. [`FileLocks::poll_granted`] reports its grant, unless it is cancelled or its session is
+    /// dropped.
     Waiting(WaitId),
 }
 
-/// A request that waited and is held now: answer its caller.
+/// A waiting request that was granted: answer its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitGranted {
     /// The request.
     pub id: WaitId,
-    /// Whose.
+    /// Its owner.
     pub owner: LockOwner,
 }
 
-/// Why a request was not carried out; nothing has changed, except as [`FileLockRefusal::WouldBlock`] says.
+/// Why a request was refused. Nothing has changed, except as [`FileLockRefusal::WouldBlock`] says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileLockRefusal {
-    /// The range has no byte, or starts beyond the largest file offset: `EINVAL`.
+    /// The range is empty, or starts beyond the largest file offset: `EINVAL`.
     Invalid,
     /// Another owner holds a conflicting lock: `EAGAIN`. A flock that was to be converted is lost, as on Linux.
     WouldBlock,
-    /// Owners would wait for each other in a circle: `EDEADLK`.
+    /// Owners would wait for each other in a cycle: `EDEADLK`.
     Deadlock,
     /// A bound of [`FileLockLimits`] is reached: `ENOLCK`.
     NoLocks,
-    /// A lock held before a restart conflicts with one presented earlier: it is lost, `EIO` to its owner.
+    /// A lock held before a restart conflicts with one that was presented earlier. The lock is lost, and its owner gets
+    /// `EIO`.
     Lost,
 }
 
 impl FileLockRefusal {
-    /// Linux' number, positive.
+    /// The errno of Linux, positive.
     pub fn raw_errno(self) -> i32 {
         match self {
             FileLockRefusal::Invalid => 22,
@@ -188,7 +195,7 @@ impl fmt::Display for FileLockRefusal {
 
 impl std::error::Error for FileLockRefusal {}
 
-/// What ended with a session.
+/// What ended together with a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DroppedFileLocks {
     /// Number of locks.
@@ -197,8 +204,8 @@ pub struct DroppedFileLocks {
     pub waits: Vec<WaitId>,
 }
 
-/// The bytes from `start` to `end` inclusive, as FUSE and the kernel name them; up to the largest offset or beyond
-/// means to the end of every file.
+/// The bytes from `start` to `end` inclusive, as the kernel and FUSE name them. An `end` at the largest offset or
+/// beyond means to the end of every file.
 pub fn record_range(start: u64, end: u64) -> Result<ByteRange, FileLockRefusal> {
     if start > end || start > OFFSET_MAX {
         return Err(FileLockRefusal::Invalid);
@@ -211,8 +218,8 @@ pub fn inclusive(range: ByteRange) -> (u64, u64) {
     (range.start, range.end.saturating_sub(1).min(OFFSET_MAX))
 }
 
-/// An owner's number in these tables. The trees keep one number for each range, by which a search exempts a party: a
-/// session in the lock server, an owner here.
+/// The number of an owner in these tables. The trees store one number with each range, by which a search can leave out
+/// one owner. In the lock server it is a session, here it is an owner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Party(u64);
 
@@ -224,7 +231,7 @@ struct PartyState {
     waits: usize,
 }
 
-/// Locks that may conflict: record locks of a file, or flocks of a file.
+/// Locks that may conflict with each other: record locks of a file, or flocks of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Table {
     Record,
@@ -237,7 +244,7 @@ impl LockFamily {
     }
 }
 
-/// One table of one file; trees by kind.
+/// One table of one file, with a tree for each kind.
 #[derive(Clone, Copy)]
 struct File {
     held: [Tree; 2],
@@ -255,7 +262,7 @@ fn conflicting(kind: LockKind) -> std::ops::Range<usize> {
     if kind == LockKind::Exclusive { 0..2 } else { 1..2 }
 }
 
-/// One held lock; its owner, file and start are its key.
+/// One held lock. Owner, file and start are its key.
 #[derive(Clone, Copy)]
 #[cfg_attr(test, derive(Debug))]
 struct Piece {
@@ -273,9 +280,9 @@ struct Wait {
     kind: LockKind,
     range: ByteRange,
     pid: u32,
-    /// When it is looked at again in any case.
+    /// When it is checked again at the latest.
     due_ns: u64,
-    /// The held lock or earlier request whose change lets it look again.
+    /// The held lock or earlier request whose change leads to the next check.
     watching: Option<LockId>,
 }
 
@@ -301,7 +308,7 @@ pub struct FileLocks {
 }
 
 impl FileLocks {
-    /// No locks.
+    /// A table without locks.
     pub fn new(limits: FileLockLimits) -> FileLocks {
         assert!(limits.yield_ns > 0, "a request that yields is looked at later");
         FileLocks {
@@ -323,7 +330,7 @@ impl FileLocks {
         }
     }
 
-    /// Takes a lock, or changes what the owner holds of that range to it, in one step: `fcntl(F_SETLK, F_SETLKW)` with
+    /// Takes a lock, or converts what the owner holds of that range, in one step: `fcntl(F_SETLK, F_SETLKW)` with
     /// `F_RDLCK` or `F_WRLCK`, `flock` with `LOCK_SH` or `LOCK_EX`.
     pub fn set(&mut self, now_ns: u64, lock: FileLock, asking: Asking) -> Result<Outcome, FileLockRefusal> {
         let table = lock.owner.family.table();
@@ -358,7 +365,7 @@ impl FileLocks {
                 return Err(FileLockRefusal::NoLocks);
             }
         }
-        // Linux takes the old flock away before it looks for conflicts.
+        // Linux removes the old flock before it looks for conflicts.
         let mut woken = BTreeSet::new();
         if let (Table::Flock, Some(party)) = (table, known) {
             let plan = self.plan(known, lock.ino, range, None);
@@ -375,7 +382,7 @@ impl FileLocks {
         outcome
     }
 
-    /// Gives up what the owner holds of `range`: `F_UNLCK`, `LOCK_UN`. Refused only if that would cut a lock in two and
+    /// Releases what the owner holds of `range`: `F_UNLCK`, `LOCK_UN`. Refused only if that would cut a lock in two and
     /// there is no room for one more.
     pub fn unlock(&mut self, owner: LockOwner, ino: Ino, range: ByteRange) -> Result<(), FileLockRefusal> {
         let table = owner.family.table();
@@ -395,13 +402,14 @@ impl FileLocks {
         Ok(())
     }
 
-    /// Gives up all the owner holds on the file, for a close. Its requests that wait go on waiting, as on Linux.
+    /// Releases everything that the owner holds on the file, for a close. The owner's waiting requests go on waiting,
+    /// as on Linux.
     pub fn release(&mut self, owner: LockOwner, ino: Ino) {
         let whole = self.unlock(owner, ino, ByteRange::ALL);
         debug_assert!(whole.is_ok(), "to give up everything cuts no lock in two");
     }
 
-    /// The held lock with the lowest start that stands in the way of `lock`: `F_GETLK`. Requests that wait do not.
+    /// The held lock with the lowest start that conflicts with `lock`: `F_GETLK`. Waiting requests do not count.
     pub fn get(&self, lock: &FileLock) -> Result<Option<FileLock>, FileLockRefusal> {
         let range = range_of(lock)?;
         let Some(file) = self.files.get(&(lock.ino, lock.owner.family.table())) else { return Ok(None) };
@@ -419,8 +427,8 @@ impl FileLocks {
         }))
     }
 
-    /// Sessions other than the owner's that hold something in the way of `lock`: `max` of them at most, and of a crowd
-    /// of locks only those that the first [`HOLDERS_LOOKED_AT`] of each kind belong to.
+    /// Sessions other than the owner's that hold locks in conflict with `lock`, at most `max`. Only the first
+    /// [`HOLDERS_LOOKED_AT`] conflicting locks of each kind are examined.
     pub fn holders(&self, lock: &FileLock, max: usize) -> Vec<SessionId> {
         let Ok(range) = range_of(lock) else { return Vec::new() };
         let Some(file) = self.files.get(&(lock.ino, lock.owner.family.table())) else { return Vec::new() };
@@ -435,7 +443,7 @@ impl FileLocks {
         sessions.into_iter().take(max).collect()
     }
 
-    /// Takes in a lock that its owner held before the server restarted, before new requests are taken.
+    /// Restores a lock that its owner held before the server restarted. To be called before new requests are accepted.
     pub fn restore(&mut self, lock: FileLock) -> Result<(), FileLockRefusal> {
         let table = lock.owner.family.table();
         let range = range_of(&lock)?;
@@ -462,7 +470,7 @@ impl FileLocks {
         let ended: Vec<Party> = ended.map(|(_, &party)| party).collect();
         let (mut dropped, mut woken) = (DroppedFileLocks::default(), BTreeSet::new());
         self.granted.retain(|granted| granted.owner.session != session);
-        // Requests go first, so that none of them is granted by the end of another lock of the session.
+        // Requests are dropped first, so that none of them is granted by the end of another lock of the session.
         for &party in &ended {
             let waits = self.waits_of.range((party, WaitId(0))..=(party, WaitId(u64::MAX)));
             let waits: Vec<WaitId> = waits.map(|&(_, id)| id).collect();
@@ -489,13 +497,13 @@ impl FileLocks {
         dropped
     }
 
-    /// The next request that waited and is held now.
+    /// The next waiting request that was granted.
     pub fn poll_granted(&mut self) -> Option<WaitGranted> {
         self.granted.pop_front()
     }
 
-    /// All locks a session holds, by owner, file and offset; what a client presents after a restart of the server, if
-    /// it keeps such a table of its own locks.
+    /// All locks that a session holds, by owner, file and offset. A client that keeps such a table of its own locks
+    /// presents it after a restart of the server.
     pub fn held_by(&self, session: SessionId) -> impl Iterator<Item = FileLock> + '_ {
         let first = LockOwner { session, family: LockFamily::Posix, id: 0 };
         let owners = self.owners.range(first..).take_while(move |(owner, _)| owner.session == session);
@@ -504,23 +512,23 @@ impl FileLocks {
         })
     }
 
-    /// Number of locks held and of requests that wait.
+    /// Number of locks that are held, and of requests that wait.
     pub fn len(&self) -> (usize, usize) {
         (self.pieces.len(), self.waits.len())
     }
 
-    /// Whether nothing is held and nobody waits.
+    /// Whether no lock is held and no request waits.
     pub fn is_empty(&self) -> bool {
         self.pieces.is_empty() && self.waits.is_empty()
     }
 
-    /// Whether `more` locks are within the bounds, with room for what waits.
+    /// Whether `more` locks are within the bounds, with room for waiting requests.
     fn room(&self, file: &File, more: usize) -> bool {
         self.pieces.len() + 2 * self.waits.len() + more <= self.limits.max_locks
             && file.locks + 2 * file.waits + more <= self.limits.max_locks_per_file
     }
 
-    /// A held lock of another owner that excludes this one.
+    /// A held lock of another owner that conflicts with this one.
     fn held_conflict(&self, file: &File, party: Option<Party>, kind: LockKind, range: ByteRange) -> Option<LockId> {
         if self.planted_miss() {
             return None;
@@ -529,8 +537,8 @@ impl FileLocks {
         conflicting(kind).find_map(|tree| self.forest.find(file.held[tree], &search))
     }
 
-    /// A request of another owner, asked before `before` if given, that excludes this one; the one asked last among
-    /// those that start alike, so that a crowd forms a chain in which each departure wakes one.
+    /// A waiting request of another owner, older than `before` if that is given, that conflicts with this one. Of those
+    /// with the same start it is the latest, so that a crowd forms a chain in which each departure wakes one.
     fn waiting_conflict(
         &self,
         file: &File,
@@ -555,7 +563,7 @@ impl FileLocks {
         party
     }
 
-    /// Forgets an owner and a file of which nothing is held or asked any more.
+    /// Forgets an owner and a file if nothing of them is held or requested any more.
     fn forget(&mut self, party: Party, ino: Ino, table: Table) {
         if let Some(state) = self.parties.get(&party)
             && state.locks + state.waits == 0
@@ -584,7 +592,7 @@ impl FileLocks {
     }
 }
 
-/// The range a lock is kept with.
+/// The range with which a lock is stored.
 fn range_of(lock: &FileLock) -> Result<ByteRange, FileLockRefusal> {
     if lock.owner.family == LockFamily::Flock {
         return Ok(ByteRange::ALL);

@@ -1,11 +1,10 @@
-//! Modes, owners and ids of locks, and the one relation "these two conflict".
+//! Modes, owners and ids of locks, and the relation "these two conflict".
 //!
-//! Owns: the vocabulary of locking. Does not own: any table of locks.
+//! Owns: the vocabulary of extent locks. Does not own: any table of locks.
 //!
-//! Invariant: conflict is symmetric, and two locks of one session conflict only when both are direct requests or one of
-//! them is a group lock. A mount orders its own I/O itself, so its own locks never stand in its way; two direct
-//! requests must still exclude each other, since each is atomic; and what a mount cached before it joined a group has
-//! to go.
+//! Invariant: conflict is symmetric. Two locks of one session conflict only if both are direct requests, or if one of
+//! them is a group lock. A mount orders its own I/O itself, so otherwise its own locks need not exclude each other. Two
+//! direct requests must, because each is atomic. And what a mount cached before it joined a group has to be dropped.
 
 use amphi_types::{ByteRange, SessionId};
 
@@ -15,7 +14,7 @@ use amphi_types::{ByteRange, SessionId};
 pub enum Mode {
     /// Read and cache clean data; shared.
     Read = 0,
-    /// Read, change and cache dirty data; exclusive. Covers everything `Read` covers.
+    /// Read, change and cache dirty data; exclusive. A `Write` lock permits everything that a `Read` lock permits.
     Write = 1,
 }
 
@@ -40,32 +39,32 @@ impl Mode {
     }
 }
 
-/// Number of a group of cooperating clients, chosen by them.
+/// Number of a group of cooperating clients, which choose it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GroupId(pub u64);
 
-/// Who a lock belongs to.
+/// The owner of a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Owner {
-    /// A client caches under it until it is called back, aged or evicted.
+    /// A client, which caches under the lock until it is called back, aged or evicted.
     Cached(SessionId),
-    /// The target itself holds it while it carries out one direct request of that session: just the exact range, just
-    /// for its duration, never grown and never called back.
+    /// The target itself, while it carries out one direct request of that session. The lock covers exactly the request,
+    /// lasts as long as it, never grows and is never called back.
     Direct(SessionId),
-    /// As `Direct`, for bytes that the session has changed under cached locks of its own, also read locks: it passes
-    /// whoever waits, since these wait for just such a lock, and that for this request. The lock server makes it of
-    /// what a session asks as `Holder`; it is a `Direct` one where the session holds no lock on the bytes any more.
+    /// As `Direct`, for bytes that the session has changed under cached locks of its own (also read locks) and now
+    /// writes back. It passes all waiting requests: one of them may wait for just such a lock, whose return waits for
+    /// this request. The lock server treats a `Holder` as `Direct` if the session no longer holds a lock on the bytes.
     Holder(SessionId),
-    /// As `Direct`, of a session that holds a lock of that group on the object. The lock server makes it of `Direct` by
-    /// itself.
+    /// As `Direct`, for a session that holds a lock of that group on the object. The lock server turns `Direct` into
+    /// this by itself.
     Member(SessionId, GroupId),
-    /// A client that does its I/O under the lock of a group, always of all bytes: it excludes everybody but locks of
-    /// the same group and their members' direct requests. Never called back, never overdue.
+    /// A client that does its I/O under a group lock, which always covers all bytes. It excludes everything but locks
+    /// of the same group and their members' direct requests. A group lock is never called back and never overdue.
     Group(SessionId, GroupId),
 }
 
 impl Owner {
-    /// The session on whose behalf the lock exists.
+    /// The session for which the lock exists.
     pub fn session(self) -> SessionId {
         match self {
             Owner::Cached(session)
@@ -81,7 +80,7 @@ impl Owner {
         matches!(self, Owner::Direct(_) | Owner::Holder(_) | Owner::Member(..))
     }
 
-    /// The group, of a group lock.
+    /// The group of a group lock.
     pub fn group(self) -> Option<GroupId> {
         if let Owner::Group(_, group) = self { Some(group) } else { None }
     }
@@ -102,17 +101,17 @@ pub fn conflict(a: (Owner, Mode, ByteRange), b: (Owner, Mode, ByteRange)) -> boo
     (a.1 == Mode::Write || b.1 == Mode::Write) && a.2.overlaps(&b.2) && !a.0.exempt(b.0)
 }
 
-/// Whether a grant may exceed its request.
+/// Whether a grant may be larger than its request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Growth {
     /// The largest range without a conflict.
     Largest,
-    /// Just the range asked for, for callers that know their pattern.
+    /// Exactly the requested range, for callers that know their pattern.
     Exact,
 }
 
-/// Name of a lock or of a request for one, unique within a target over all its restarts: the upper 16 bits count
-/// starts of the lock server, the lower 48 bits requests since then.
+/// Id of a lock or of a request for one, unique within a target over all its restarts. The upper 16 bits count starts
+/// of the lock server, the lower 48 bits requests since then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LockId(pub u64);
 

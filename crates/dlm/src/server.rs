@@ -1,20 +1,22 @@
-//! The lock server of one target.
+//! `LockSpace`: the lock server of one target.
 //!
-//! Owns: every lock and waiting request on the target's objects, callbacks and their deadlines, contention. Does not
-//! own: sessions (it is told when one ends) and the I/O done under locks.
+//! Owns: every lock and every waiting request on the target's objects, callbacks and their deadlines, contention. Does
+//! not own: sessions (the caller reports their end), and the I/O done under locks.
 //!
 //! Invariants, checked by the model tests:
-//! * no two granted locks conflict;
-//! * a request waits only while it conflicts with a granted lock or with a request that asked before it, so nobody
-//!   starves;
-//! * a request for a group lock that is in force, and direct requests of its members, pass whoever waits for its end;
-//! * a request that brings back what its session changed under a lock passes whoever waits, perhaps for that lock;
-//! * whoever a waiting request waits for, and can be called back, has been called back exactly once;
-//! * a grant contains its request, and what was added conflicts with nothing granted and nothing waiting.
 //!
-//! Numbers: callbacks have 30 s without progress; growth is cut to 32 MiB with more than 32 incompatible locks on the
-//! object, so a crowd does not take everything from each other. About 300 bytes a lock; [`LockLimits::max_locks`]
-//! bounds them.
+//! * No two granted locks conflict.
+//! * A request waits only while it conflicts with a granted lock or with an earlier request, so no request starves.
+//! * A request for a group lock whose group is in force, and direct requests of that group's members, pass all requests
+//!   that wait for the end of the group.
+//! * A request that writes back what its session changed under a lock passes all waiting requests, which may wait for
+//!   that very lock.
+//! * Every lock that a waiting request waits for, and that can be called back, has been called back exactly once.
+//! * A grant contains its request, and what growth added conflicts with nothing granted and nothing waiting.
+//!
+//! Numbers: a callback has 30 s without progress. With more than 32 incompatible locks on the object, growth is cut to
+//! 32 MiB, so that a crowd does not take everything from each other. A lock takes about 300 bytes, and
+//! [`LockLimits::max_locks`] bounds their number.
 
 mod contention;
 mod grant;
@@ -34,20 +36,20 @@ use std::fmt;
 /// Tunables of a lock server.
 #[derive(Clone, Copy, Debug)]
 pub struct LockLimits {
-    /// Cached locks and requests for them; beyond, requests are refused as [`Refusal::Full`].
+    /// Most cached locks and requests for them; further requests are refused with [`Refusal::Full`].
     pub max_locks: usize,
-    /// Direct requests that hold or await a lock at the same time.
+    /// Most direct requests that hold or await a lock at the same time.
     pub max_direct: usize,
-    /// A client that has not given a lock back this long after the callback, without progress, is overdue.
+    /// A client that has neither returned a lock nor made progress this long after the callback is overdue.
     pub callback_deadline_ns: u64,
-    /// With more incompatible locks than this on an object, growth is cut; 0: never.
+    /// With more incompatible locks than this on an object, growth is cut. 0: it never is.
     pub crowd_locks: usize,
-    /// Bytes from its start at which a grant ends on a crowded object; 0: nowhere.
+    /// So many bytes after its start a grant ends on a crowded object. 0: growth is not cut.
     pub crowd_growth_bytes: u64,
-    /// Requests, cached and direct, are widened to whole units of this many bytes, a power of two; 1 leaves them as
-    /// they are.
+    /// Requests, cached and direct, are widened to whole units of so many bytes, a power of two. 1 leaves them as they
+    /// are.
     pub granularity_bytes: u64,
-    /// Whether grants may exceed their requests.
+    /// Whether grants may be larger than their requests.
     pub grows: bool,
     /// The contention detector.
     pub contention: ContentionLimits,
@@ -71,28 +73,29 @@ impl Default for LockLimits {
 /// A request for a lock.
 #[derive(Clone, Copy, Debug)]
 pub struct LockRequest {
-    /// Who asks.
+    /// The owner of the lock.
     pub owner: Owner,
     /// The object.
     pub object: ObjectId,
-    /// What for.
+    /// The mode of the lock.
     pub mode: Mode,
-    /// Which bytes; not empty. For a group lock all of them are taken.
+    /// The bytes; not empty. A group lock is granted on all bytes.
     pub range: ByteRange,
-    /// Whether more may be granted; a direct request is never grown.
+    /// Whether more may be granted. A direct request never grows.
     pub growth: Growth,
 }
 
-/// Why a request was not taken.
+/// Why a request was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// The range has no byte.
+    /// The range is empty.
     EmptyRange,
-    /// The table is full; cached locks have to be given back first, or the I/O goes direct.
+    /// The table is full. Cached locks have to be returned first, or the I/O goes direct.
     Full,
-    /// The request was not to wait, and something is in its way.
+    /// The request must not wait, and something conflicts with it.
     WouldBlock,
-    /// A lock held before a restart conflicts with one that another client holds, or its id is not of an earlier start.
+    /// A lock that was held before a restart conflicts with one that another client holds, or its id does not belong to
+    /// an earlier start.
     Conflict,
 }
 
@@ -109,10 +112,10 @@ impl fmt::Display for Refusal {
 
 impl std::error::Error for Refusal {}
 
-/// What the target has to do next.
+/// The next action of the target.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// The request was granted: answer the client, or start the direct request.
+    /// The request was granted. Answer the client, or start the direct request.
     Granted {
         /// The lock.
         id: LockId,
@@ -122,29 +125,30 @@ pub enum Action {
         object: ObjectId,
         /// Its mode.
         mode: Mode,
-        /// The range granted, which contains the range asked for.
+        /// The granted range, which contains the requested one.
         range: ByteRange,
         /// Whether the object is contended.
         contended: bool,
     },
-    /// Ask the session to give the lock back. Sent once for each lock; it may overtake the message about its grant.
+    /// Send the session a callback for the lock. Reported once for each lock; the message may overtake the one with the
+    /// grant.
     Callback {
         /// The lock.
         id: LockId,
-        /// Whom to ask.
+        /// The session that holds it.
         session: SessionId,
         /// The object of the lock.
         object: ObjectId,
-        /// Mode of the request that waits.
+        /// Mode of the waiting request.
         wanted_mode: Mode,
-        /// Range of the request that waits.
+        /// Range of the waiting request.
         wanted_range: ByteRange,
         /// Whether the object is contended.
         contended: bool,
     },
 }
 
-/// A client that did not give a lock back in time and has to be evicted.
+/// A client that did not return a lock in time and has to be evicted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overdue {
     /// The client's session.
@@ -155,30 +159,30 @@ pub struct Overdue {
     pub object: ObjectId,
 }
 
-/// What a lock server has done so far.
+/// Statistics of a lock server.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LockCounts {
-    /// Requests, cached and direct, that were taken or refused because something stood in the way.
+    /// Requests, cached and direct, that were accepted, or refused because of a conflict.
     pub requests: u64,
     /// Conflicts counted by the contention detector.
     pub conflicts: u64,
     /// How often an object became contended.
     pub contended: u64,
-    /// Of these: by the time that few hand-overs took, not by the number of conflicts.
+    /// Of these: because of the time that few hand-overs took, not because of the number of conflicts.
     pub contended_waiting: u64,
-    /// Of these: at their first ping-pong, since others were contended before.
+    /// Of these: with their first ping-pong, because other objects were contended before.
     pub contended_foreseen: u64,
-    /// Hand-overs of locks that the loser asked for again too soon.
+    /// Hand-overs after which the session that lost the lock requested it again too soon.
     pub ping_pongs: u64,
-    /// Time that they took, ns.
+    /// Time of these hand-overs, ns.
     pub ping_pongs_ns: u64,
-    /// Grants that did not come at once.
+    /// Grants that were not immediate.
     pub waited: u64,
-    /// Nodes of the trees of locks that were looked at.
+    /// Tree nodes that were visited.
     pub nodes: u64,
 }
 
-/// What ended with a session.
+/// What ended together with a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
     /// Number of cached locks.
@@ -198,15 +202,15 @@ struct Lock {
     owner: Owner,
     object: ObjectId,
     mode: Mode,
-    /// The range asked for while waiting, the range granted afterwards.
+    /// The requested range while it waits, the granted range afterwards.
     range: ByteRange,
     growth: Growth,
     state: State,
-    /// End of the time the client has to give it back, once called back.
+    /// For a lock that was called back: when its client is overdue.
     deadline_ns: Option<u64>,
-    /// While waiting: what it watches.
+    /// While it waits: the lock or request that it watches.
     watching: Option<LockId>,
-    /// Waiting requests that look again when this one is gone.
+    /// Waiting requests that are checked again when this one is gone.
     watchers: BTreeSet<LockId>,
 }
 
@@ -217,13 +221,13 @@ impl Lock {
     }
 }
 
-/// Kinds of owner and mode.
+/// Number of combinations of owner kind and mode that have a tree of their own.
 const CLASSES: usize = 7;
-/// Class of group locks.
+/// The class of group locks.
 const GROUP: usize = 4;
 
-/// Trees by kind of owner and mode: cached reads, cached writes, direct reads, direct writes, group locks, members'
-/// reads, members' writes.
+/// Trees by class: cached reads, cached writes, direct reads, direct writes, group locks, members' reads, members'
+/// writes.
 type Trees = [Tree; CLASSES];
 
 fn class(owner: Owner, mode: Mode) -> usize {
@@ -235,7 +239,7 @@ fn class(owner: Owner, mode: Mode) -> usize {
     }
 }
 
-/// What stands for a session in the entries of trees: group locks of one group are as one party.
+/// The number that stands for a session in the entries of trees. All group locks of one group have the same number.
 fn party(owner: Owner) -> SessionId {
     owner.group().map_or(owner.session(), |group| SessionId(group.0))
 }
@@ -254,7 +258,8 @@ impl Object {
     }
 }
 
-/// The trees whose locks conflict with (`owner`, `mode`) where they overlap, each with the party exempt in it.
+/// The trees whose locks conflict with (`owner`, `mode`) where they overlap, each with the session that is exempt in
+/// it.
 fn conflicting(owner: Owner, mode: Mode) -> impl Iterator<Item = (usize, Option<SessionId>)> {
     let writes = |class: usize| matches!(class, 1 | 3 | GROUP | 6);
     (0..CLASSES).filter(move |&class| mode == Mode::Write || writes(class)).map(move |class| {
@@ -268,7 +273,8 @@ fn conflicting(owner: Owner, mode: Mode) -> impl Iterator<Item = (usize, Option<
     })
 }
 
-/// Lock server of one target: a state machine without I/O. Every call costs O(log n) and what it returns or sends.
+/// The lock server of one target: a state machine without I/O. Every call costs O(log n), plus what it returns or
+/// sends.
 #[cfg_attr(test, derive(Clone))]
 pub struct LockSpace {
     limits: LockLimits,
@@ -278,7 +284,7 @@ pub struct LockSpace {
     objects: BTreeMap<ObjectId, Object>,
     locks: BTreeMap<LockId, Lock>,
     direct_count: usize,
-    /// Sessions that hold group locks of an object, with their number.
+    /// Sessions that hold group locks of an object, each with the number of its locks.
     members: BTreeMap<(ObjectId, SessionId), (GroupId, usize)>,
     sessions: BTreeSet<(SessionId, LockId)>,
     deadlines: BTreeSet<(u64, LockId)>,
@@ -291,8 +297,8 @@ pub struct LockSpace {
 }
 
 impl LockSpace {
-    /// An empty space. `generation` counts the starts of this target's lock server: it must be higher than at every
-    /// earlier start, so ids of locks held before a restart stay distinct from new ones.
+    /// An empty lock server. `generation` counts the starts of this target's lock server. It must be higher than at
+    /// every earlier start, so that ids of locks held before a restart differ from new ones.
     pub fn new(limits: LockLimits, generation: u16) -> LockSpace {
         assert!(limits.granularity_bytes.is_power_of_two(), "lock granularity is a power of two");
         LockSpace {
@@ -314,14 +320,14 @@ impl LockSpace {
         }
     }
 
-    /// Other limits from now on. What is granted stays as it is.
+    /// Sets other limits from now on. Granted locks stay as they are.
     pub fn tune(&mut self, limits: LockLimits) {
         assert!(limits.granularity_bytes.is_power_of_two(), "lock granularity is a power of two");
         self.limits = limits;
         self.contention.tune(limits.contention);
     }
 
-    /// What was done so far.
+    /// Statistics so far.
     pub fn counts(&self) -> LockCounts {
         let found = self.contention.found();
         LockCounts {
@@ -336,7 +342,7 @@ impl LockSpace {
         }
     }
 
-    /// The next thing to do.
+    /// The next action.
     pub fn poll_action(&mut self) -> Option<Action> {
         while let Some(action) = self.actions.pop_front() {
             let (Action::Granted { id, .. } | Action::Callback { id, .. }) = action;
@@ -347,14 +353,14 @@ impl LockSpace {
         None
     }
 
-    /// Whether conflicts on the object were frequent a short time ago; for every lock, read and write reply.
+    /// Whether the object is contended. Each answer to a lock request, read or write reports this.
     pub fn contended(&self, now_ns: u64, object: ObjectId) -> bool {
         self.contention.contended(now_ns, object)
     }
 
-    /// The client that may know the end of the file best: holder of the highest cached write lock. A grown lock may
-    /// reach beyond what its holder wrote, so if that holder knows of no byte at or above its lock's start, ask on with
-    /// [`LockSpace::glimpse_below`].
+    /// The client that is most likely to know the end of the file: the holder of the highest cached write lock. A grown
+    /// lock may reach beyond what its holder wrote. So if that holder knows of no byte at or above its lock's start, go
+    /// on with [`LockSpace::glimpse_below`].
     pub fn glimpse(&self, object: ObjectId) -> Option<(LockId, SessionId, ByteRange)> {
         self.highest_write(object, None)
     }
@@ -365,7 +371,7 @@ impl LockSpace {
         self.highest_write(object, Some((lock.range.start, id)))
     }
 
-    /// As [`LockSpace::glimpse_below`], for a lock that may be gone, of which `start` was the first byte.
+    /// As [`LockSpace::glimpse_below`], for a lock that may be gone and whose first byte was `start`.
     pub fn glimpse_under(&self, object: ObjectId, start: u64, id: LockId) -> Option<(LockId, SessionId, ByteRange)> {
         self.highest_write(object, Some((start, id)))
     }
@@ -385,7 +391,7 @@ impl LockSpace {
         })
     }
 
-    /// The cached locks of a session that were called back and not given back yet.
+    /// The cached locks of a session that were called back and not returned yet.
     pub fn called_back(&self, session: SessionId) -> impl Iterator<Item = (LockId, ObjectId)> {
         let called = move |id: &LockId| self.locks.get(id).is_some_and(|lock| lock.deadline_ns.is_some());
         self.held(session).filter(move |(id, ..)| called(id)).map(|(id, _, object, ..)| (id, object))
@@ -396,8 +402,8 @@ impl LockSpace {
         self.forest.highest(tree, below).map(|entry| (entry.id, entry.session, entry.range))
     }
 
-    /// Whether `session` holds a cached or group lock that permits `mode` on all of `range`: the check before I/O that
-    /// a client sends under its lock is submitted.
+    /// Whether `session` holds a cached or group lock that permits `mode` on all of `range`. To be checked before I/O
+    /// is submitted that a client sends under its lock.
     pub fn holds(&self, session: SessionId, id: LockId, object: ObjectId, mode: Mode, range: ByteRange) -> bool {
         self.locks.get(&id).is_some_and(|lock| {
             !lock.owner.is_direct()
@@ -409,24 +415,25 @@ impl LockSpace {
         })
     }
 
-    /// Whether the lock or request is there.
+    /// Whether there is a lock or request with this id.
     pub fn contains(&self, id: LockId) -> bool {
         self.locks.contains_key(&id)
     }
 
-    /// When [`LockSpace::poll_overdue`] has something to say next.
+    /// When [`LockSpace::poll_overdue`] has to be called next.
     pub fn next_deadline(&self) -> Option<u64> {
         self.deadlines.first().map(|&(deadline_ns, _)| deadline_ns)
     }
 
-    /// Locks that were called back at least `quiet_ns` ago, without progress since; those that wait for longest first.
+    /// Locks that were called back at least `quiet_ns` ago and have made no progress since, those that were called back
+    /// first at the front.
     pub fn unanswered(&self, now_ns: u64, quiet_ns: u64) -> impl Iterator<Item = (SessionId, LockId, ObjectId)> {
         let until_ns = now_ns.saturating_add(self.limits.callback_deadline_ns).saturating_sub(quiet_ns);
         let quiet = self.deadlines.range(..=(until_ns, LockId(u64::MAX)));
         quiet.filter_map(|(_, id)| self.locks.get(id).map(|lock| (lock.owner.session(), *id, lock.object)))
     }
 
-    /// A lock whose callback deadline has passed; each is told once.
+    /// A lock whose callback deadline has passed; each lock is reported once.
     pub fn poll_overdue(&mut self, now_ns: u64) -> Option<Overdue> {
         let &(deadline_ns, id) = self.deadlines.first()?;
         if deadline_ns > now_ns {
@@ -438,7 +445,8 @@ impl LockSpace {
         Some(Overdue { session: lock.owner.session(), id, object: lock.object })
     }
 
-    /// The client made progress on a callback (a flush under that lock arrived or went on): its time starts anew.
+    /// The client has made progress on a callback (a flush under that lock arrived or went on), so its deadline starts
+    /// anew.
     pub fn progress(&mut self, now_ns: u64, session: SessionId, id: LockId) {
         if let Some(lock) = self.locks.get_mut(&id)
             && lock.owner.session() == session
@@ -461,7 +469,7 @@ impl LockSpace {
         self.locks.is_empty()
     }
 
-    /// The granted lock of that id.
+    /// The range of the granted lock with this id.
     pub fn granted_range(&self, id: LockId) -> Option<ByteRange> {
         self.locks.get(&id).filter(|lock| lock.state == State::Granted).map(|lock| lock.range)
     }
@@ -471,13 +479,13 @@ impl LockSpace {
         Entry { range: lock.range, id, session: party(lock.owner) }
     }
 
-    /// A granted lock that excludes (`owner`, `mode`, `range`).
+    /// A granted lock that conflicts with (`owner`, `mode`, `range`).
     fn granted_conflict(&self, object: &Object, owner: Owner, mode: Mode, range: ByteRange) -> Option<LockId> {
         conflicting(owner, mode)
             .find_map(|(class, exempt)| self.forest.find(object.granted[class], &Search::overlap(range, exempt)))
     }
 
-    /// A request asked for before `before` that excludes (`owner`, `mode`, `range`).
+    /// A waiting request older than `before` that conflicts with (`owner`, `mode`, `range`).
     fn waiting_conflict(
         &self,
         object: &Object,
@@ -528,7 +536,7 @@ pub(crate) mod inspect {
             [self.forest.len(), objects, self.sessions.len(), self.deadlines.len(), self.members.len()]
         }
 
-        /// Bytes that locks and requests take, B-tree nodes being two thirds full.
+        /// Bytes that locks and requests take, if B-tree nodes are two thirds full.
         pub(crate) fn bytes(&self) -> usize {
             let entry = size_of::<(LockId, Lock)>() + size_of::<(SessionId, LockId)>();
             let watchers: usize = self.locks.values().map(|lock| lock.watchers.len() * size_of::<LockId>()).sum();

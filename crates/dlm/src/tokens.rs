@@ -1,21 +1,22 @@
-//! Tokens: what lets a client cache directory entries and attributes, and what makes that exact.
+//! Tokens: the right of a client to cache names and attributes, and its exact revocation.
 //!
 //! Owns: the vocabulary of tokens (keys, numbers, revocations), the table of a target ([`server`]) and the cache of a
-//! client ([`client`]). Does not own: messages, the kernel's copies of what a client caches, or byte-range locks. In
-//! the architecture this is the part below `server` and `client` that decides; they carry it out while there is more
-//! than one mount. `docs/locking/tokens.md` has the state machines and why they cannot deadlock.
+//! client ([`client`]). Does not own: messages, the kernel's copies of what a client caches, or byte-range locks. These
+//! state machines decide; `server` and `client` carry that out while there is more than one mount.
+//! `docs/locking/tokens.md` has the protocol and why it cannot deadlock.
 //!
 //! Invariants, checked by the model tests:
-//! * from the moment a change is applied, and until its key is granted anew, no client uses a cached value of that key;
-//! * a client answers a revocation by itself: it asks the server for nothing and waits for no call of its own.
 //!
-//! The number that drove the design: a warm `stat` or path walk must cost no round trip, and a token must not be worth
-//! more memory than the inode it covers: about 200 bytes at the server for each token, one number in each reply.
+//! * From the moment a change is applied, and until its key is granted anew, no client uses a cached value of that key.
+//! * A client answers a revocation by itself: it asks the server for nothing and waits for no call of its own.
 //!
-//! The race that numbers end: a reply with a grant and the push that revokes it travel on different lanes. Every grant
-//! has a number, later ones larger; a revocation says up to which number the grants of its keys are void. A client that
-//! has the revocation first remembers that number for as long as a reply may be on its way that was asked for before
-//! it.
+//! The numbers that drove the design: a warm `stat` or path walk must cost no round trip. A token must not take more
+//! memory than the inode that it covers. It takes about 200 bytes at the server, and one number in each reply.
+//!
+//! The race that token numbers decide: a reply with a grant and the push that revokes it travel on different lanes.
+//! Every grant has a number, and later ones are larger. A revocation names the number up to which the grants of its
+//! keys are void. A client that receives the revocation first remembers that number for as long as a reply may be on
+//! its way whose request was sent before.
 
 pub mod client;
 mod history;
@@ -27,7 +28,7 @@ mod tests;
 use amphi_types::SessionId;
 pub use amphi_types::TokenKey;
 
-/// Number of a grant, growing within a target over all its restarts: the upper 16 bits count starts of the target, the
+/// Number of a grant. It grows within a target over all its restarts: the upper 16 bits count starts of the target, the
 /// lower 48 bits grants since then.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TokenNumber(pub u64);
@@ -45,36 +46,36 @@ impl TokenNumber {
     }
 }
 
-/// What a reply says about the right to cache what it shows.
+/// The part of a reply that grants the right to cache what it shows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Grant {
     /// Its number.
     pub number: TokenNumber,
-    /// How long it may be used, counted from when the client sent its request.
+    /// Lifetime of the token, counted from when the client sent its request.
     pub life_ns: u64,
 }
 
-/// Name of a revocation, unique within a target over all its restarts as [`TokenNumber`] is.
+/// Id of a revocation, unique within a target over all its restarts as [`TokenNumber`] is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RevokeId(pub u64);
 
-/// A revocation: everything that one change, or one trim of the table, takes from one session.
+/// A revocation: all tokens that one change, or one trim of the table, revokes from one session.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Revoke {
-    /// Whose tokens.
+    /// The session that holds the tokens.
     pub session: SessionId,
-    /// To be named in the answer.
+    /// Id, to be named in the answer.
     pub id: RevokeId,
-    /// Grants of these keys with a number up to this one are void; later ones are not meant.
+    /// Grants of these keys with a number up to this one are void. Later ones stay valid.
     pub upto: TokenNumber,
     /// The keys, at most [`REVOKE_KEYS`].
     pub keys: Vec<TokenKey>,
 }
 
-/// Keys in one revocation at most; what takes more is sent as several.
+/// Most keys in one revocation. More are sent in several revocations.
 pub const REVOKE_KEYS: usize = 512;
 
-/// A mistake put into the machines on purpose: the checkers have to find each.
+/// A mistake that tests plant in the state machines. The checks have to find each of them.
 #[cfg(test)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum PlantedBug {
@@ -88,7 +89,7 @@ pub(crate) enum PlantedBug {
     SkipRecovery,
     /// A revocation that overtakes a grant is not remembered by the client.
     NoBarrier,
-    /// The same for the answer to a change of the client's own.
+    /// A grant that is overtaken by the answer to the client's own change is not made void.
     NoOwnBarrier,
     /// The client keeps its copies while a change of its own is under way.
     KeepOwn,

@@ -1,14 +1,18 @@
-//! Interval trees over one arena: who overlaps a range, in O(log n).
+//! Interval trees in one arena: which locks overlap a range, in O(log n).
 //!
-//! Owns: ranges ordered by (start, id), with the sums that let a search skip subtrees. Does not own: what the ranges
-//! mean.
+//! Owns: ranges ordered by (start, id), with the summaries that let a search skip subtrees. Does not own: what the
+//! ranges mean.
 //!
-//! Each tree is a treap; its priorities are a hash of the id, so the shape is a function of the contents. A node knows
-//! of its subtree: the largest end (for overlap), the smallest id (for "asked before"), whether all of it belongs to
-//! one session (a session's own locks never conflict, so they are skipped as a whole), and whether any lock in it was
-//! not yet called back (so a crowd that waits for the same locks does not visit them again and again).
+//! Each tree is a treap. Its priorities are a hash of the id, so the shape is a function of the contents. A node knows
+//! four things of its subtree:
 //!
-//! Invariant: ranges are not empty; (start, id) is unique in a tree.
+//! * the largest end, to find overlaps;
+//! * the smallest id, to find what was requested before;
+//! * whether all of it belongs to one session, whose own locks never conflict and are skipped as a whole;
+//! * whether any lock in it was not yet called back, so that many requests for the same locks do not visit them again
+//!   and again.
+//!
+//! Invariant: ranges are not empty, and (start, id) is unique in a tree.
 
 use crate::mode::LockId;
 use amphi_types::{ByteRange, SessionId};
@@ -54,11 +58,11 @@ impl Tree {
 pub(crate) struct Forest {
     nodes: Vec<Node>,
     free: Vec<u32>,
-    /// Nodes looked at: the cost that tests bound instead of time.
+    /// Number of visited nodes: the cost that tests bound instead of time.
     pub visits: std::cell::Cell<u64>,
 }
 
-/// What a search looks for: overlap with `range`, not of session `exempt`, id below `before`.
+/// The criteria of a search: overlap with `range`, not of session `exempt`, id below `before`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Search {
     pub range: ByteRange,
@@ -172,7 +176,7 @@ impl Forest {
         tree.0 = self.merge(low, high);
     }
 
-    /// Takes one range out; `false` if it is not in the tree.
+    /// Removes one range; `false` if it is not in the tree.
     pub fn remove(&mut self, tree: &mut Tree, start: u64, id: LockId) -> bool {
         let (low, rest) = self.split(tree.0, (start, id));
         let (found, high) = self.split(rest, (start, LockId(id.0 + 1)));
@@ -199,7 +203,7 @@ impl Forest {
         entry.range.overlaps(&search.range) && entry.id < search.before && Some(entry.session) != search.exempt
     }
 
-    /// Some match; among ranges with one start the one asked for last.
+    /// Any match. Among ranges with the same start it is the one with the largest id.
     pub fn find(&self, tree: Tree, search: &Search) -> Option<LockId> {
         self.find_at(tree.0, search)
     }
@@ -309,7 +313,7 @@ impl Forest {
         }
     }
 
-    /// A range that contains `range` whole.
+    /// A range that contains all of `range`.
     pub fn covering(&self, tree: Tree, range: ByteRange) -> Option<LockId> {
         self.covering_at(tree.0, range)
     }

@@ -1,4 +1,4 @@
-//! What the calls of a file system take and answer, in plain values.
+//! Arguments and results of the file system's calls, as plain values.
 
 use amphi_types::{Attr, Ino};
 use std::time::Duration;
@@ -7,36 +7,38 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Handle(pub u64);
 
-/// A looked-up or newly made inode. Each one given to the kernel counts as one reference until FORGET.
+/// An inode that was looked up or newly made. Each `Entry` that the kernel is given counts as one reference until
+/// FORGET.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
     /// Attributes, with the inode number.
     pub attr: Attr,
-    /// Under which the kernel knows the inode: its number, unless it would take it for one that it has elsewhere.
+    /// The node id under which the kernel knows the inode. It is the inode's number, unless the kernel has a directory
+    /// of that id at another place (`node`).
     pub node: Ino,
     /// Generation of the inode number.
     pub generation: u64,
-    /// How long the kernel may keep the name.
+    /// Entry timeout: how long the kernel may cache the name.
     pub entry_ttl: Duration,
-    /// How long the kernel may keep the attributes.
+    /// Attribute timeout: how long the kernel may cache the attributes.
     pub attr_ttl: Duration,
 }
 
-/// Attributes and how long the kernel may keep them.
+/// Attributes with their timeout in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AttrReply {
     /// Attributes.
     pub attr: Attr,
-    /// Their life in the kernel's cache.
+    /// Attribute timeout: how long the kernel may cache them.
     pub ttl: Duration,
 }
 
 /// How a file is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OpenHow {
-    /// `O_*` bits of the caller, `O_TRUNC` included: the open truncates.
+    /// `O_*` bits of the caller. With `O_TRUNC` the open also truncates the file.
     pub flags: u32,
-    /// With `O_TRUNC`: clear setuid and setgid.
+    /// With `O_TRUNC`: the open also clears setuid and setgid.
     pub kill_suidgid: bool,
 }
 
@@ -62,17 +64,18 @@ impl OpenHow {
 pub struct OpenFlags(pub u32);
 
 impl OpenFlags {
-    /// Kernel page cache, emptied at open. The right one for `O_DIRECT` opens: pieces of a call then run in parallel.
+    /// The kernel uses its page cache and empties it at the open. This is right for `O_DIRECT` opens, because the
+    /// kernel then sends the pieces of a call in parallel.
     pub const CACHED: OpenFlags = OpenFlags(0);
-    /// No kernel page cache: every read and write comes here.
+    /// The kernel's page cache is bypassed: every read and write is sent to the mount.
     pub const DIRECT_IO: OpenFlags = OpenFlags(crate::kernel::flags::fopen::DIRECT_IO);
-    /// Kernel page cache, kept at open.
+    /// The kernel uses its page cache and keeps what is there at the open.
     pub const KEEP_CACHE: OpenFlags = OpenFlags(crate::kernel::flags::fopen::KEEP_CACHE);
-    /// Several direct writes to the inode at a time.
+    /// The kernel sends several direct writes to the inode at a time.
     pub const PARALLEL_WRITES: OpenFlags = OpenFlags(crate::kernel::flags::fopen::PARALLEL_DIRECT_WRITES);
-    /// No FLUSH at close.
+    /// The kernel sends no FLUSH at a close.
     pub const NO_FLUSH: OpenFlags = OpenFlags(crate::kernel::flags::fopen::NOFLUSH);
-    /// Listing kept by the kernel.
+    /// The kernel caches the listing of the directory.
     pub const CACHE_DIR: OpenFlags = OpenFlags(crate::kernel::flags::fopen::CACHE_DIR);
 }
 
@@ -86,9 +89,9 @@ impl std::ops::BitOr for OpenFlags {
 /// An open file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OpenReply {
-    /// Its number.
+    /// Number of the open file.
     pub handle: Handle,
-    /// How the kernel treats it.
+    /// Whether and how the kernel uses its page cache for it.
     pub flags: OpenFlags,
 }
 
@@ -99,26 +102,26 @@ pub struct ReadHow {
     pub handle: Handle,
     /// First byte.
     pub offset: u64,
-    /// Bytes wanted. Fewer mean the end of the file.
+    /// Bytes wanted. A shorter answer means the end of the file.
     pub size: usize,
-    /// `O_*` bits of the descriptor now.
+    /// `O_*` bits that the descriptor has now (`fcntl` may have changed them since the open).
     pub flags: u32,
-    /// The bytes go into the kernel's page cache: a mapping, or a file that is open without direct I/O.
+    /// The bytes go into the kernel's page cache: the read is for a mapping, or the file is open without direct I/O.
     pub into_page_cache: bool,
 }
 
 /// A write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WriteHow {
-    /// Open file; only some handle of the inode when `from_page_cache`.
+    /// Open file. With `from_page_cache` the kernel names any open file of the inode.
     pub handle: Handle,
-    /// First byte. With `O_APPEND` the kernel's idea of the end, which may be stale.
+    /// First byte. With `O_APPEND` it is where the kernel believes the end of the file to be, which may be out of date.
     pub offset: u64,
-    /// `O_*` bits of the descriptor now.
+    /// `O_*` bits that the descriptor has now.
     pub flags: u32,
-    /// Dirty pages of a shared mapping: whole pages, no caller.
+    /// The kernel writes back whole dirty pages of a shared mapping, and no program is the caller.
     pub from_page_cache: bool,
-    /// Clear setuid and setgid.
+    /// The write also clears setuid and setgid.
     pub kill_suidgid: bool,
 }
 
@@ -141,7 +144,7 @@ pub struct CopyHow {
     pub len: u64,
 }
 
-/// What a lock shall be.
+/// The kind of a lock, or its removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockKind {
     /// `F_RDLCK`, `LOCK_SH`.
@@ -152,26 +155,26 @@ pub enum LockKind {
     Unlock,
 }
 
-/// A lock of an application on a file.
+/// A file lock (`flock`, `fcntl`), as an application requests it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LockHow {
-    /// Open file through which it is asked for.
+    /// Open file through which the lock is requested.
     pub handle: Handle,
-    /// Owner: a number for the process's table of files (POSIX), or for the open file (OFD and `flock`).
+    /// Owner: a number for the process's table of descriptors (POSIX), or for the open file (OFD and `flock`).
     pub owner: u64,
     /// First byte.
     pub first: u64,
-    /// Last byte; the largest offset means to the end of every file.
+    /// Last byte. The largest offset means that the lock also covers everything behind the end of the file.
     pub last: u64,
-    /// What it shall be.
+    /// Shared, exclusive, or to be removed.
     pub kind: LockKind,
-    /// Process that asks; 0 if it is outside our process namespace, or to unlock.
+    /// Process that requests it. 0 if the process is outside this mount's process name space, and for an unlock.
     pub pid: u32,
-    /// One of `flock`, which meets only its like.
+    /// The lock is one of `flock`, which conflicts only with other locks of `flock`.
     pub flock: bool,
 }
 
-/// A device control call, restricted form: input and output sizes are encoded in the command.
+/// A device control call (`ioctl`) in the restricted form, in which the command encodes the sizes of input and output.
 #[derive(Clone, Copy, Debug)]
 pub struct IoctlCall<'a> {
     /// Open file or directory.
@@ -184,7 +187,7 @@ pub struct IoctlCall<'a> {
     pub input: &'a [u8],
     /// Most output bytes.
     pub output_max: usize,
-    /// On a directory.
+    /// The call is made on a directory.
     pub on_directory: bool,
     /// The caller is a 32-bit process.
     pub compat: bool,
@@ -199,7 +202,7 @@ pub struct IoctlReply {
     pub output: Vec<u8>,
 }
 
-/// Numbers of the file system.
+/// Totals of the file system, as `statfs` reports them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statfs {
     /// All blocks.

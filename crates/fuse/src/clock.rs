@@ -1,6 +1,6 @@
-//! The clock by which the mount measures how long ago something was.
+//! The monotonic clock of a mount, for measuring how long ago something was.
 
-/// Nanoseconds since some moment of this process.
+/// Nanoseconds since a fixed moment of this process.
 #[expect(clippy::disallowed_methods, reason = "the device loop runs outside any simulated environment")]
 pub(crate) fn monotonic_ns() -> u64 {
     use std::sync::OnceLock;

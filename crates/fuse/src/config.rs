@@ -1,32 +1,32 @@
-//! Settings of a mount, and what the kernel has agreed to.
+//! Settings of a mount, and the limits that were negotiated with the kernel.
 
 use std::time::Duration;
 
 /// Settings of a mount.
 #[derive(Clone, Debug)]
 pub struct SessionConfig {
-    /// What is mounted, for the mount table and `df`; without NUL.
+    /// The source shown in the mount table and by `df`, without NUL.
     pub source: String,
-    /// Users other than the one who mounts may use it.
+    /// Users other than the one who mounts may use the mount.
     pub allow_other: bool,
-    /// The kernel checks permissions by mode bits before it asks.
+    /// The kernel checks permissions by mode bits before it sends a request.
     pub default_permissions: bool,
-    /// Mount read-only.
+    /// The mount is read-only.
     pub read_only: bool,
-    /// Ignore setuid and setgid when executing.
+    /// Setuid and setgid are ignored when a file is executed.
     pub no_suid: bool,
-    /// Execute nothing.
+    /// No file of the mount can be executed.
     pub no_exec: bool,
-    /// Device files can be opened; root alone may mount so.
+    /// Device files can be opened. Only root may mount in this way.
     pub devices: bool,
-    /// Payload of the largest request in bytes, a multiple of 4096. As root the system's limit is raised to it.
+    /// Payload of the largest request in bytes, a multiple of 4096. If root mounts, the system's limit is raised to it.
     pub request_max_bytes: usize,
-    /// Most reader threads, at least 2. So many calls can block at once before others wait for them. A few more are
-    /// kept for the kernel's own pages.
+    /// Most reader threads, at least 2. So many calls can block at once before further calls wait for a thread. Some
+    /// more threads are reserved for the kernel's own pages.
     pub threads_max: usize,
-    /// Sleeping reader threads kept for the next calls that block.
+    /// How many reader threads sleep in reserve, for the next calls that block.
     pub threads_idle_max: usize,
-    /// How long one idle thread polls the device before it sleeps; zero never polls.
+    /// How long one idle thread polls the device before it sleeps. Zero: it never polls.
     pub spin: Duration,
 }
 
@@ -49,20 +49,20 @@ impl Default for SessionConfig {
 }
 
 impl SessionConfig {
-    /// The payload bound in whole pages, within what the protocol's fields can say.
+    /// The payload bound in whole pages, within what the protocol's fields can express.
     pub(crate) fn request_bytes(&self) -> usize {
         (self.request_max_bytes / 4096 * 4096).clamp(4096, 128 << 20)
     }
 }
 
-/// What kernel and session agreed on.
+/// What kernel and session agreed on at INIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Protocol minor of the kernel.
     pub minor: u32,
     /// Largest WRITE payload in bytes.
     pub write_max_bytes: usize,
-    /// Pages of the largest request; longer calls arrive in pieces of this size.
+    /// Pages of the largest request. Longer calls arrive in pieces of this size.
     pub pages_max: usize,
     /// Whether shared mappings of directly opened files work.
     pub shared_mmap: bool,

@@ -1,13 +1,16 @@
 //! `Payload` and `ReadSink`: file data on its way from and to the kernel without copies.
 //!
-//! Owns: the memory contract of WRITE and READ. A reader thread has one receive buffer, laid out so that the payload of
-//! a WRITE lies in its page as in its block of the file if it could be foreseen; the same memory serves READ replies. A
-//! file system either borrows it or takes it away, and then the thread gets a fresh one. The payload of a WRITE of one
-//! unit of the page cache may lie in memory of just that size, which a file system can keep for other such memory.
+//! Owns: the contract about the memory of WRITE and READ. A reader thread has one receive buffer. The payload of a
+//! WRITE lies in its page as it will lie in its block of the file, if the thread expected it there. The same memory
+//! serves READ replies. A file system either borrows this memory or takes it away; in the second case the thread gets a
+//! fresh buffer. The payload of a WRITE of one unit may lie in memory of exactly that size, which the page cache can
+//! keep in exchange for other such memory.
 //!
-//! Invariant: `Payload` bytes lie behind the head of their request in the receive buffer, or are a unit's memory as a
-//! whole. The number behind `TAKE_COPY_MAX_BYTES`: copying 32 KiB costs about 3 us, giving a buffer away costs about as
-//! much in mapping fresh memory.
+//! Invariant: the bytes of a `Payload` lie behind the head of their request in the receive buffer, or they are all of a
+//! unit's memory.
+//!
+//! The number behind `TAKE_COPY_MAX_BYTES`: copying 32 KiB costs about 3 us, and giving a buffer away costs about as
+//! much, because fresh memory has to be mapped.
 
 use crate::kernel::WRITE_HEAD_BYTES;
 use amphi_client::Buf;
@@ -15,12 +18,12 @@ use amphi_client::Loan;
 use smallvec::SmallVec;
 use std::ops::Deref;
 
-/// Where payloads begin in a receive buffer: one page in, so that the head lies right before it.
+/// Where payloads begin in a receive buffer: after one page, so that the head lies right before the payload.
 pub(crate) const PAYLOAD_AT: usize = 4096;
-/// `Payload::into_buf` copies payloads up to this length and gives the receive buffer away beyond.
+/// `Payload::into_buf` copies payloads up to this length. For longer ones it gives the receive buffer away.
 pub const TAKE_COPY_MAX_BYTES: usize = 32 << 10;
 
-/// The data of a WRITE: borrow it as a slice, or take it as a `Buf`.
+/// The data of a WRITE, which can be borrowed as a slice or taken as a `Buf`.
 pub struct Payload<'a> {
     buf: &'a mut Buf,
     len: usize,
@@ -28,7 +31,7 @@ pub struct Payload<'a> {
 }
 
 impl<'a> Payload<'a> {
-    /// The `len` bytes behind the head of the request in `buf`, clipped to what it is.
+    /// The `len` bytes behind the head of the request in `buf`, at most what the buffer holds.
     pub(crate) fn new(buf: &'a mut Buf, len: usize) -> Payload<'a> {
         let head = WRITE_HEAD_BYTES.min(buf.len());
         let len = len.min(buf.len() - head);
@@ -42,15 +45,15 @@ impl<'a> Payload<'a> {
         Payload { buf: unit, len, is_unit: true }
     }
 
-    /// The memory of `UNIT_BYTES` that the data is, if it lies in memory of its own. Whoever keeps it leaves other
-    /// memory of that size there, of arbitrary content, or none.
+    /// The data as memory of `UNIT_BYTES`, if it lies in memory of its own. A caller that keeps this memory puts other
+    /// memory of that size in its place, of any content, or none.
     pub fn unit(&mut self) -> Option<&mut Buf> {
         if self.is_unit { Some(self.buf) } else { None }
     }
 
-    /// The data as an owned buffer. Its first byte lies at a page boundary, or in its page where it was expected to lie
-    /// in its block of the file. Large ones are not copied: the buffer then owns the whole receive memory (more than
-    /// its length), so do not keep it for long.
+    /// The data as an owned buffer. Its first byte lies at a page boundary, or where it lies in its block of the file
+    /// if that was expected. Large data is not copied: the buffer then owns the whole receive memory, which is more
+    /// than its length, so do not keep it for long.
     pub fn into_buf(self) -> Buf {
         if self.len <= TAKE_COPY_MAX_BYTES {
             return Buf::copy_of(self.buf);
@@ -66,7 +69,7 @@ impl Deref for Payload<'_> {
     }
 }
 
-/// Takes the data of a READ: bytes written into its own memory, then owned buffers, in this order.
+/// Takes the data of a READ: first bytes written into its own memory, then owned buffers.
 pub struct ReadSink<'a> {
     buf: &'a mut Buf,
     size: usize,
@@ -74,7 +77,7 @@ pub struct ReadSink<'a> {
     given: SmallVec<[Given; 2]>,
 }
 
-/// Memory that goes to the kernel from where it lies.
+/// Memory that the kernel copies from where it lies.
 enum Given {
     Own(Buf),
     Lent(Loan),
@@ -90,25 +93,25 @@ impl Given {
 }
 
 impl<'a> ReadSink<'a> {
-    /// A sink for at most `size` bytes that lends the memory of `buf`.
+    /// A sink for at most `size` bytes, whose own memory is `buf`.
     pub(crate) fn new(buf: &'a mut Buf, size: usize) -> ReadSink<'a> {
         let size = size.min(buf.capacity().saturating_sub(PAYLOAD_AT));
         buf.set_window(PAYLOAD_AT..PAYLOAD_AT + size);
         ReadSink { buf, size, filled: 0, given: SmallVec::new() }
     }
 
-    /// Most bytes the kernel takes.
+    /// Most bytes that the kernel takes.
     pub fn size(&self) -> usize {
         self.size
     }
 
-    /// Page-aligned memory of `size` bytes to read into. Its content is arbitrary; `set_filled` says how much of it
-    /// counts.
+    /// Page-aligned memory of `size` bytes to read into. Its content is arbitrary; `set_filled` says how many bytes are
+    /// data.
     pub fn space(&mut self) -> &mut [u8] {
         self.buf
     }
 
-    /// The first `len` bytes of `space` are data.
+    /// Declares the first `len` bytes of `space` to be data.
     pub fn set_filled(&mut self, len: usize) {
         self.filled = len.min(self.size);
     }

@@ -1,7 +1,8 @@
 //! `DirSink`: a directory listing on its way to the kernel.
 //!
-//! Owns: the packing of READDIR and READDIRPLUS entries. Invariant: the reply never exceeds what the kernel has
-//! room for, and an entry is in it whole or not at all.
+//! Owns: the packing of READDIR and READDIRPLUS entries. Does not own: what is listed, and in which order.
+//!
+//! Invariant: the reply never exceeds the kernel's room, and an entry is in it completely or not at all.
 
 use crate::calls::Entry;
 use crate::calls::Handle;
@@ -21,13 +22,14 @@ pub struct DirSink<'a> {
 }
 
 impl<'a> DirSink<'a> {
-    /// A sink for `room` bytes; with `plus` the entries carry attributes.
+    /// A sink for `room` bytes. With `plus` the entries carry attributes.
     pub(crate) fn new(out: &'a mut Vec<u8>, room: usize, plus: bool, handle: Handle) -> DirSink<'a> {
         out.clear();
         DirSink { out, room, plus, handle }
     }
 
-    /// Whether entries should carry attributes: then each one passed to `add_entry` counts as one reference.
+    /// Whether entries should carry attributes. If so, each one that is passed to `add_entry` counts as one reference
+    /// to its inode.
     pub fn wants_entries(&self) -> bool {
         self.plus
     }
@@ -37,18 +39,18 @@ impl<'a> DirSink<'a> {
         self.room - self.out.len()
     }
 
-    /// Adds an entry without attributes; `.` and `..` always go this way. `next` is the cookie that continues
-    /// behind it. Returns false, and adds nothing, when there is no room.
+    /// Adds an entry without attributes. `.` and `..` are always added in this way. `next` is the cookie that continues
+    /// behind the entry. Returns false, and adds nothing, when there is no room.
     #[must_use]
     pub fn add(&mut self, ino: Ino, kind: Kind, name: &[u8], next: u64) -> bool {
-        // In a listing with attributes, node 0 says "no entry here".
+        // In a listing with attributes, node id 0 means that the entry has none.
         let none = EntryOut::default();
         let plus = self.plus.then_some(none);
         self.put(plus, ino, kind, name, next)
     }
 
-    /// Adds an entry with attributes, which are dropped if the kernel did not ask for them. Returns false, and
-    /// adds nothing (so it counts as no reference), when there is no room.
+    /// Adds an entry with attributes, which are left out if the kernel did not ask for them. Returns false, and adds
+    /// nothing, when there is no room; then it does not count as a reference.
     #[must_use]
     pub fn add_entry(&mut self, entry: &Entry, name: &[u8], next: u64) -> bool {
         let plus = self.plus.then(|| reply::entry_out(entry));

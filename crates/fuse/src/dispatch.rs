@@ -1,6 +1,8 @@
-//! Dispatch: calls the method of the file system that a request asks for, and answers.
+//! Dispatch: calls the method of the file system that a request is for, and sends the reply.
 //!
-//! Invariant: every request is answered exactly once; FORGET, BATCH_FORGET and INTERRUPT never are.
+//! Owns: which operation becomes which call. Does not own: parsing (`request`), the form of replies (`reply`).
+//!
+//! Invariant: every request is answered exactly once. FORGET, BATCH_FORGET and INTERRUPT get no answer.
 
 use crate::calls::{Entry, OpenReply, ReadHow};
 use crate::data::{Payload, ReadSink};
@@ -19,20 +21,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// Largest count that a 32-bit reply can carry, in whole pages.
+/// Largest byte count that a 32-bit reply can carry, in whole pages.
 const COUNT_MAX_32: u64 = (u32::MAX as u64) & !4095;
 
-/// What a thread lends to the handling of one request.
+/// What a reader thread provides for the handling of one request.
 pub(crate) struct Lent<'a> {
     /// The receive buffer that holds the request.
     pub receive: &'a mut Buf,
-    /// The payload of a WRITE of one unit, if it is not in the receive buffer.
+    /// The payload of a WRITE of one unit, if it lies outside the receive buffer.
     pub unit: Option<&'a mut Buf>,
     /// Memory for listings.
     pub listing: &'a mut Vec<u8>,
-    /// Set once a reply went out, also if the handler panics later.
+    /// Set once a reply was sent, so that it is known if the handler panics afterwards.
     pub answered: &'a AtomicBool,
-    /// The device the request was read from, and the table of requests that are answered later.
+    /// The device from which the request was read, and the table of requests that are answered later.
     pub late: (&'a Arc<OwnedFd>, &'a Arc<LateTable>),
 }
 
@@ -65,7 +67,7 @@ fn send_created(to: &ReplyTo<'_>, result: Result<(Entry, OpenReply)>) {
     }
 }
 
-/// A value whose size the kernel asks for first with no room.
+/// Answers with a value. If the kernel has given no room, it is only told the size.
 fn send_sized(to: &ReplyTo<'_>, room: usize, result: Result<Vec<u8>>) {
     match result {
         Ok(value) if room == 0 => to.ok(&[k::GetxattrOut { size: value.len() as u32, padding: 0 }.as_bytes()]),
@@ -75,7 +77,7 @@ fn send_sized(to: &ReplyTo<'_>, room: usize, result: Result<Vec<u8>>) {
     }
 }
 
-/// Passes forgotten references on.
+/// Passes references that the kernel has dropped on to the file system.
 pub(crate) fn forget(fs: &dyn FileSystem, request: &Request<'_>) {
     match request.op {
         Op::Forget { count } => fs.forget(request.ino, count),
@@ -90,12 +92,12 @@ pub(crate) fn forget(fs: &dyn FileSystem, request: &Request<'_>) {
     }
 }
 
-/// Handles every request that leaves the receive buffer alone.
+/// Handles every request that does not use the receive buffer as data memory.
 fn dispatch(fs: &dyn FileSystem, caller: &Caller<'_>, request: &Request<'_>, listing: &mut Vec<u8>, to: &ReplyTo<'_>) {
     let ino = request.ino;
     match request.op {
         Op::Lookup { name } => match (fs.lookup(caller, ino, name), fs.negative_ttl()) {
-            // Node 0 says that there is no such name and for how long that holds.
+            // Node id 0 says that the name does not exist, and for how long the kernel may cache that.
             (Err(Errno::NoEnt), ttl) if !ttl.is_zero() => to.ok(&[absent_out(ttl).as_bytes()]),
             (found, _) => send_entry(to, found),
         },
@@ -175,7 +177,7 @@ fn dispatch(fs: &dyn FileSystem, caller: &Caller<'_>, request: &Request<'_>, lis
             tracing::debug!(opcode, "request of a kind that is not served");
             to.error(Errno::NoSys);
         }
-        // A second INIT, and what `handle` takes for itself.
+        // A second INIT, and requests that `handle` serves itself.
         Op::Init { .. }
         | Op::Read { .. }
         | Op::Write { .. }
@@ -186,7 +188,7 @@ fn dispatch(fs: &dyn FileSystem, caller: &Caller<'_>, request: &Request<'_>, lis
     }
 }
 
-/// Tells the file system that an answer has been written, also if its handler panicked.
+/// Reports to the file system that an answer was written, even if the handler panicked.
 struct Answered<'a>(&'a dyn FileSystem);
 
 impl Drop for Answered<'_> {
@@ -195,7 +197,7 @@ impl Drop for Answered<'_> {
     }
 }
 
-/// How a handler is let go.
+/// Gives a handler's thread back before the request is answered.
 struct Deferred<'a> {
     device: &'a Arc<OwnedFd>,
     table: &'a Arc<LateTable>,
@@ -212,7 +214,7 @@ impl Deferral for Deferred<'_> {
     }
 }
 
-/// Handles one request that wants a reply; READ and WRITE use the receive buffer as data memory. Returns a READ that
+/// Handles one request that wants a reply. READ and WRITE use the receive buffer as data memory. Returns the READ if it
 /// was answered with bytes.
 pub(crate) fn handle(fs: &dyn FileSystem, caller: Caller<'_>, lent: Lent<'_>, to: &ReplyTo<'_>) -> Option<ReadHow> {
     let mut read = None;

@@ -1,17 +1,20 @@
-//! `Environments`: what the environment of a calling process says (`AMPHI_IO_MODE`, `AMPHI_ADVISE`, the job), and which
-//! program it is, which FUSE requests do not carry.
+//! `Environments`: what the environment and the executable of a calling process say, which FUSE requests do not carry.
 //!
-//! Owns: a bounded cache of what `/proc/<tid>/environ` and `exe` say. Does not own: what counts more (the client's
-//! decision), which variables name a job (`client::telemetry::jobs`). They are read at an open, by the thread that
-//! serves it: about 10 us. `/proc` shows what a program was started with; what it changes later (`setenv`) is not seen,
-//! and nothing is of one that this process may not look at.
+//! The environment may choose the I/O mode (`AMPHI_IO_MODE`), give advice (`AMPHI_ADVISE`), and name the job.
 //!
-//! Invariants. A shell opens the files it redirects to and becomes the program afterwards, with the same number: so an
-//! entry is believed for as long as its thread had been known when it was read, `LIFE` at most. A thread that opens one
-//! file after the other is looked at some ten times in its first second and once a second later; a number that another
-//! process took over is looked at again within `LIFE`. Reading takes the caller's address space, which may hang on a
-//! page of this very mount: at most `READS_MAX` threads wait for that; further callers go on as if they had said
-//! nothing.
+//! Owns: a bounded cache of what `/proc/<tid>/environ` and `exe` contain. The thread that serves an open reads them,
+//! which takes about 10 us. `/proc` shows the environment with which a program was started, so later changes (`setenv`)
+//! are not seen. Does not own: which setting takes precedence (the client's decision), which variables name a job
+//! (`client::telemetry::jobs`).
+//!
+//! Invariants:
+//!
+//! * A shell opens the files of a redirection and then becomes the program, under the same thread id. So an entry is
+//!   valid only for as long as its thread was known when it was read, and for `LIFE` at most. A thread that opens many
+//!   files is looked at some ten times in its first second and then once a second. A thread id that another process got
+//!   is looked at again within `LIFE`.
+//! * Reading `/proc` takes a lock on the caller's address space, which may be held by a page fault on this very mount.
+//!   So at most `READS_MAX` threads wait for it; further callers are treated as if their environment said nothing.
 
 use amphi_client::{JobName, Pieces, Program};
 use amphi_types::IoMode;
@@ -22,15 +25,15 @@ use std::io::Read;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-/// The variable that chooses how files go.
+/// The variable that chooses the I/O mode of files.
 const MODE: &str = "AMPHI_IO_MODE";
 /// The variable that says in which pieces a program reads.
 const ADVISE: &str = "AMPHI_ADVISE";
-/// How long an environment is believed at most.
+/// How long an entry is valid at most.
 const LIFE: Duration = Duration::from_secs(1);
 /// Most threads remembered; the table is emptied when it is full.
 const ENTRIES_MAX: usize = 4096;
-/// Environments that are read at a time.
+/// Most environments that are read at a time.
 const READS_MAX: usize = 8;
 /// Most bytes of an environment that are read.
 const BYTES_MAX: u64 = 1 << 20;
@@ -38,11 +41,11 @@ const BYTES_MAX: u64 = 1 << 20;
 /// What an environment says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Said {
-    /// How files that the process opens shall go.
+    /// I/O mode of the files that the process opens.
     pub mode: Option<IoMode>,
-    /// The job that it belongs to.
+    /// The job to which the process belongs.
     pub job: Option<JobName>,
-    /// Which program it is.
+    /// The program, identified by its executable.
     pub program: Program,
 }
 
@@ -50,7 +53,7 @@ pub struct Said {
 #[derive(Default)]
 struct Shown {
     environ: Vec<u8>,
-    /// The path of its executable; empty if this process may not know it.
+    /// The path of its executable; empty if this process may not see it.
     executable: Vec<u8>,
 }
 
@@ -67,7 +70,7 @@ impl Entry {
         now_ns.saturating_sub(self.read_ns) < life
     }
 
-    /// The same number after so long may be another process.
+    /// Whether the entry may still be used; after so long the thread id may belong to another process.
     fn is_the_same(&self, now_ns: u64) -> bool {
         now_ns.saturating_sub(self.read_ns) < 2 * LIFE.as_nanos() as u64
     }
@@ -81,7 +84,8 @@ pub struct Environments {
 }
 
 impl Environments {
-    /// What thread `tid` says, with its job by one of `jobs`; nothing if it says nothing or cannot be asked.
+    /// What thread `tid` says, with its job from one of the variables `jobs`. Empty if it says nothing or cannot be
+    /// looked at.
     pub fn said(&self, tid: u32, jobs: &[String]) -> Said {
         self.said_at(tid, jobs, crate::clock::monotonic_ns(), read)
     }
@@ -118,15 +122,15 @@ impl Environments {
 fn read(tid: u32) -> Shown {
     let mut environ = Vec::new();
     if let Ok(file) = std::fs::File::open(format!("/proc/{tid}/environ")) {
-        // What was read before an error counts.
+        // Bytes that were read before an error are used.
         let _ = file.take(BYTES_MAX).read_to_end(&mut environ);
     }
-    // The name alone, which no file system is asked for.
+    // Reading the link's text asks no file system.
     let executable = std::fs::read_link(format!("/proc/{tid}/exe")).unwrap_or_default();
     Shown { environ, executable: executable.into_os_string().into_encoded_bytes() }
 }
 
-/// A number for an executable; 0: it is not known.
+/// A number for an executable; 0 if it is not known.
 fn number_of(executable: &[u8]) -> u64 {
     if executable.is_empty() {
         return 0;
@@ -136,7 +140,7 @@ fn number_of(executable: &[u8]) -> u64 {
     hasher.finish().max(1)
 }
 
-/// What an environment and an executable say. Another word than those that are known says nothing.
+/// Interprets an environment and an executable. Unknown values are ignored.
 fn parse(shown: &Shown, jobs: &[String]) -> Said {
     let environ = &shown.environ;
     let value =

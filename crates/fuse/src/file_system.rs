@@ -1,10 +1,12 @@
-//! `FileSystem`: what a mount needs from a file system, one synchronous method for each operation of the kernel.
+//! `FileSystem`: the trait that a mount serves, with one synchronous method for each operation of the kernel.
 //!
-//! Methods run on reader threads of the session and may block; a blocked one should end with `Errno::Intr` when
-//! `Caller::interrupt` fires. A default method answers `NoSys`, which the kernel remembers for most operations: it
-//! then stops asking (fsync, flush, access, xattrs) or falls back (rename flags, copy ranges).
+//! Methods run on reader threads of the session and may block. A blocked method should end with `Errno::Intr` when
+//! `Caller::interrupt` fires. Default methods answer `NoSys`, which the kernel remembers for most operations: it then
+//! stops asking (fsync, flush, access, xattrs) or does without (rename flags, copy ranges).
 //!
-//! Invariant: names passed in have no NUL and no `/`; they may still be longer than a file system allows.
+//! Owns: the contract of these methods. Does not own: their arguments and results (`calls`).
+//!
+//! Invariant: names that are passed in have no NUL and no `/`, but may be longer than the file system allows.
 
 use crate::calls::{
     AttrReply, CopyHow, Entry, Handle, IoctlCall, IoctlReply, LockHow, OpenHow, OpenReply, ReadHow, Statfs, WriteHow,
@@ -22,15 +24,15 @@ use std::time::Duration;
 /// A file system behind a mount. See the module's head for threads, blocking and errors.
 #[expect(unused_variables, reason = "default methods answer without looking at their arguments")]
 pub trait FileSystem: Send + Sync + 'static {
-    /// Called once, before any other method: what was negotiated, and how to invalidate.
+    /// Called once, before any other method, with the negotiated limits and the way to send invalidations.
     fn mounted(&self, notifier: Notifier, limits: &Limits) {}
 
-    /// Called once, when requests are served and before anybody else knows of the mount: where it is, and its number in
-    /// the mount table (0: unknown).
+    /// Called once, when requests are served but the mount is not announced yet: with its path, and its number in the
+    /// mount table (0: unknown).
     fn serves(&self, at: &Path, device: u64) {}
 
-    /// Whether a thread is one of the file system's own, whose requests are answered without waiting for anything: they
-    /// are handled by whoever reads them.
+    /// Whether a thread is one of the file system's own. Its requests are answered without waiting, by the thread that
+    /// reads them.
     fn is_own_thread(&self, tid: u32) -> bool {
         false
     }
@@ -38,14 +40,14 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Called once, when the mount has ended and no method runs any more.
     fn unmounted(&self) {}
 
-    /// A request is about to be handled on this thread whose answer may say how long the kernel may keep it; `answered`
-    /// follows on the same thread when the answer has been written.
+    /// Called on this thread before it handles a request whose answer may carry a timeout. `answered` follows on the
+    /// same thread when the answer was written.
     fn begins(&self) {}
 
-    /// The answer to the request that began on this thread has been written.
+    /// Called when the answer to the request that began on this thread was written.
     fn answered(&self) {}
 
-    /// How long the kernel may remember that a name is not there.
+    /// How long the kernel may cache that a name does not exist.
     fn negative_ttl(&self) -> Duration {
         Duration::ZERO
     }
@@ -56,7 +58,7 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Drops `count` references to `ino`.
     fn forget(&self, ino: Ino, count: u64) {}
 
-    /// Attributes of `ino`. Also serves statx.
+    /// Attributes of `ino`, for stat and statx.
     fn getattr(&self, caller: &Caller<'_>, ino: Ino, handle: Option<Handle>) -> Result<AttrReply>;
 
     /// Changes attributes.
@@ -74,12 +76,12 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// Makes a node; `mode` has kind and permissions, umask applied.
+    /// Makes a node. `mode` has kind and permissions, with the umask applied.
     fn mknod(&self, caller: &Caller<'_>, parent: Ino, name: &[u8], mode: u32, rdev: u32) -> Result<Entry> {
         Err(Errno::NoSys)
     }
 
-    /// Makes a directory; umask applied.
+    /// Makes a directory, with the umask applied.
     fn mkdir(&self, caller: &Caller<'_>, parent: Ino, name: &[u8], mode: u32) -> Result<Entry> {
         Err(Errno::NoSys)
     }
@@ -94,7 +96,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// Renames; `flags` are `RENAME_*` bits. `new_parent` is the id by which the kernel names that directory.
+    /// Renames. `flags` are `RENAME_*` bits, and `new_parent` is the node id by which the kernel knows that directory.
     fn rename(
         &self,
         caller: &Caller<'_>,
@@ -115,7 +117,7 @@ pub trait FileSystem: Send + Sync + 'static {
     /// Opens a file.
     fn open(&self, caller: &Caller<'_>, ino: Ino, how: OpenHow) -> Result<OpenReply>;
 
-    /// Makes a regular file, unless it exists and `how` lacks `O_EXCL`, and opens it.
+    /// Makes a regular file and opens it. If the file exists and `how` lacks `O_EXCL`, only opens it.
     fn create(
         &self,
         caller: &Caller<'_>,
@@ -127,7 +129,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// Makes a regular file without a name in the file system of `parent` and opens it.
+    /// Makes a regular file without a name, in the file system of `parent`, and opens it.
     fn tmpfile(&self, caller: &Caller<'_>, parent: Ino, mode: u32, how: OpenHow) -> Result<(Entry, OpenReply)> {
         Err(Errno::NotSupported)
     }
@@ -137,29 +139,29 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// A read has been answered that fills pages of the kernel, or one of a caller that is alone with the mount, and
-    /// its thread has nothing else to do.
+    /// Called after a read was answered that fills pages of the kernel, or whose caller is the only one at the moment,
+    /// when the thread has nothing else to do.
     fn read_answered(&self, how: &ReadHow) {}
 
-    /// Writes; returns the bytes written.
+    /// Writes, and returns the number of bytes written.
     fn write(&self, caller: &Caller<'_>, ino: Ino, how: &WriteHow, data: Payload<'_>) -> Result<usize> {
         Err(Errno::NoSys)
     }
 
-    /// Numbers of the file system.
+    /// Totals of the file system: blocks and inodes.
     fn statfs(&self, caller: &Caller<'_>, ino: Ino) -> Result<Statfs> {
         Err(Errno::NoSys)
     }
 
-    /// A descriptor of `handle` was closed; an error is what `close` returns.
+    /// A descriptor of `handle` was closed. An error becomes the result of `close`.
     fn flush(&self, caller: &Caller<'_>, ino: Ino, handle: Handle, lock_owner: u64) -> Result<()> {
         Err(Errno::NoSys)
     }
 
-    /// The last descriptor of `handle` was closed. Must not wait.
+    /// The last descriptor of `handle` was closed. The method must not wait.
     fn release(&self, ino: Ino, handle: Handle) {}
 
-    /// Makes the file stable; `data_only` leaves out attributes that reading the data does not need.
+    /// Makes the file stable. With `data_only`, attributes that are not needed to read the data may be left out.
     fn fsync(&self, caller: &Caller<'_>, ino: Ino, handle: Handle, data_only: bool) -> Result<()> {
         Err(Errno::NoSys)
     }
@@ -169,7 +171,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Ok(OpenReply::default())
     }
 
-    /// Lists from cookie `offset` on (0 is the start) into `sink` until it is full.
+    /// Lists from cookie `offset` on (0 is the start) into `sink` until that is full.
     fn readdir(
         &self,
         caller: &Caller<'_>,
@@ -181,7 +183,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// The last descriptor of a directory handle was closed. Must not wait.
+    /// The last descriptor of a directory handle was closed. The method must not wait.
     fn releasedir(&self, ino: Ino, handle: Handle) {}
 
     /// Makes a directory stable.
@@ -189,7 +191,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// Makes everything stable.
+    /// Makes all of the file system stable.
     fn syncfs(&self, caller: &Caller<'_>) -> Result<()> {
         Err(Errno::NoSys)
     }
@@ -199,7 +201,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// Value of an extended attribute; sizes and `ERANGE` are handled by the caller.
+    /// Value of an extended attribute. The caller handles sizes and `ERANGE`.
     fn getxattr(&self, caller: &Caller<'_>, ino: Ino, name: &[u8]) -> Result<Vec<u8>> {
         Err(Errno::NoSys)
     }
@@ -214,7 +216,7 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// Checks `R_OK`, `W_OK`, `X_OK` bits; not asked when the kernel checks permissions itself.
+    /// Checks `R_OK`, `W_OK`, `X_OK` bits. Not called when the kernel checks permissions itself.
     fn access(&self, caller: &Caller<'_>, ino: Ino, mask: u32) -> Result<()> {
         Err(Errno::NoSys)
     }
@@ -229,34 +231,35 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// Copies between two files; returns the bytes copied.
+    /// Copies between two files, and returns the number of bytes copied.
     fn copy_file_range(&self, caller: &Caller<'_>, how: &CopyHow) -> Result<u64> {
         Err(Errno::NoSys)
     }
 
-    /// Whether it keeps the memory of writes of one unit (`Payload::unit`); asked before each request.
+    /// Whether the file system keeps the memory of writes of one unit (`Payload::unit`). Called before each request is
+    /// read.
     fn keeps_units(&self) -> bool {
         false
     }
 
-    /// Whether locks of applications come here; otherwise the kernel keeps them, for this mount alone.
+    /// Whether the file system serves file locks. If not, the kernel keeps file locks for this mount only.
     fn keeps_locks(&self) -> bool {
         false
     }
 
-    /// The lock with the lowest offset that stands in the way of this one, if one does. Owner and handle of the
-    /// result are not used.
+    /// The lock with the lowest offset that conflicts with this one, if any. Owner and handle of the result are not
+    /// used.
     fn getlk(&self, caller: &Caller<'_>, ino: Ino, how: &LockHow) -> Result<Option<LockHow>> {
         Err(Errno::NoSys)
     }
 
-    /// Takes, changes or gives up a lock; `Again` if another owner's lock stands in the way.
+    /// Takes, changes or releases a lock. Fails with `Again` if another owner's lock conflicts.
     fn setlk(&self, caller: &Caller<'_>, ino: Ino, how: &LockHow) -> Result<()> {
         Err(Errno::NoSys)
     }
 
-    /// As `setlk`, but waits for other owners. It must not wait on this thread, which others need: to give the lock up,
-    /// for instance.
+    /// As `setlk`, but waits for other owners. It must not wait on this thread, which others may need, for instance to
+    /// release the lock.
     fn setlkw(&self, caller: &Caller<'_>, ino: Ino, how: &LockHow, later: Later) {
         later.answer(Err(Errno::NoSys));
     }
@@ -266,17 +269,17 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoTty)
     }
 
-    /// Whether this device control is one that may wait for very long: then `ioctl_later` answers it.
+    /// Whether this device control may wait for very long. If so, `ioctl_later` serves it.
     fn ioctl_waits(&self, call: &IoctlCall<'_>) -> bool {
         false
     }
 
-    /// As `ioctl`, without a thread that waits.
+    /// As `ioctl`, answered through `later` without a waiting thread.
     fn ioctl_later(&self, caller: &Caller<'_>, ino: Ino, call: &IoctlCall<'_>, later: Later) {
         later.answer_control(Err(Errno::NoTty));
     }
 
-    /// Events of `wanted` that are ready. The default makes the kernel say that all are, always.
+    /// The events of `wanted` that are ready. With the default, the kernel reports all events as ready.
     fn poll(&self, caller: &Caller<'_>, ino: Ino, handle: Handle, wanted: u32) -> Result<u32> {
         Err(Errno::NoSys)
     }

@@ -1,10 +1,11 @@
-//! What a front end keeps between calls: what it has given to its kernel, and whom it owes an answer.
+//! State of a front end between calls: what its kernel was given, and which answers are still owed.
 //!
-//! Owns: what the kernel goes by and may keep (`kernel_view`, `sizes`, `lent`, `names`, `moved`, `kept_listings`,
-//! `pages`), what is open (`handles`, `listings`, `appended`), locks of applications (`file_locks`), waits (`patience`,
-//! `deferred`), and what a call on its way says of itself (`syscall`, `rollback`). Does not own: the translation of
-//! calls (`client_fs`), which is the floor above. Nothing here takes the whole `ClientFs`: each room takes what it
-//! uses.
+//! Owns: what the kernel goes by and may cache (`kernel_view`, `sizes`, `lent`, `names`, `moved`, `kept_listings`,
+//! `pages`), what is open (`handles`, `listings`, `appended`), file locks (`file_locks`), waits (`patience`,
+//! `deferred`), and what a call under way says about itself (`syscall`, `rollback`). Does not own: the translation of
+//! calls (`client_fs`), which is the floor above.
+//!
+//! Invariant: no module here takes the whole `ClientFs`; each takes what it uses.
 
 pub(crate) mod appended;
 pub(crate) mod deferred;

@@ -1,10 +1,13 @@
 //! `GroupCache`: supplementary groups and capabilities of callers, which FUSE requests do not carry.
 //!
-//! Owns: a bounded cache of what `/proc/<tid>/status` says. Invariants: an entry counts for the thread with that user
-//! and group alone, and is at most `LIFE` old; whoever is refused looks again (`GroupCache::again`), so rights that a
-//! process has just been given count at once, and those that it gave up within that time. Capabilities count only in
-//! the user name space of the mount: those of a container are about its own files. The number behind the cache: reading
-//! the file costs about 12 us, as much as a whole request.
+//! Owns: a bounded cache of what `/proc/<tid>/status` says. Does not own: what a right allows (client and server).
+//!
+//! Invariants: an entry is valid only for its thread with that user and group, and for `LIFE` at most. When a request
+//! is refused, the rights are read anew (`GroupCache::again`). So rights that a process has just gained count at once,
+//! and rights that it gave up stop counting within `LIFE`. Capabilities count only in the user name space of the mount,
+//! because those of a container concern its own files.
+//!
+//! The number behind the cache: reading the file costs about 12 us, as much as a whole request.
 
 use amphi_types::{Caps, limits};
 use parking_lot::Mutex;
@@ -13,17 +16,17 @@ use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-/// How long the rights of a thread are believed.
+/// How long the rights of a thread stay valid in the cache.
 pub const LIFE: Duration = Duration::from_secs(1);
 /// Most threads remembered; the table is emptied when it is full.
 const ENTRIES_MAX: usize = 4096;
 
-/// What a thread may beyond its user and group.
+/// Rights of a thread beyond its user and group.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Rights {
     /// Supplementary groups.
     pub groups: Vec<u32>,
-    /// Capabilities, as far as the mount can vouch for them.
+    /// Capabilities that the mount can vouch for.
     pub caps: Caps,
 }
 
@@ -37,7 +40,7 @@ pub struct GroupCache {
 }
 
 impl GroupCache {
-    /// The rights of thread `tid`, which acts as `uid` and `gid`.
+    /// The rights of thread `tid`, which acts as user `uid` and group `gid`.
     pub fn rights(&self, tid: u32, uid: u32, gid: u32) -> Rights {
         let who = (tid, uid, gid);
         let now_ns = crate::clock::monotonic_ns();
@@ -49,7 +52,7 @@ impl GroupCache {
         self.read(who, now_ns)
     }
 
-    /// The rights of the thread now, for somebody who was refused with those that were remembered.
+    /// The present rights of a thread whose request was refused with the cached ones.
     pub fn again(&self, tid: u32, uid: u32, gid: u32) -> Rights {
         self.read((tid, uid, gid), crate::clock::monotonic_ns())
     }
@@ -68,8 +71,8 @@ impl GroupCache {
     }
 }
 
-/// What is known of a thread that cannot be looked at, since it has gone or is in another process name space: the
-/// super-user counts as such, others have nothing.
+/// The rights of a thread that cannot be looked at, because it has gone or is in another process name space. Root
+/// counts as privileged; others have no further rights.
 fn unseen(uid: u32) -> Rights {
     Rights { groups: Vec::new(), caps: if uid == 0 { Caps::ALL } else { Caps::NONE } }
 }
@@ -90,7 +93,7 @@ fn look(tid: u32, uid: u32) -> Rights {
 fn is_in_own_user_space(tid: u32) -> bool {
     static OWN: OnceLock<Option<PathBuf>> = OnceLock::new();
     let own = OWN.get_or_init(|| std::fs::read_link("/proc/self/ns/user").ok());
-    // Where there are no user name spaces, nobody is in another one.
+    // Without user name spaces, no thread is in another one.
     own.as_ref().is_none_or(|own| std::fs::read_link(format!("/proc/{tid}/ns/user")).is_ok_and(|other| other == *own))
 }
 

@@ -1,11 +1,14 @@
-//! `Interrupt`: tells a handler that the caller of its request got a signal, so that nobody waits for ever.
+//! `Interrupt`: reports to a handler that the caller of its request got a signal, so that no call waits for ever.
 //!
-//! Owns: the table of requests in hand, one slot for each reader thread, and the delivery of INTERRUPT to them.
-//! Does not own: what a handler does about it (end with `Errno::Intr`, or go on if it is nearly done).
+//! Owns: the table of requests that are being handled, one slot for each reader thread, and the delivery of INTERRUPT
+//! to them. Does not own: what a handler does then (it ends with `Errno::Intr`, or goes on if it is nearly done).
 //!
-//! Invariants: request identities are never used twice, so a late interrupt can hit no other request. An INTERRUPT read
-//! before its request is entered in the table (two threads, unlucky order) is remembered and found at entry. The number
-//! behind slots: entering and leaving costs two stores, an interrupt scans as many slots as there are threads.
+//! Invariants: request ids are never used twice, so a late interrupt cannot hit another request. Two threads may read a
+//! request and its INTERRUPT in the opposite order. So an INTERRUPT whose request is not in the table yet is
+//! remembered, and found when the request is entered.
+//!
+//! The number behind the slots: entering and leaving costs two stores; an interrupt scans as many slots as there are
+//! threads.
 
 use crate::later::LateTable;
 use parking_lot::Mutex;
@@ -14,12 +17,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::task::Waker;
 
-/// Interrupts remembered whose request is not in hand; the oldest is forgotten.
+/// Most interrupts that are remembered before their request arrives; when there are more, the oldest is forgotten.
 const EARLY_MAX: usize = 256;
-/// No request: the kernel never uses this identity.
+/// No request: the kernel never uses this id.
 const NONE: u64 = 0;
 
-/// The request that one thread has in hand.
+/// The request that one thread is handling.
 #[derive(Default)]
 pub(crate) struct Slot {
     current: AtomicU64,
@@ -28,8 +31,8 @@ pub(crate) struct Slot {
 }
 
 impl Slot {
-    /// Marks request `unique`. Of one that the thread no longer has in hand nobody asks: that does not replace the mark
-    /// of the one it has.
+    /// Marks request `unique` as interrupted. If the thread has moved on to another request, the mark of that one is
+    /// not replaced.
     fn fire(&self, unique: u64) {
         let _ = self.interrupted.fetch_update(SeqCst, SeqCst, |marked| {
             let is_in_hand = marked != NONE && marked == self.current.load(SeqCst);
@@ -42,7 +45,7 @@ impl Slot {
     }
 }
 
-/// The interrupt of one request. Cheap to clone; outliving the request is harmless.
+/// The interrupt of one request. An `Interrupt` is cheap to clone, and may outlive its request.
 #[derive(Clone)]
 pub struct Interrupt {
     slot: Arc<Slot>,
@@ -50,7 +53,7 @@ pub struct Interrupt {
 }
 
 impl Interrupt {
-    /// An interrupt that nothing fires but `fire`, for callers that are not kernel requests.
+    /// An interrupt that only `fire` fires, for callers that are not kernel requests.
     pub fn detached() -> Interrupt {
         Interrupt { slot: Arc::default(), unique: 1 }
     }
@@ -60,7 +63,8 @@ impl Interrupt {
         self.slot.interrupted.load(SeqCst) == self.unique
     }
 
-    /// Wakes `waker` once when the caller gets a signal, at once if it already did. The latest one registered counts.
+    /// Wakes `waker` once when the caller gets a signal, or at once if it already did. Only the waker that was
+    /// registered last is woken.
     pub fn wake_on_interrupt(&self, waker: &Waker) {
         *self.slot.waiting.lock() = Some((self.unique, waker.clone()));
         if self.is_interrupted() {
@@ -68,7 +72,7 @@ impl Interrupt {
         }
     }
 
-    /// Fires it.
+    /// Fires this interrupt.
     pub fn fire(&self) {
         self.slot.fire(self.unique);
     }
@@ -80,30 +84,30 @@ impl std::fmt::Debug for Interrupt {
     }
 }
 
-/// All requests in hand.
+/// All requests that are being handled.
 #[derive(Default)]
 pub(crate) struct InHand {
     slots: Mutex<Vec<Arc<Slot>>>,
     early: Mutex<VecDeque<u64>>,
     early_len: AtomicUsize,
-    /// Requests that no thread has in hand any more, yet are not answered.
+    /// Requests that no thread handles any more but that are not answered yet.
     pub(crate) late: Arc<LateTable>,
 }
 
 impl InHand {
-    /// A slot for a new thread.
+    /// Adds a slot for a new thread.
     pub(crate) fn add_slot(&self) -> Arc<Slot> {
         let slot = Arc::<Slot>::default();
         self.slots.lock().push(slot.clone());
         slot
     }
 
-    /// The thread of `slot` ends.
+    /// Removes the slot of a thread that ends.
     pub(crate) fn remove_slot(&self, slot: &Arc<Slot>) {
         self.slots.lock().retain(|s| !Arc::ptr_eq(s, slot));
     }
 
-    /// The thread of `slot` takes request `unique` in hand.
+    /// Enters request `unique` in the slot of the thread that handles it.
     pub(crate) fn enter(&self, slot: &Arc<Slot>, unique: u64) -> Interrupt {
         slot.current.store(unique, SeqCst);
         if self.take_early(unique) {
@@ -112,7 +116,7 @@ impl InHand {
         Interrupt { slot: slot.clone(), unique }
     }
 
-    /// Whether the interrupt of `unique` came before anybody had it in hand. It does not count a second time.
+    /// Whether the interrupt of `unique` came before its request was entered. It is reported only once.
     pub(crate) fn take_early(&self, unique: u64) -> bool {
         if self.early_len.load(SeqCst) == 0 {
             return false;
@@ -124,7 +128,7 @@ impl InHand {
         true
     }
 
-    /// The request of `slot` is answered.
+    /// The request of `slot` was answered.
     pub(crate) fn leave(&self, slot: &Slot) {
         slot.current.store(NONE, SeqCst);
         let mut waiting = slot.waiting.lock();
@@ -145,11 +149,11 @@ impl InHand {
         early.push_back(unique);
         self.early_len.store(early.len(), SeqCst);
         drop(early);
-        // It may have been entered between the search and the note: then it saw no note.
+        // The request may have been entered between the search and the note, without seeing the note.
         self.fire_if_in_hand(unique);
     }
 
-    /// Fires the interrupt of every request in hand.
+    /// Fires the interrupts of all requests that are being handled.
     pub(crate) fn fire_all(&self) {
         for slot in self.slots.lock().iter() {
             let unique = slot.current.load(SeqCst);
@@ -165,7 +169,7 @@ impl InHand {
         let found = slots.iter().find(|s| s.current.load(SeqCst) == unique);
         let in_hand = found.inspect(|s| s.fire(unique)).is_some();
         drop(slots);
-        // Also if a thread has it in hand: it may just be letting go of it.
+        // The request may be on its way from its thread to the table of later answers, so both are tried.
         self.late.interrupt(unique) || in_hand
     }
 }

@@ -2,10 +2,13 @@
 //!
 //! Owns: the table of such requests, and the delivery of INTERRUPT to them. Does not own: what they wait for.
 //!
-//! Invariants: every request is answered, at the latest when its `Later` is dropped; an interrupt that came while the
-//! request was still in the hands of its reader is not lost. Bound: one entry for each process that waits.
-//! The number behind it: a mount has 256 threads, and a lock may have thousands of waiters whose turn comes only when
-//! somebody else's request to unlock is read.
+//! Invariants: every request is answered, at the latest when its `Later` is dropped. An interrupt that came while the
+//! request was still handled by its reader thread is not lost.
+//!
+//! Bound: one entry for each process that waits.
+//!
+//! The number behind it: a mount has 256 threads, and a lock may have thousands of waiters, whose turn comes only when
+//! somebody else's unlock request is read.
 
 use crate::interrupt::Interrupt;
 use crate::kernel::structs::IoctlOut;
@@ -31,7 +34,7 @@ pub(crate) struct LateTable {
 }
 
 impl LateTable {
-    /// The caller of `unique` got a signal. Whether it is one of these.
+    /// Interrupts `unique`. Returns whether it is one of these requests.
     pub(crate) fn interrupt(&self, unique: u64) -> bool {
         let waker = match self.entries.lock().get_mut(&unique) {
             None => return false,
@@ -55,7 +58,7 @@ impl LateTable {
     }
 }
 
-/// An answer that is still owed. Dropped without one, it says that the call was interrupted.
+/// An answer that is still owed. If it is dropped unanswered, the call ends as interrupted.
 pub struct Later {
     device: Arc<OwnedFd>,
     unique: u64,
@@ -64,17 +67,18 @@ pub struct Later {
 }
 
 impl Later {
-    /// Takes a request out of its reader's hands; `interrupt` is the one the reader's table has for it.
+    /// Takes a request from its reader thread. `interrupt` is the one that the reader's table has for it.
     pub(crate) fn new(device: Arc<OwnedFd>, unique: u64, table: Arc<LateTable>, interrupt: &Interrupt) -> Later {
         table.entries.lock().insert(unique, Entry::default());
-        // From here on the table hears of interrupts; this one came before.
+        // From here on the table receives interrupts. An interrupt that came before is passed on.
         if interrupt.is_interrupted() {
             table.interrupt(unique);
         }
         Later { device, unique, table, answered: false }
     }
 
-    /// Wakes `waker` once when the caller gets a signal, at once if it already did. The latest one registered counts.
+    /// Wakes `waker` once when the caller gets a signal, or at once if it already did. Only the waker that was
+    /// registered last is woken.
     pub fn wake_on_interrupt(&self, waker: Waker) {
         if let Some(entry) = self.table.entries.lock().get_mut(&self.unique)
             && !entry.interrupted
@@ -85,12 +89,12 @@ impl Later {
         waker.wake();
     }
 
-    /// Answers.
+    /// Answers the request.
     pub fn answer(mut self, result: Result<()>) {
         self.send(result.map(|()| &[][..]));
     }
 
-    /// Answers a device control: what `ioctl` returns.
+    /// Answers a device control with the result of `ioctl`.
     pub fn answer_control(mut self, result: Result<i32>) {
         let head = result.map(|result| IoctlOut { result, ..IoctlOut::default() });
         self.send(head.as_ref().map(|head| head.as_bytes()).map_err(|e| *e));
@@ -101,7 +105,7 @@ impl Later {
         self.send(result.as_ref().map(IntoBytes::as_bytes).map_err(|e| *e));
     }
 
-    /// Answers a READ with what lies in several places.
+    /// Answers a READ with bytes from several places.
     pub(crate) fn answer_data(mut self, parts: &[&[u8]]) {
         self.answered = true;
         self.table.entries.lock().remove(&self.unique);

@@ -1,16 +1,16 @@
-//! Mount: `/dev/fuse` session loop, mounting, translation of kernel requests to calls of a file system.
+//! Mount: the `/dev/fuse` session loop, mounting, and the translation of kernel requests to calls of a file system.
 //!
 //! Owns: the kernel's protocol (`kernel`), parsing of requests (`request`) and building of replies (`reply`), the
 //! threads that read the device (`session`), mounting and unmounting (`mount`), interrupts (`interrupt`), invalidation
-//! (`notify`), the trait that a file system implements (`file_system`, with the values of its calls in `calls`) and the
-//! client behind it (`client_fs`). Does not own: any file system logic; `null_fs` is the do-nothing one that benchmarks
-//! measure the mount itself with.
+//! (`notify`), the trait that a file system implements (`file_system`, with the values of its calls in `calls`), and
+//! its implementation by the client (`client_fs`). Does not own: any file system logic. `null_fs` is a do-nothing file
+//! system with which benchmarks measure the mount itself.
 //!
-//! Invariants: bytes from the kernel never panic; every request but FORGET gets exactly one reply, also when its
-//! handler panics; an INTERRUPT can always be read, however many handlers are blocked; no thread outlives its session.
+//! Invariants: bytes from the kernel never panic. Every request except FORGET gets exactly one reply, even when its
+//! handler panics. An INTERRUPT can always be read, however many handlers are blocked. No thread outlives its session.
 //!
-//! The number that drove the design: a process that waits in a call without interrupts cannot even be killed. FUSE
-//! crates answer INTERRUPT with ENOSYS, which is why the loop is our own.
+//! The number that drove the design: FUSE crates answer INTERRUPT with ENOSYS, and a process that waits in a call
+//! without interrupts cannot even be killed. So this crate has its own loop.
 #![deny(unsafe_code)]
 
 mod calls;
@@ -53,5 +53,5 @@ pub use null_fs::NullFs;
 pub use request::Caller;
 pub use session::{Session, Unmounter};
 
-/// The aligned buffer that payloads travel in, and the length of those whose memory can be kept.
+/// The aligned buffer for payloads, and the length of those whose memory the page cache can keep.
 pub use amphi_client::{Buf, UNIT_BYTES};

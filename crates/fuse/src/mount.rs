@@ -3,13 +3,14 @@
 //! Owns: opening the device, `mount(2)` as root and `fusermount3` otherwise, checks of the mount point, the system's
 //! limit on request sizes, and the end of a mount. Does not own: the protocol spoken on the device.
 //!
-//! Invariants: every error says what to do about which path. A mount is ended only if it is still ours: the same number
-//! at the same path. Numbers of devices are given again at once, so a mount that was made at that path since may have
-//! this one's; Linux 6.8 and later give each mount a number that no other one gets, which is compared as well.
+//! Invariants: every error says which path is affected and what to do. A mount is ended only if it is still this one,
+//! that is, if it has the same number at the same path. The system reuses device numbers at once, so a later mount at
+//! that path may have this one's number. Linux 6.8 and later also give each mount a unique number, which is compared as
+//! well.
 //!
-//! Requests: `fs.fuse.max_pages_limit` is 256 (1 MiB) by default; 2049 pages let 8 MiB of a call arrive at once
-//! wherever its memory begins. More gains nothing: a buffer of 16 MiB no longer stays in the processor's cache, and
-//! direct calls of 16 MiB were 5 % slower in one piece than in two.
+//! Size of requests: `fs.fuse.max_pages_limit` is 256 (1 MiB) by default. With 2049 pages, 8 MiB of a call arrive in
+//! one request wherever its memory begins. Larger requests gain nothing: a buffer of 16 MiB no longer stays in the
+//! processor's cache, and direct calls of 16 MiB were 5 % slower in one piece than in two.
 
 mod device;
 mod fusermount;
@@ -38,15 +39,15 @@ pub enum MountError {
     Missing(PathBuf),
     /// The mount point is not a directory.
     NotADirectory(PathBuf),
-    /// The mount point is mounted already, by a living process.
+    /// The mount point is mounted already, by a process that is alive.
     AlreadyMounted(PathBuf),
     /// Files are open, or a process has its working directory there.
     Busy(PathBuf),
-    /// The mount point cannot be looked at.
+    /// The mount point cannot be examined.
     MountPoint(PathBuf, std::io::Error),
     /// `/dev/fuse` is missing or may not be opened.
     NoDevice(Raw),
-    /// Not root, and no `fusermount3` that does it for us.
+    /// The caller is not root, and there is no `fusermount3`.
     NoHelper(String),
     /// The kernel refused the mount.
     Refused(PathBuf, Raw),
@@ -89,18 +90,18 @@ impl fmt::Display for MountError {
 
 impl std::error::Error for MountError {}
 
-/// A mount that exists.
+/// A mount in the mount table.
 pub(crate) struct MountPoint {
-    /// Where, absolute and without symbolic links.
+    /// Absolute path without symbolic links.
     pub path: PathBuf,
     /// Its device number in the mount table; 0 if it was not found there.
     pub(crate) device_number: u64,
-    /// Its own number, if the kernel gives any.
+    /// Unique number of the mount, if the kernel gives one.
     own_number: Option<u64>,
     by_helper: bool,
 }
 
-/// Looks whether somebody who is not root could mount here, before anything is begun.
+/// Checks whether a user other than root could mount here, before anything is begun.
 ///
 /// Errors: `NoHelper`.
 pub fn find_helper() -> Result<(), MountError> {
@@ -140,7 +141,7 @@ fn check_mount_point(at: &Path) -> Result<PathBuf, MountError> {
         return Err(MountError::NotADirectory(path));
     }
     if table::is_ours(&path) {
-        // The kernel answers from what it keeps of a mount whose process has just been killed.
+        // For a mount whose process was just killed, the kernel may answer from its cache.
         if is_dead(&path) {
             return clear_dead_mount(&path);
         }
@@ -149,12 +150,12 @@ fn check_mount_point(at: &Path) -> Result<PathBuf, MountError> {
     Ok(path)
 }
 
-/// How long a mount may take to answer before it counts as living: a killed process gives its mount up when the kernel
+/// A mount that does not answer within this time counts as alive. A killed process releases its mount when the kernel
 /// has freed its memory.
 const ANSWER: Duration = Duration::from_secs(3);
 
-/// Whether the process of the mount at `path` has gone, by a question that the kernel passes on whatever it keeps. One
-/// that does not answer lives, and waits for its servers.
+/// Whether the process of the mount at `path` is gone, by a question that the kernel does not answer from its cache. A
+/// mount that does not answer is alive and waits for its servers.
 pub fn is_dead(path: &Path) -> bool {
     let (tell, told) = mpsc::channel();
     let asked = path.to_path_buf();
@@ -167,9 +168,10 @@ pub fn is_dead(path: &Path) -> bool {
     started.is_ok() && told.recv_timeout(ANSWER).unwrap_or(false)
 }
 
-/// A mount whose process was killed stays in the table and answers ENOTCONN: take it away, if it was one of ours.
+/// Removes a mount whose process was killed, if it was an AmphiFS. The mount of a killed process stays in the mount
+/// table and answers ENOTCONN.
 fn clear_dead_mount(at: &Path) -> Result<PathBuf, MountError> {
-    // Links on the way can be followed, also to a mount point that does not answer.
+    // Links on the way can be followed, even if the mount point itself does not answer.
     let path = std::fs::canonicalize(at).map_err(|e| MountError::MountPoint(at.into(), e))?;
     if !table::is_ours(&path) {
         return Err(MountError::MountPoint(path, std::io::Error::from_raw_os_error(libc::ENOTCONN)));
@@ -209,14 +211,14 @@ fn mount_as_root(path: &Path, device: &OwnedFd, config: &SessionConfig) -> Resul
 }
 
 impl MountPoint {
-    /// What has just been mounted at `path`.
+    /// Describes what has just been mounted at `path`.
     fn at(path: PathBuf, by_helper: bool) -> MountPoint {
         let device_number = table::device_at(&path).unwrap_or(0);
         MountPoint { device_number, own_number: table::own_number_at(&path), by_helper, path }
     }
 
-    /// Raises what the kernel reads ahead of streams through its page cache, which it does not take from INIT if it is
-    /// more than its own default; best effort, for without it they just arrive in smaller requests.
+    /// Raises the kernel's read-ahead for files whose reads it serves. The kernel ignores INIT if that asks for more
+    /// than its default. Best effort: without it, reads arrive in smaller requests.
     pub(crate) fn raise_read_ahead(&self, bytes: u32) {
         let path = format!("/sys/class/bdi/{}/read_ahead_kb", table::numbers(self.device_number));
         let Some(now) = std::fs::read_to_string(&path).ok().and_then(|text| text.trim().parse::<u32>().ok()) else {
@@ -231,14 +233,14 @@ impl MountPoint {
         }
     }
 
-    /// Whether the mount at the path is still this one.
+    /// Whether this mount is still at its path.
     fn is_there(&self) -> bool {
         let is_same = table::device_at(&self.path).is_some_and(|d| d == self.device_number || self.device_number == 0);
         let is_other = |own: u64| table::own_number_at(&self.path).is_some_and(|there| there != own);
         is_same && !self.own_number.is_some_and(is_other)
     }
 
-    /// Unmounts; fine if it is gone already.
+    /// Unmounts. It is no error if the mount is gone already.
     pub(crate) fn unmount(&self) -> Result<(), MountError> {
         if !self.is_there() {
             return Ok(());
@@ -253,12 +255,13 @@ impl MountPoint {
         }
     }
 
-    /// Ends the connection to the kernel, then takes the mount out of the tree although it is in use.
+    /// Ends the connection to the kernel, then detaches the mount although it is in use.
     pub(crate) fn unmount_by_force(&self) {
         if !self.is_there() {
             return;
         }
-        // FORCE alone aborts the connection and then says that it is busy; DETACH then takes it out of sight.
+        // `FORCE` alone aborts the connection and then reports that the mount is busy; `DETACH` then removes it from
+        // the tree.
         if !self.by_helper {
             let _ = rustix::mount::unmount(&self.path, UnmountFlags::FORCE | UnmountFlags::NOFOLLOW);
             if !self.is_there() {

@@ -1,8 +1,9 @@
 //! `Notifier`: tells the kernel to drop what it has cached.
 //!
-//! Owns: the notifications for inodes and names. Invariant of use: dropping the pages of an inode makes the kernel
-//! **write dirty mapped pages back first, while the call blocks**, so never call it on a reader thread, nor with
-//! a lock held that a write needs.
+//! Owns: the notifications for inodes and names. Does not own: when they are sent.
+//!
+//! Invariant: dropping the pages of an inode makes the kernel **write dirty mapped pages back first, while the call
+//! blocks**. So never call it on a reader thread, nor while holding a lock that a write needs.
 
 use crate::kernel::flags::bits;
 use crate::kernel::structs::{NotifyInvalEntry, NotifyInvalInode};
@@ -13,10 +14,10 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Weak;
 use zerocopy::IntoBytes;
 
-/// Sends invalidations; usable from any thread, also after the mount is gone (`NotConnected`).
+/// Sends invalidations. Usable from any thread, also after the mount is gone (`NotConnected`).
 #[derive(Clone)]
 pub struct Notifier {
-    // Weak, so that a forgotten notifier cannot keep a dead mount's device open.
+    // Weak, so that a notifier that is still held cannot keep the device of a dead mount open.
     device: Weak<OwnedFd>,
 }
 
@@ -25,25 +26,26 @@ impl Notifier {
         Notifier { device }
     }
 
-    /// A notifier of no mount: every call answers `NotConnected`.
+    /// A notifier without a mount: every call fails with `NotConnected`.
     pub fn detached() -> Notifier {
         Notifier { device: Weak::new() }
     }
 
-    /// Drops the attributes of `ino` and its cached pages of `len` bytes (0: to the end) from `offset` on. Blocks while
-    /// dirty mapped pages are written. An inode the kernel does not know is fine.
+    /// Drops the attributes of `ino`, and its cached pages of `len` bytes (0: to the end) from `offset` on. Blocks
+    /// while dirty mapped pages are written. No error if the kernel does not know the inode.
     pub fn inval_inode(&self, ino: Ino, offset: u64, len: u64) -> Result<()> {
         let n = NotifyInvalInode { ino: ino.0, off: clip(offset), len: clip(len) };
         self.send(bits::NOTIFY_INVAL_INODE, &[n.as_bytes()])
     }
 
-    /// Drops the attributes of `ino` and leaves its pages. Waits for nothing. Whether the kernel knows the inode.
+    /// Drops the attributes of `ino` and keeps its pages. Waits for nothing. Returns whether the kernel knows the
+    /// inode.
     pub fn inval_attr(&self, ino: Ino) -> Result<bool> {
         let n = NotifyInvalInode { ino: ino.0, off: -1, len: 0 };
         self.tell(bits::NOTIFY_INVAL_INODE, &[n.as_bytes()])
     }
 
-    /// Drops `name` in directory `parent`. A name the kernel does not know is fine.
+    /// Drops `name` in directory `parent`. No error if the kernel does not know the name.
     pub fn inval_entry(&self, parent: Ino, name: &[u8]) -> Result<()> {
         let n = NotifyInvalEntry { parent: parent.0, namelen: name.len() as u32, flags: 0 };
         self.send(bits::NOTIFY_INVAL_ENTRY, &[n.as_bytes(), name, b"\0"])
@@ -53,7 +55,7 @@ impl Notifier {
         self.tell(code, parts).map(drop)
     }
 
-    /// False if the kernel does not know what it is about.
+    /// Sends a notification. False if the kernel does not know the inode or name.
     fn tell(&self, code: i32, parts: &[&[u8]]) -> Result<bool> {
         let device = self.device.upgrade().ok_or(Errno::NotConnected)?;
         match write_message(device.as_fd(), 0, code, parts) {

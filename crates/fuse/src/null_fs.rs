@@ -1,7 +1,7 @@
 //! `NullFs`: a file system that does nothing, to measure the mount itself.
 //!
-//! One directory with one huge file, `data`: reads give zeros, writes are swallowed. Any other name can be made and
-//! removed; such a file is remembered by name alone (at most `NAMES_MAX`), so that stat and unlink work as programs
+//! It has one directory with one huge file, `data`. Reads give zeros, and writes are discarded. Other names can be made
+//! and removed. Such a file is remembered by name alone (at most `NAMES_MAX`), so that stat and unlink work as programs
 //! expect.
 
 use crate::calls::{AttrReply, Entry, Handle, OpenFlags, OpenHow, OpenReply, ReadHow, Statfs, WriteHow};
@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// Name of the huge file.
 pub const DATA_NAME: &[u8] = b"data";
-/// Its size in bytes, before anything is written beyond.
+/// Size of that file in bytes, before anything is written behind it.
 pub const DATA_BYTES: u64 = 1 << 42;
 /// Most names besides `data`.
 pub const NAMES_MAX: usize = 1 << 20;
@@ -34,7 +34,7 @@ pub struct NullFs {
 }
 
 impl NullFs {
-    /// With nothing but `data` in it.
+    /// A file system with nothing but `data` in it.
     pub fn new() -> NullFs {
         NullFs { names: Mutex::new(Names { by_name: BTreeMap::new(), dirs: 0, next: 3 }) }
     }
@@ -71,7 +71,7 @@ impl NullFs {
         if names.by_name.len() >= NAMES_MAX {
             return Err(Errno::NoSpace);
         }
-        // Odd numbers are directories: a number alone tells the kind, and nothing else need be remembered.
+        // Odd numbers are directories, so the number alone tells the kind and nothing else has to be remembered.
         names.next += 2;
         let ino = Ino(names.next + u64::from(kind != Kind::Dir));
         names.dirs += u64::from(kind == Kind::Dir);
@@ -147,7 +147,7 @@ impl FileSystem for NullFs {
 
     fn read(&self, _: &Caller<'_>, ino: Ino, how: &ReadHow, sink: &mut ReadSink<'_>) -> Result<()> {
         if ino == DATA_INO {
-            // The memory is what an earlier request left: clearing it is the least that any file system does.
+            // The memory contains an earlier request. Clearing it is the least that any file system has to do.
             let len = how.size.min(sink.size());
             sink.space()[..len].fill(0);
             sink.set_filled(len);

@@ -1,6 +1,6 @@
-//! Replies: the file system's values in the kernel's structures, and the write to the device.
+//! Replies: converts the file system's values to the kernel's structures, and writes them to the device.
 //!
-//! Invariant: a reply is written in one system call, header first; the header's length is the sum of its parts.
+//! Invariant: a reply is written in one system call, header first, and the header's length is the sum of the parts.
 
 use crate::calls::{AttrReply, Entry, LockHow, LockKind, OpenReply, Statfs};
 use crate::kernel::structs::{Attr as AttrWire, AttrOut, EntryOut, OpenOut, OutHeader, Statfs as StatfsWire};
@@ -15,9 +15,9 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// Members that `stat` fills: the basic ones and the time of creation.
+/// Members of statx that are filled: the basic ones and the time of creation.
 const STATX_FILLED: u32 = 0x0fff;
-/// What `st_blksize` says: the unit that programs such as `cp` read and write by, at least.
+/// Least value of `st_blksize`, the unit by which programs such as `cp` read and write.
 pub(crate) const PREFERRED_IO_BYTES: u32 = 128 << 10;
 
 fn attr_wire(a: &Attr) -> AttrWire {
@@ -53,7 +53,7 @@ pub(crate) fn entry_out(e: &Entry) -> EntryOut {
     }
 }
 
-/// The answer to a look-up of a name that is not there.
+/// The answer to a lookup of a name that does not exist, with the timeout of the negative entry.
 pub(crate) fn absent_out(ttl: Duration) -> EntryOut {
     EntryOut { entry_valid: ttl.as_secs(), entry_valid_nsec: ttl.subsec_nanos(), ..EntryOut::default() }
 }
@@ -104,7 +104,7 @@ pub(crate) fn statfs_out(s: &Statfs) -> StatfsWire {
     }
 }
 
-/// The lock found in the way of `asked`, or that there is none.
+/// The lock that conflicts with `asked`, or that there is none.
 pub(crate) fn lk_out(asked: &LockHow, found: Option<LockHow>) -> LkOut {
     let kind = match found.map(|f| f.kind) {
         Some(LockKind::Shared) => libc::F_RDLCK,
@@ -115,11 +115,11 @@ pub(crate) fn lk_out(asked: &LockHow, found: Option<LockHow>) -> LkOut {
     LkOut { start: lock.first, end: lock.last, kind: kind as u32, pid: lock.pid }
 }
 
-/// Where the reply of one request goes.
+/// Where the reply to one request goes.
 pub(crate) struct ReplyTo<'a> {
-    /// The device the request was read from.
+    /// The device from which the request was read.
     pub device: BorrowedFd<'a>,
-    /// The request.
+    /// Id of the request.
     pub unique: u64,
     given_away: Cell<bool>,
 }
@@ -129,22 +129,22 @@ impl<'a> ReplyTo<'a> {
         ReplyTo { device, unique, given_away: Cell::new(false) }
     }
 
-    /// Success with the bytes of `parts`.
+    /// Replies success, with the bytes of `parts`.
     pub(crate) fn ok(&self, parts: &[&[u8]]) {
         self.send(0, parts);
     }
 
-    /// From now on somebody else answers: nothing is sent here any more.
+    /// From now on another task answers, and nothing more is sent here.
     pub(crate) fn give_away(&self) {
         self.given_away.set(true);
     }
 
-    /// Whether somebody else answers.
+    /// Whether another task answers.
     pub(crate) fn is_given_away(&self) -> bool {
         self.given_away.get()
     }
 
-    /// Failure.
+    /// Replies an error.
     pub(crate) fn error(&self, e: Errno) {
         self.send(-e.raw(), &[]);
     }
@@ -154,12 +154,12 @@ impl<'a> ReplyTo<'a> {
             return;
         }
         match write_message(self.device, self.unique, error, parts) {
-            // The caller was killed or the mount is gone: nobody waits for this reply.
+            // The caller was killed or the mount is gone, so no program waits for this reply.
             Ok(()) | Err(Raw::NOENT | Raw::NODEV | Raw::CONNABORTED | Raw::NOTCONN) => {}
             Err(e) => {
                 tracing::warn!(unique = self.unique, error = %e, "the kernel refused a reply");
                 if error == 0 {
-                    // The request is still open: end it, or its caller waits for ever.
+                    // The request is still open. End it, or its caller would wait for ever.
                     let _ = write_message(self.device, self.unique, -Errno::Io.raw(), &[]);
                 }
             }

@@ -1,7 +1,8 @@
-//! Requests: from bytes of the kernel to typed operations.
+//! Requests: parses the kernel's bytes into typed operations.
 //!
-//! Owns: parsing, and `Caller`. Does not own: reading the bytes or acting on them. Invariant: any bytes give a
-//! value or `Malformed`, never a panic; a parsed name has no NUL and no `/`.
+//! Owns: parsing, and `Caller`. Does not own: reading the bytes or acting on them.
+//!
+//! Invariant: any bytes give a value or `Malformed`, never a panic. A parsed name has no NUL and no `/`.
 
 use crate::calls::{CopyHow, Handle, IoctlCall, LockHow, LockKind, OpenHow, ReadHow, WriteHow};
 use crate::groups::{GroupCache, Rights};
@@ -15,43 +16,42 @@ use amphi_types::{Cred, Ino, SetAttr, TimeSet, Timespec};
 use std::mem::size_of;
 use zerocopy::FromBytes;
 
-/// Who asks, and whether the answer is still wanted.
+/// The caller of a request, and whether it still wants the answer.
 #[derive(Clone, Copy)]
 pub struct Caller<'a> {
     /// Effective user.
     pub uid: u32,
     /// Effective group.
     pub gid: u32,
-    /// Thread id; 0 for page write-back and for callers outside our process namespace.
+    /// Thread id. 0 for page write-back, and for callers outside this mount's process name space.
     pub tid: u32,
-    /// The id by which the kernel names the inode that it asks about: the inode's own, or another one
-    /// (`client_fs::moved`).
+    /// The node id by which the kernel names the inode: the inode's own, or another one (`front::moved`).
     pub node: Ino,
-    /// The supplementary group that decides a create, when the kernel says so.
+    /// The supplementary group that decides the group of a new inode, if the kernel sends it.
     pub create_group: Option<u32>,
-    /// Fires when the caller got a signal.
+    /// Fires when the caller gets a signal.
     pub interrupt: &'a Interrupt,
     pub(crate) before_blocking: Option<&'a dyn BeforeBlocking>,
     pub(crate) deferral: Option<&'a dyn Deferral>,
 }
 
-/// Lets a handler go before its request is answered.
+/// Gives a handler's thread back before its request is answered.
 pub(crate) trait Deferral {
-    /// Who answers instead. To be called once.
+    /// Takes the answer over, to be given later. To be called once.
     fn take(&self) -> Later;
 }
 
-/// Hears that a handler is about to wait.
+/// Informed when a handler is about to wait.
 pub(crate) trait BeforeBlocking {
-    /// Somebody else has to read the device now.
+    /// Ensures that another thread reads the device now.
     fn before_blocking(&self);
 
-    /// Whether no other request is known to wait for a thread.
+    /// Whether no other request seems to need a thread at the moment.
     fn is_alone(&self) -> bool;
 }
 
 impl<'a> Caller<'a> {
-    /// The super-user on no thread, for calls that do not come from a mount.
+    /// Root on no thread, for calls that do not come from a mount.
     pub fn root(interrupt: &'a Interrupt) -> Caller<'a> {
         Caller {
             uid: 0,
@@ -65,28 +65,28 @@ impl<'a> Caller<'a> {
         }
     }
 
-    /// Whether the inode is asked for by another id than its own: nothing is lent under that.
+    /// Whether the kernel names the inode by another id than its own. Under such an id nothing gets a timeout.
     pub fn by_other_id(&self) -> bool {
         is_other(self.node.0)
     }
 
-    /// To be called before the handler waits for anything that may take longer than waking a thread (50 us): another
-    /// thread then reads the device. Forgetting it costs other callers a few milliseconds, calling it in vain a few
-    /// microseconds.
+    /// To be called before the handler waits for anything that may take longer than waking a thread (50 us). Another
+    /// thread then reads the device. Not calling it costs other callers a few milliseconds; calling it in vain costs a
+    /// few microseconds.
     pub fn will_block(&self) {
         if let Some(hook) = self.before_blocking {
             hook.before_blocking();
         }
     }
 
-    /// The answer to the request is given through what is returned; what the handler returns counts for nothing. None:
-    /// the handler has to answer itself.
+    /// Takes over the answer to the request, which is then given through the returned value; the handler's result is
+    /// ignored. `None`: the handler has to answer itself.
     pub(crate) fn defer(&self) -> Option<Later> {
         self.deferral.map(Deferral::take)
     }
 
-    /// Whether the handler may poll for a short while before it says that it will block: nobody else seems to want a
-    /// thread.
+    /// Whether the handler may poll for a short while before it reports that it will block, because no other request
+    /// seems to want a thread.
     pub fn is_alone(&self) -> bool {
         self.before_blocking.is_some_and(BeforeBlocking::is_alone)
     }
@@ -96,7 +96,7 @@ impl<'a> Caller<'a> {
         self.with(cache.rights(self.tid, self.uid, self.gid))
     }
 
-    /// As `cred`, by a fresh look, for a caller that was refused.
+    /// As `cred`, but read anew, for a caller that was refused.
     pub fn fresh_cred(&self, cache: &GroupCache) -> Cred {
         self.with(cache.again(self.tid, self.uid, self.gid))
     }
@@ -115,17 +115,17 @@ impl std::fmt::Debug for Caller<'_> {
     }
 }
 
-/// Bytes that are no request of this protocol.
+/// Bytes that are not a request of this protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed {
-    /// Identity of the request, 0 if not even that could be read.
+    /// Id of the request; 0 if not even that could be read.
     pub unique: u64,
 }
 
 /// A parsed request.
 #[derive(Clone, Copy, Debug)]
 pub struct Request<'a> {
-    /// Identity.
+    /// Id of the request.
     pub unique: u64,
     /// Inode asked about.
     pub ino: Ino,
@@ -133,15 +133,15 @@ pub struct Request<'a> {
     pub uid: u32,
     /// Effective group of the caller.
     pub gid: u32,
-    /// Thread of the caller.
+    /// Thread id of the caller.
     pub tid: u32,
-    /// The supplementary group that decides a create.
+    /// The supplementary group that decides the group of a new inode.
     pub create_group: Option<u32>,
-    /// What is asked.
+    /// The operation.
     pub op: Operation<'a>,
 }
 
-/// What a request asks for; the inode is in `Request`.
+/// The operation that a request asks for. The inode is in `Request`.
 #[derive(Clone, Copy, Debug)]
 #[expect(missing_docs, reason = "the methods of FileSystem with the same names say what the members mean")]
 pub enum Operation<'a> {
@@ -296,7 +296,7 @@ pub enum Operation<'a> {
         how: LockHow,
         wait: bool,
     },
-    /// Known or unknown, but not served.
+    /// The operation, known or unknown, is not served.
     Unsupported {
         opcode: u32,
     },
@@ -325,13 +325,13 @@ impl<'a> Cursor<'a> {
         Some(text)
     }
 
-    /// The name of an entry.
+    /// The name of a directory entry.
     fn name(&mut self) -> Option<&'a [u8]> {
         self.text().filter(|n| !n.is_empty() && !n.contains(&b'/'))
     }
 }
 
-/// Parses the bytes of one request. Bytes beyond the header's length are ignored.
+/// Parses the bytes of one request. Bytes behind the header's length are ignored.
 pub fn parse(bytes: &[u8]) -> Result<Request<'_>, Malformed> {
     let (header, rest) = k::InHeader::read_from_prefix(bytes).map_err(|_| Malformed { unique: 0 })?;
     let malformed = Malformed { unique: header.unique };
@@ -358,7 +358,7 @@ fn create_group(mut extensions: &[u8]) -> Option<u32> {
             let (count, groups) = u32::read_from_prefix(rest).ok()?;
             return if count == 0 { None } else { Some(u32::read_from_prefix(groups).ok()?.0) };
         }
-        // A size below the head's own would loop for ever.
+        // A size below that of the extension's head would make this loop endless.
         extensions = extensions.get((head.size as usize).max(size_of::<k::ExtHeader>()).next_multiple_of(8)..)?;
     }
     None

@@ -1,13 +1,14 @@
 //! `Session`: one mount and the threads that serve it.
 //!
-//! Owns: mounting with negotiation, the end of a mount, and the settings of both. Its parts: `init` (negotiation),
-//! `pool` (how many threads read), `reader` (what each does), `receive` (what requests arrive in). Does not own: the
-//! system calls of mounting (`mount`).
+//! Owns: mounting with negotiation, the end of a mount, and the settings of both. Its parts are `init` (negotiation),
+//! `pool` (how many threads read), `reader` (what each thread does) and `receive` (the memory for requests). Does not
+//! own: the system calls of mounting (`mount`).
 //!
-//! Invariants: when `wait` or `drop` returns, no thread of the session is left and `FileSystem::unmounted` was called.
-//! The number that drove the threads: waking one costs 30 us, a do-nothing request 3.5 us, so short requests stay on
-//! one thread (`pool`); yet nobody can say beforehand which request will block, and then another must read, or an
-//! INTERRUPT stays unread.
+//! Invariant: when `wait` or `drop` returns, no thread of the session is left and `FileSystem::unmounted` was called.
+//!
+//! The number that drove the threads: waking a thread costs 30 us, a do-nothing request 3.5 us. So short requests stay
+//! on one thread (`pool`). But nobody can say beforehand which request will block. When one does, another thread must
+//! read, or an INTERRUPT would stay unread.
 
 mod init;
 mod polling;
@@ -30,27 +31,27 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// State that readers, session and unmounters share.
 struct Shared {
     fs: Arc<dyn FileSystem>,
-    /// The device that was mounted; notifications go through it.
+    /// The device that was mounted. Notifications are written to it.
     device: Arc<OwnedFd>,
     in_hand: InHand,
     pool: Arc<Pool>,
     config: SessionConfig,
     limits: Limits,
-    /// Where the next WRITE is taken to begin.
+    /// The offset at which the next WRITE is expected to begin.
     ahead: Arc<Ahead>,
-    /// One thread at a time polls.
+    /// Set while a thread polls; only one does at a time.
     polling: AtomicBool,
-    /// The session ended although nobody unmounted: the mount is still there, dead.
+    /// The session ended without an unmount, so the dead mount is still in the mount table.
     died: AtomicBool,
 }
 
-/// A served mount. Dropping it unmounts, by force if it is busy, and waits for its threads.
+/// A mount that is served. Dropping it unmounts, by force if it is busy, and waits for its threads.
 pub struct Session {
     shared: Arc<Shared>,
     mount_point: Arc<MountPoint>,
 }
 
-/// Ends a mount from another thread, such as the one that handles signals.
+/// Ends a mount from another thread, for instance the one that handles signals.
 #[derive(Clone)]
 pub struct Unmounter {
     shared: Arc<Shared>,
@@ -60,7 +61,7 @@ pub struct Unmounter {
 impl Session {
     /// Mounts `fs` at the directory `at` and serves it on threads of its own.
     ///
-    /// Errors say what is wrong with the mount point or the system; nothing stays mounted then.
+    /// Errors say what is wrong with the mount point or the system. After an error nothing stays mounted.
     pub fn mount(fs: Arc<dyn FileSystem>, at: &Path, config: SessionConfig) -> Result<Session, MountError> {
         let (device, mount_point) = mount::mount(at, &config)?;
         // From here on, an early return must not leave a dead mount behind.
@@ -91,7 +92,7 @@ impl Session {
         Ok(session)
     }
 
-    /// Where it is mounted, an absolute path.
+    /// Absolute path of the mount point.
     pub fn mount_point(&self) -> &Path {
         &self.mount_point.path
     }
@@ -116,7 +117,7 @@ impl Session {
         Unmounter { shared: self.shared.clone(), mount_point: self.mount_point.clone() }
     }
 
-    /// Waits until the mount has ended, by an `Unmounter` or by `umount` of somebody else.
+    /// Waits until the mount has ended, by an `Unmounter` or by somebody's `umount`.
     pub fn wait(&self) {
         self.shared.pool.wait_empty();
         self.shared.pool.once_at_end(|| self.shared.fs.unmounted());
@@ -124,7 +125,7 @@ impl Session {
 
     /// Unmounts and waits for the threads.
     ///
-    /// Errors: `MountError::Busy` when files are open or a process has its working directory there; it stays mounted.
+    /// Errors: `MountError::Busy` when files are open or a process has its working directory there; the mount stays.
     pub fn unmount(&self) -> Result<(), MountError> {
         self.unmounter().unmount()?;
         self.wait();
@@ -143,7 +144,7 @@ impl Drop for Session {
 }
 
 impl Unmounter {
-    /// Ends the mount if nobody uses it; a mount that has already ended is fine.
+    /// Ends the mount if nobody uses it. No error if it has already ended.
     pub fn unmount(&self) -> Result<(), MountError> {
         if self.unmounted_already() {
             return Ok(());
@@ -151,12 +152,12 @@ impl Unmounter {
         self.mount_point.unmount()
     }
 
-    /// Then whatever is mounted at the path now is somebody else's.
+    /// Whether this mount has ended; then whatever is at the path now belongs to somebody else.
     fn unmounted_already(&self) -> bool {
         self.shared.pool.ended() && !self.shared.died.load(Ordering::Acquire)
     }
 
-    /// Ends the mount although it is in use: calls in progress fail and open files answer ENOTCONN.
+    /// Ends the mount although it is in use. Calls in progress fail, and open files answer ENOTCONN.
     pub fn unmount_by_force(&self) {
         if !self.unmounted_already() {
             self.mount_point.unmount_by_force();
@@ -170,7 +171,7 @@ impl Unmounter {
     }
 }
 
-/// Unmounts unless disarmed.
+/// Unmounts when it is dropped, unless disarmed.
 struct MountGuard(Option<MountPoint>);
 
 impl MountGuard {

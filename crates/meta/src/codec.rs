@@ -1,8 +1,10 @@
 //! Keys and values of the metadata items (docs/DISK_FORMAT.md, "Metadata items").
 //!
-//! Keys are a tag and big-endian numbers, so their byte order is the order of the maps. A value is a version
-//! byte and a postcard structure with nothing behind it. Bytes that do not decode are an error that names the
-//! item; they are never guessed.
+//! Owns: their encoding. Does not own: when items are written (`store`, `zone`).
+//!
+//! Keys are a tag and big-endian numbers, so the order of their bytes is the order of the maps. A value is a version
+//! byte and a postcard structure with nothing behind it. Bytes that do not decode are an error that names the item.
+//! Values are never guessed.
 
 use crate::{Dentry, Inode};
 use amphi_types::item::tag;
@@ -26,7 +28,7 @@ pub(crate) enum ItemKey {
 pub(crate) struct StoreRecord {
     pub(crate) target: TargetId,
     pub(crate) seed: u64,
-    /// Local inode numbers below this may have been given out.
+    /// Local inode numbers below this one may have been given out.
     pub(crate) reserved: u64,
 }
 
@@ -77,15 +79,16 @@ impl ItemKey {
     }
 }
 
-/// Smallest (first number, second number) that a key greater than `after` can have, of those with tag `t` and
-/// 8-byte numbers; `None` if there is none.
+/// Smallest (first number, second number) of a key greater than `after`, among keys with tag `t` and 8-byte numbers;
+/// `None` if there is none.
 pub(crate) fn lower_bound(t: u8, after: &[u8]) -> Option<(u64, u64)> {
     match after.split_first() {
         Some((&a, _)) if a > t => None,
         Some((&a, rest)) if a == t => {
             let first = be64(rest);
             let second = be64(rest.get(8..).unwrap_or_default());
-            // A key of full length, or one with more bytes behind it, is itself not greater than `after`.
+            // `after` is a key of full length, or such a key with more bytes behind it. The key itself is not greater
+            // than `after`.
             if rest.len() < 16 {
                 Some((first, second))
             } else {

@@ -1,9 +1,13 @@
-//! What the server tells an inode about its file's data: layout, spread, settled size, trimmed, destroyed.
+//! Changes of a file's inode that the server makes because of its data: layout, spread, settled size, trimmed,
+//! destroyed.
 //!
-//! Life of a file with several stripes: `mark_spread` before the first write beyond stripe 0; from then on size
-//! and mtime are gathered from the objects. When the last writer has closed, `settle` stores what was gathered.
-//! A set size leaves `Pending::trim` on a wide file until `trim_done`. When nlink is 0 and nobody has the file
-//! open: `begin_destroy`, remove the objects, `remove_inode`.
+//! Owns: these changes. Does not own: the objects themselves (`data`), when the changes are due (the server).
+//!
+//! The life of a file with several stripes: `mark_spread` comes before the first write beyond stripe 0, and from then
+//! on size and mtime are gathered from the objects. When the last writer has closed the file, `settle` stores what was
+//! gathered. Setting the size leaves `Pending::trim` on a file with objects on other targets, until `trim_done`. When
+//! nlink is 0 and nobody has the file open, the server calls `begin_destroy`, removes the objects, and calls
+//! `remove_inode`.
 
 use crate::codec::ItemKey;
 use crate::store::Dirty;
@@ -12,8 +16,8 @@ use amphi_types::item::Txn;
 use amphi_types::{AskedAdvice, Cred, Errno, Ino, Kind, Layout, Result, Timespec};
 
 impl MetaStore {
-    /// Sets layout or a setting for mounts of a file or directory. `has_data`: objects of the file hold bytes, which
-    /// fixes its layout.
+    /// Sets the layout of a file or directory, or a setting for mounts. `has_data`: objects of the file contain bytes,
+    /// so its layout is fixed.
     ///
     /// Errors: `Stale`, `Inval` (layout, or neither file nor directory), `Perm` (not the owner), `Busy`.
     #[expect(clippy::too_many_arguments, reason = "two settings, a condition, a caller, a time and a log")]
@@ -49,7 +53,7 @@ impl MetaStore {
         Ok(())
     }
 
-    /// Brings the access time forward to `atime`, and changes nothing else. False if it is not older.
+    /// Advances the access time to `atime`, and changes nothing else. Returns false if it is not older.
     ///
     /// Errors: `Stale`.
     pub fn accessed(&mut self, ino: Ino, atime: Timespec, txn: &mut Txn) -> Result<bool> {
@@ -62,8 +66,10 @@ impl MetaStore {
         Ok(true)
     }
 
-    /// The file is about to have data beyond stripe 0: until it is settled, its size is gathered. Nothing is
-    /// logged if that is known already. Errors: `Stale`, `Inval` for what is no file.
+    /// The file is about to have data beyond stripe 0. Until it is settled, its size is gathered from the objects. Logs
+    /// nothing if that is known already.
+    ///
+    /// Errors: `Stale`, `Inval` if it is not a file.
     pub fn mark_spread(&mut self, ino: Ino, txn: &mut Txn) -> Result<()> {
         let inode = self.inode(ino)?;
         if inode.kind != Kind::File {
@@ -80,8 +86,10 @@ impl MetaStore {
         Ok(())
     }
 
-    /// Behind a `setattr` that has set a time: what the objects have until `objects` was before that, also by the clock
-    /// of a client that is ahead. Errors: `Stale`.
+    /// Called after a `setattr` that has set a time. Changes of the objects up to `objects` count as earlier than that,
+    /// even if the clock of a client is ahead.
+    ///
+    /// Errors: `Stale`.
     pub fn time_outranks(&mut self, ino: Ino, objects: Timespec, txn: &mut Txn) -> Result<()> {
         let mut dirty = Dirty::default();
         if objects > self.inode(ino)?.times.mtime_set_ctime {
@@ -91,9 +99,9 @@ impl MetaStore {
         Ok(())
     }
 
-    /// The last writer has gone: the inode's copy of size, times and blocks is right again.
+    /// The last writer has closed the file, so the inode's copy of size, times and blocks is right again.
     ///
-    /// Errors: `Stale`, `Inval` for what is no file.
+    /// Errors: `Stale`, `Inval` if it is not a file.
     pub fn settle(&mut self, ino: Ino, objects: &Gathered, txn: &mut Txn) -> Result<()> {
         let inode = self.inode(ino)?;
         if inode.kind != Kind::File {
@@ -111,8 +119,10 @@ impl MetaStore {
         Ok(())
     }
 
-    /// All objects are trimmed to the size that came with truncation `generation`; without effect if the file
-    /// was truncated again since. Errors: `Stale`.
+    /// All objects were trimmed to the size of truncation `generation`. No effect if the file was truncated again
+    /// since.
+    ///
+    /// Errors: `Stale`.
     pub fn trim_done(&mut self, ino: Ino, generation: u64, txn: &mut Txn) -> Result<()> {
         let inode = self.inode(ino)?;
         let mut dirty = Dirty::default();
@@ -123,7 +133,7 @@ impl MetaStore {
         Ok(())
     }
 
-    /// The orphan's objects are about to be removed: it cannot get a name any more.
+    /// The objects of an unlinked file are about to be removed, so it cannot get a name any more.
     ///
     /// Errors: `Stale`, `Busy` if it has a name.
     pub fn begin_destroy(&mut self, ino: Ino, txn: &mut Txn) -> Result<()> {
@@ -139,7 +149,7 @@ impl MetaStore {
         Ok(())
     }
 
-    /// Frees an orphan with its extended attributes. Its number is never used again.
+    /// Frees an unlinked inode with its extended attributes. Its number is never used again.
     ///
     /// Errors: `Stale`, `Busy` if it has a name.
     pub fn remove_inode(&mut self, ino: Ino, txn: &mut Txn) -> Result<()> {

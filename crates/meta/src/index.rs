@@ -1,14 +1,15 @@
-//! The index of directory entries: (directory, cookie) -> entry, in order.
+//! `DentryIndex`: the index of directory entries, from (directory, cookie) to entry, in order.
 //!
-//! A cookie is the entry's place in its directory and what readdir continues from: 55 bits of a keyed hash of
-//! the name above an 8-bit ordinal that tells names of equal hash apart, 63 bits in all. An entry keeps its
-//! cookie as long as it lives, so a listing in cookie order shows every entry that exists throughout it exactly
-//! once, whatever else comes and goes. The key is a secret of the target, so nobody can choose colliding names;
-//! 2^55 buckets make 250 chance collisions in one of them impossible in practice, and `free_cookie` answers
-//! `None` then.
+//! Owns: cookies, and the entries in their order. Does not own: the rules of names (`part`).
 //!
-//! The map is an ordered tree of the standard library; a compact radix tree will take its place, so nothing
-//! else of the crate sees more than the methods here.
+//! A cookie is the place of an entry in its directory, from which readdir continues. It has 63 bits: 55 bits of a keyed
+//! hash of the name, and an 8-bit ordinal that distinguishes names with the same hash. An entry keeps its cookie as
+//! long as it lives. So a listing in the order of cookies shows every entry that exists throughout it exactly once,
+//! whatever else is made and removed. The key is a secret of the target, so nobody can choose colliding names. With
+//! 2^55 buckets, 250 chance collisions in one bucket are impossible in practice; `free_cookie` would return `None`.
+//!
+//! The map is an ordered tree of the standard library. The rest of the crate uses only the methods here, so that a
+//! compact radix tree can replace it.
 
 use amphi_types::{Ino, Kind};
 use serde::{Deserialize, Serialize};
@@ -18,15 +19,15 @@ use std::hash::Hasher;
 
 /// Bits of a cookie below the hash.
 const ORDINAL_BITS: u32 = 8;
-/// Largest ordinal; one less than fits, so that no cookie is `i64::MAX`.
+/// Largest ordinal: one less than fits, so that no cookie is `i64::MAX`.
 const ORDINAL_MAX: u64 = 254;
-/// Smallest cookie; those below mean the start, `.` and `..`.
+/// Smallest cookie. Smaller ones mean the start, `.` and `..`.
 const COOKIE_MIN: u64 = 3;
 
 /// An entry of a directory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dentry {
-    /// Inode, perhaps on another target.
+    /// Inode, which may be on another target.
     pub child: Ino,
     /// Its kind.
     pub kind: Kind,
@@ -40,7 +41,7 @@ pub struct Dentry {
 pub(crate) struct DentryIndex {
     map: BTreeMap<(u64, u64), Dentry>,
     seed: u64,
-    /// Bits of the hash that are used: all but in tests of collisions.
+    /// The bits of the hash that are used. All are, except in tests of collisions.
     pub(crate) hash_mask: u64,
 }
 
@@ -57,7 +58,7 @@ impl DentryIndex {
         self.seed = seed;
     }
 
-    /// First and last cookie that `name` can have.
+    /// The first and the last cookie that `name` can have.
     fn bucket(&self, name: &[u8]) -> (u64, u64) {
         let mut h = SipHasher13::new_with_keys(self.seed, 0x6d65_7461_6e61_6d65);
         h.write(name);
@@ -65,13 +66,13 @@ impl DentryIndex {
         (base.max(COOKIE_MIN), base + ORDINAL_MAX)
     }
 
-    /// The entry of a name and its cookie.
+    /// The entry of a name, with its cookie.
     pub(crate) fn find(&self, dir: u64, name: &[u8]) -> Option<(u64, &Dentry)> {
         let (first, last) = self.bucket(name);
         self.map.range((dir, first)..=(dir, last)).find(|(_, d)| *d.name == *name).map(|(k, d)| (k.1, d))
     }
 
-    /// The cookie a new entry `name` gets: the lowest free one of its bucket; `None` if the bucket is full.
+    /// The cookie that a new entry `name` gets: the lowest free one of its bucket. `None` if the bucket is full.
     pub(crate) fn free_cookie(&self, dir: u64, name: &[u8]) -> Option<u64> {
         let (first, last) = self.bucket(name);
         let mut free = first;
@@ -98,7 +99,7 @@ impl DentryIndex {
 
     /// Entries of a directory with cookies greater than `cookie`, in order.
     pub(crate) fn after(&self, dir: u64, cookie: u64) -> impl Iterator<Item = (u64, &Dentry)> {
-        // Cookies are below 2^63, so the successor exists for every cookie that was handed out.
+        // Cookies are below 2^63, so every cookie that was handed out has a successor.
         let from = cookie.saturating_add(1);
         self.map.range((dir, from)..=(dir, u64::MAX)).map(|(k, d)| (k.1, d))
     }

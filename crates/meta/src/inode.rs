@@ -1,9 +1,11 @@
-//! An inode: what is stored of it, what stat shows of it, and what plans look at.
+//! `Inode`: what is stored of an inode, what stat shows of it, and what plans use.
 //!
-//! Size, blocks and mtime of a file under writing come from its objects: `Gathered` is their sum, and
-//! `Inode::attr_with` the one place that joins it with the inode's own copy. Size is the larger of both
-//! (objects are trimmed before a truncation is answered). An mtime of the objects counts only if it is newer
-//! than the moment at which an mtime was last set explicitly.
+//! Owns: these three views. Does not own: how inodes change (`part`, `setattr`, `file_state`).
+//!
+//! While a file is being written, its size, blocks and mtime come from its objects. `Gathered` is their sum, and only
+//! `Inode::attr_with` joins it with the inode's own copy. The size is the larger of both, because objects are trimmed
+//! before a truncation is answered. An mtime of the objects counts only if it is newer than the moment at which an
+//! mtime was last set explicitly.
 
 use amphi_types::{Advice, Attr, Ino, Kind, Layout, Timespec};
 use serde::{Deserialize, Serialize};
@@ -11,16 +13,16 @@ use serde::{Deserialize, Serialize};
 /// Size that stat shows for a directory, bytes.
 const DIR_SIZE: u64 = 4096;
 
-/// Work on a file's objects that a change of its inode has begun and that must be finished after a crash.
+/// Work on a file's objects that a change of its inode has begun and that must be finished, also after a crash.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Pending {
-    /// The file was truncated: objects on other targets may still hold bytes beyond `Inode::size`.
+    /// The file was truncated. Objects on other targets may still have bytes beyond `Inode::size`.
     pub trim: bool,
-    /// The file is being destroyed: its objects go first, then `MetaStore::remove_inode`.
+    /// The file is being destroyed. Its objects are removed first, then `MetaStore::remove_inode` follows.
     pub destroy: bool,
 }
 
-/// Whose an inode is.
+/// Owner of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InodeOwner {
     /// User.
@@ -40,44 +42,45 @@ pub struct InodeTimes {
     pub ctime: Timespec,
     /// Creation.
     pub btime: Timespec,
-    /// Change time of the last explicit setting of mtime (or of size): objects' mtimes that are not newer lose.
+    /// When mtime (or the size) was last set explicitly. Mtimes of objects that are not newer do not count.
     pub mtime_set_ctime: Timespec,
 }
 
 impl InodeTimes {
-    /// Those of what is made now.
+    /// The times of an inode that is made now.
     pub fn of(now: Timespec) -> InodeTimes {
         InodeTimes { atime: now, mtime: now, ctime: now, btime: now, mtime_set_ctime: now }
     }
 
-    /// Somebody sets mtime at `now`: objects that were written before lose.
+    /// A caller sets mtime at `now`. Mtimes of objects that were written before do not count any more.
     pub(crate) fn set_mtime(&mut self, mtime: Timespec, now: Timespec) {
         self.mtime = mtime;
         self.mtime_set_ctime = now;
     }
 }
 
-/// What an inode knows of the objects of its file.
+/// What an inode records of the objects of its file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ObjectsState {
-    /// Truncation generation: grows with every set size.
+    /// Truncation generation, which grows whenever the size is set.
     pub generation: u64,
-    /// Writers may have grown objects on other targets: size and mtime must be gathered until settled.
+    /// Writers may have extended objects on other targets, so size and mtime must be gathered until the file is
+    /// settled.
     pub spread: bool,
-    /// Objects on other targets may exist: truncation and removal must visit them. Never reset.
+    /// There may be objects on other targets, so truncation and removal must visit these targets. Never reset.
     pub wide: bool,
 }
 
-/// What an inode knows of directories.
+/// What an inode records of directories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DirState {
-    /// Parent of a directory (the root's is itself); of other kinds, the directory it was made in (a hint).
+    /// Parent of a directory (the root's is itself). For other kinds, the directory in which it was made (a hint).
     pub parent: Ino,
     /// Number of entries of a directory.
     pub entries: u64,
 }
 
-/// An inode as it is kept in memory and stored in its item: the order of the fields, and of those of its parts, is that
+/// An inode as it is kept in memory and stored in its item. The order of the fields, and of those of its parts, is that
 /// of the bytes on the disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Inode {
@@ -85,36 +88,36 @@ pub struct Inode {
     pub kind: Kind,
     /// Permission bits with setuid, setgid and sticky: `0o7777`.
     pub perm: u16,
-    /// Hard links; a directory has 2 and one for each sub-directory; 0 = orphan.
+    /// Hard links. A directory has 2 and one for each sub-directory. 0 means that the inode has no name.
     pub nlink: u32,
-    /// Whose it is.
+    /// Its owner.
     pub owner: InodeOwner,
     /// Device number of device nodes.
     pub rdev: u32,
     /// Length in bytes: files and symbolic links.
     pub size: u64,
-    /// Allocated storage in units of 512 bytes, as known when the file was last settled.
+    /// Allocated storage in units of 512 bytes, as it was when the file was last settled.
     pub blocks: u64,
-    /// When it was made, looked at and changed.
+    /// Times of creation, access and change.
     pub times: InodeTimes,
-    /// Layout of a file; what is made in a directory inherits it.
+    /// Layout of a file. For a directory, the layout that new files and directories in it inherit.
     pub layout: Layout,
-    /// What the owner asked of mounts; inherited likewise.
+    /// Settings of the owner for mounts; inherited in the same way.
     pub advice: Advice,
-    /// Objects of a file.
+    /// What is known of a file's objects.
     pub objects: ObjectsState,
-    /// Made without a name and never linked: may still get its first name.
+    /// The file was made without a name and never linked, so it may still get its first name.
     pub linkable: bool,
     /// Pending work on objects.
     pub pending: Pending,
-    /// Its place among directories.
+    /// Its place in the tree of directories.
     pub dir: DirState,
     /// Target of a symbolic link.
     #[serde(with = "serde_bytes")]
     pub symlink: Box<[u8]>,
 }
 
-/// What a file's objects together say. The sum over no objects is `Gathered::default()`.
+/// The sum over a file's objects. Without objects it is `Gathered::default()`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gathered {
     /// Largest end over the objects.
@@ -126,7 +129,7 @@ pub struct Gathered {
 }
 
 impl Gathered {
-    /// Adds what another object says.
+    /// Adds another object.
     pub fn join(&mut self, other: &Gathered) {
         self.size = self.size.max(other.size);
         self.mtime = self.mtime.max(other.mtime);
@@ -155,7 +158,7 @@ impl Inode {
         }
     }
 
-    /// What stat shows of a file whose objects say `objects`.
+    /// What stat shows of a file with these `objects`.
     pub fn attr_with(&self, ino: Ino, objects: &Gathered) -> Attr {
         let mut attr = self.attr(ino);
         if self.kind == Kind::File {
@@ -169,7 +172,7 @@ impl Inode {
         attr
     }
 
-    /// What plans and permission checks look at.
+    /// The facts for plans and permission checks.
     pub fn facts(&self, ino: Ino) -> Facts {
         Facts {
             ino,
@@ -187,11 +190,11 @@ impl Inode {
     }
 }
 
-/// What plans and permission checks look at. It can travel, so that a plan may join inodes of several targets;
-/// what a plan assumed is checked again by its parts.
+/// The facts for plans and permission checks. They can be sent to other targets, so a plan may combine inodes of
+/// several targets. The parts of the plan check again what it assumed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Facts {
-    /// Which inode.
+    /// Inode number.
     pub ino: Ino,
     /// Kind.
     pub kind: Kind,
@@ -203,14 +206,14 @@ pub struct Facts {
     pub uid: u32,
     /// Group.
     pub gid: u32,
-    /// A directory without entries (true for other kinds).
+    /// A directory without entries. True for other kinds.
     pub empty: bool,
-    /// Made without a name and never linked.
+    /// The file was made without a name and never linked.
     pub linkable: bool,
     /// Parent of a directory.
     pub parent: Ino,
     /// Layout.
     pub layout: Layout,
-    /// What the owner asked of mounts.
+    /// Settings of the owner for mounts.
     pub advice: Advice,
 }

@@ -1,7 +1,9 @@
-//! The store as items: recovery and checkpoints.
+//! The metadata store as items: loading at recovery, and checkpoints.
 //!
-//! Loading is idempotent and takes items in any order, a later value of a key replacing an earlier one, so
-//! recovery may load a checkpoint and then the log over it, or the merged items once.
+//! Owns: the two directions. Does not own: the log and its order (`zone`).
+//!
+//! Loading is idempotent and accepts items in any order; a later value of a key replaces an earlier one. So recovery
+//! may load a checkpoint and then the log over it, or the merged items once.
 
 use crate::MetaStore;
 use crate::codec::{self, ItemKey};
@@ -9,7 +11,7 @@ use amphi_types::item::{ItemStore, Key, tag};
 use std::ops::Bound;
 
 impl MetaStore {
-    /// Takes the deletion of an item found at recovery; an absent item is no error.
+    /// Applies the deletion of an item that was found at recovery. It is no error if the item is absent.
     pub fn unload(&mut self, key: &[u8]) -> Result<(), String> {
         match ItemKey::decode(key)? {
             ItemKey::Dentry { dir, cookie } => {
@@ -56,7 +58,7 @@ impl ItemStore for MetaStore {
 
     fn keys_after(&self, after: &[u8], max: usize) -> Vec<Key> {
         let mut keys = Vec::new();
-        // Tags in byte order: D, I, M, X.
+        // The tags in the order of their bytes: D, I, M, X.
         if let Some((dir, cookie)) = codec::lower_bound(tag::DENTRY, after) {
             let more = self.index.from(dir, cookie).take(max);
             keys.extend(more.map(|(dir, cookie, _)| ItemKey::Dentry { dir, cookie }.encode()));

@@ -1,14 +1,16 @@
-//! Parts: the primitive changes of names and links, from which all operations on names are built.
+//! `Part`: the primitive changes of names and links, of which all operations on names consist.
 //!
-//! A part concerns one inode or one directory, hence one target. A part states what its plan assumed and its
-//! check finds out whether that still holds: `Refusal::Conflict` means gather and plan again, `Refusal::Errno`
-//! is the operation's result. All parts of a list are checked against the state before any of them; a plan names
-//! each (directory, name) and makes each inode once. Permissions are the plan's affair, since they may join
-//! inodes of several targets.
+//! Owns: checking and applying parts. Does not own: which parts an operation needs, and permissions (`plan`), since
+//! those may combine inodes of several targets.
 //!
-//! Between a good `check_parts` and `apply_parts` nothing else may change the inodes concerned: in one target
-//! call them together; over several, the server holds its locks in between. A list applied at recovery must
-//! not have been applied before: the server keeps that mark in the same `Txn`.
+//! A part concerns one inode or one directory, hence one target. A part states what its plan assumed, and its check
+//! finds out whether that still holds: `Refusal::Conflict` means collect facts and plan again, `Refusal::Errno` is the
+//! operation's result. All parts of a list are checked before any of them is applied. A plan contains each (directory,
+//! name) and makes each inode only once.
+//!
+//! Invariant: between a successful `check_parts` and `apply_parts` nothing else may change the inodes concerned. For
+//! one target, call both together; for several, the server holds its locks in between. A list that is applied at
+//! recovery must not have been applied before; the server records that in the same `Txn`.
 
 use crate::codec::ItemKey;
 use crate::store::Dirty;
@@ -35,24 +37,24 @@ pub struct NewInode {
     /// Target of a symbolic link, otherwise empty.
     #[serde(with = "serde_bytes")]
     pub symlink: Vec<u8>,
-    /// Directory it is made in.
+    /// Directory in which it is made.
     pub parent: Ino,
     /// Layout.
     pub layout: Layout,
-    /// What is asked of mounts.
+    /// Settings of the owner for mounts.
     pub advice: Advice,
-    /// It gets a name at once; otherwise it is an orphan that may be linked.
+    /// The inode gets a name at once. If not, it has no name, and may be linked later.
     pub linked: bool,
 }
 
-/// A primitive change. Serialised parts are logged in intents.
+/// A primitive change. Parts are serialised in logged intents.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Part {
     /// Adds an entry.
     InsertDentry {
         /// Directory.
         dir: Ino,
-        /// Name; must be free.
+        /// Name, which must be free.
         name: Name,
         /// Inode.
         child: Ino,
@@ -65,44 +67,44 @@ pub enum Part {
         dir: Ino,
         /// Name.
         name: Name,
-        /// Inode it must name.
+        /// Inode that it must name.
         expect: Ino,
     },
-    /// Lets an entry name another inode.
+    /// Makes an entry name another inode.
     ReplaceDentry {
         /// Directory.
         dir: Ino,
         /// Name.
         name: Name,
-        /// Inode it must name.
+        /// Inode that it must name.
         expect: Ino,
-        /// Inode it shall name.
+        /// Inode that it will name.
         child: Ino,
-        /// Kind of that.
+        /// Kind of that inode.
         kind: Kind,
     },
     /// Makes an inode.
     MakeInode(NewInode),
-    /// One more name for a file.
+    /// Adds a name to a file.
     Link {
         /// File.
         ino: Ino,
     },
-    /// One name less; a directory, which must be empty, loses all its links.
+    /// Removes a name from an inode. A directory, which must be empty, loses all its links.
     Unlink {
         /// Inode.
         ino: Ino,
-        /// Kind it must have.
+        /// Kind that it must have.
         kind: Kind,
     },
-    /// Entries of a directory changed: mtime and ctime become now.
+    /// The entries of a directory have changed: mtime and ctime become now.
     TouchDir {
         /// Directory.
         dir: Ino,
-        /// Change of its link count: sub-directories won or lost.
+        /// Change of its link count by sub-directories that were added or removed.
         links: i32,
     },
-    /// A directory moved.
+    /// A directory was moved.
     SetParent {
         /// Directory.
         ino: Ino,
@@ -119,9 +121,9 @@ pub enum Part {
 /// Why parts cannot be applied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Refusal {
-    /// What the plan assumed no longer holds: gather the facts and plan again.
+    /// What the plan assumed no longer holds: collect the facts and plan again.
     Conflict,
-    /// The operation fails with this.
+    /// The operation fails with this error.
     Errno(Errno),
 }
 
@@ -132,7 +134,7 @@ impl From<Errno> for Refusal {
 }
 
 impl Refusal {
-    /// As an error of a single-target operation, where a conflict cannot be; `Io` for one.
+    /// The error of an operation on one target, where a conflict is impossible; a conflict becomes `Io`.
     pub fn errno(self) -> Errno {
         match self {
             Refusal::Conflict => Errno::Io,
@@ -141,10 +143,10 @@ impl Refusal {
     }
 }
 
-/// What applied parts leave to be done.
+/// What remains to be done after parts were applied.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applied {
-    /// Inodes that lost their last name: to be destroyed when nobody has them open.
+    /// Inodes that lost their last name, and are destroyed when nobody has them open.
     pub orphaned: Vec<Ino>,
 }
 
@@ -170,12 +172,12 @@ impl Part {
 }
 
 impl MetaStore {
-    /// Whether `apply_parts` can be done. Changes nothing.
+    /// Whether `apply_parts` would succeed. Changes nothing.
     pub fn check_parts(&self, parts: &[Part]) -> Result<(), Refusal> {
         parts.iter().try_for_each(|part| self.check_part(part))
     }
 
-    /// An inode that a plan has seen; it may have gone since.
+    /// An inode that a plan has used and that may be gone since.
     fn planned(&self, ino: Ino) -> Result<&Inode, Refusal> {
         self.inode(ino).map_err(|_| Refusal::Conflict)
     }
@@ -252,13 +254,13 @@ impl MetaStore {
         Ok(())
     }
 
-    /// Applies parts that `check_parts` has passed, all at the time `now`, and appends the changed items.
+    /// Applies parts that `check_parts` has accepted, all at the time `now`, and appends the changed items.
     pub fn apply_parts(&mut self, parts: &[Part], now: Timespec, txn: &mut Txn) -> Applied {
         self.apply_promised(parts, now, now, txn)
     }
 
-    /// As `apply_parts`, some time after `now`, which is that of the operation: what is not held alone, so that others
-    /// may have changed it since, has changed at the time `late`. Otherwise its times would go back.
+    /// As `apply_parts`, but some time after `now`, the time of the operation. What is not held exclusively, so that
+    /// others may have changed it since, gets the time `late`. Otherwise the times of such an inode would go back.
     pub fn apply_promised(&mut self, parts: &[Part], now: Timespec, late: Timespec, txn: &mut Txn) -> Applied {
         debug_assert_eq!(self.check_parts(parts), Ok(()), "parts are checked before they are applied");
         let mut dirty = Dirty::default();

@@ -1,8 +1,9 @@
 //! Permission rules, as pure functions of a caller and the facts of inodes.
 //!
-//! Owns: who may read, write, search, delete and own. Does not own: the order in which an operation asks them (`plan`,
-//! `setattr`, `xattr`). What goes beyond the rights of a user comes from capabilities, which the super-user has all at
-//! first; there are no ACLs.
+//! Owns: who may read, write, search, delete and own. Does not own: the order in which an operation checks them
+//! (`plan`, `setattr`, `xattr`).
+//!
+//! Rights beyond those of a user come from capabilities, of which root has all at first. There are no ACLs.
 
 use crate::Facts;
 use amphi_types::{Caps, Cred, Errno, Kind, Result};
@@ -13,10 +14,10 @@ pub const SETUID: u16 = 0o4000;
 pub const SETGID: u16 = 0o2000;
 /// Sticky bit.
 pub const STICKY: u16 = 0o1000;
-/// Execution by the group: makes the setgid bit of a file mean "run as the group".
+/// Execution by the group. It makes the setgid bit of a file mean "run as the group".
 pub const GROUP_EXEC: u16 = 0o0010;
 
-/// Kinds of access, any of them together.
+/// Kinds of access, which can be combined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Want {
     /// Read a file, list a directory.
@@ -34,7 +35,7 @@ impl Want {
     pub const WRITE: Want = Want { read: false, write: true, exec: false };
     /// Execute or search.
     pub const EXEC: Want = Want { read: false, write: false, exec: true };
-    /// Write and search: what changing entries of a directory needs.
+    /// Write and search: what a change of a directory's entries needs.
     pub const CHANGE: Want = Want { read: false, write: true, exec: true };
 
     fn bits(self) -> u16 {
@@ -55,7 +56,9 @@ pub fn is_owner(cred: &Cred, facts: &Facts) -> bool {
     cred.may(Caps::FOWNER) || cred.uid == facts.uid
 }
 
-/// Errors: `Perm` if `cred` does not count as the owner.
+/// Checks that `cred` owns the inode or counts as its owner.
+///
+/// Errors: `Perm`.
 pub fn owner(cred: &Cred, facts: &Facts) -> Result<()> {
     if is_owner(cred, facts) { Ok(()) } else { Err(Errno::Perm) }
 }
@@ -83,8 +86,8 @@ pub fn insert(cred: &Cred, dir: &Facts) -> Result<()> {
     access(cred, dir, Want::CHANGE)
 }
 
-/// Whether `cred` may remove or replace the entry of `child` in `dir`: in a sticky directory only the owner of
-/// the child, of the directory, and who counts as owner of everything.
+/// Whether `cred` may remove or replace the entry of `child` in `dir`. In a sticky directory only the owner of the
+/// child, the owner of the directory, and a caller that counts as owner of everything may.
 ///
 /// Errors: `NotDir`, `Access`, `Perm` for the sticky rule.
 pub fn delete(cred: &Cred, dir: &Facts, child: &Facts) -> Result<()> {
@@ -96,10 +99,10 @@ pub fn delete(cred: &Cred, dir: &Facts, child: &Facts) -> Result<()> {
     if sticky && cred.uid != dir.uid && !is_owner(cred, child) { Err(Errno::Perm) } else { Ok(()) }
 }
 
-/// Whether `cred` may open the inode so.
+/// Whether `cred` may open the inode for `want`.
 ///
-/// Errors: `IsDir` for writing a directory, `Loop` for a symbolic link, `Access`. For nothing (`O_PATH`) everybody may,
-/// whatever it is.
+/// Errors: `IsDir` for writing a directory, `Loop` for a symbolic link, `Access`. Everybody may open any inode for
+/// nothing (`O_PATH`).
 pub fn open(cred: &Cred, facts: &Facts, want: Want) -> Result<()> {
     match facts.kind {
         Kind::Dir if want.write => Err(Errno::IsDir),
@@ -108,8 +111,8 @@ pub fn open(cred: &Cred, facts: &Facts, want: Want) -> Result<()> {
     }
 }
 
-/// `perm` after setuid and setgid were cleared as by a write or chown. The setgid bit of a file that the group
-/// cannot execute stays for members of its group and who has `FSETID`.
+/// `perm` after setuid and setgid were cleared as by a write or chown. If the group cannot execute the file, members of
+/// the group and callers with `FSETID` keep its setgid bit.
 pub fn without_suidgid(cred: &Cred, perm: u16, gid: u32) -> u16 {
     let mut perm = perm & !SETUID;
     if perm & GROUP_EXEC != 0 || !(cred.may(Caps::FSETID) || cred.in_group(gid)) {

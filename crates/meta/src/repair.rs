@@ -1,9 +1,11 @@
 //! Repair of the names of a whole cluster at rest: what `verify_cluster` finds is changed so that it holds again.
 //!
-//! Owns: which names go, and what is put into `lost+found`. Does not own: whether that is allowed, and the log. Rules:
-//! no inode that is there is ever removed, a name only if it leads to nothing or is one too many of a directory, and
-//! what nobody can reach gets a name in `lost+found`. Running it again changes nothing more, so what was cut short is
-//! finished by the next run.
+//! Owns: which names are removed, and what is put into `lost+found`. Does not own: whether that is allowed, and the
+//! log.
+//!
+//! Rules: no existing inode is ever removed. A name is removed only if it leads to nothing, or if it is a second name
+//! of a directory. An inode that nobody can reach gets a name in `lost+found`. A second run changes nothing more, so a
+//! run that was cut short is finished by the next one.
 
 use crate::codec::ItemKey;
 use crate::{Dentry, MetaStore, NodeSpec};
@@ -11,14 +13,14 @@ use amphi_types::item::Txn;
 use amphi_types::{Cred, Ino, Kind, Name, Result, TargetId, Timespec};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most directories of a path that is shown.
+/// Most components of a path in a message.
 const DEPTH_MAX: usize = 64;
-/// Name of the directory, in the root, for what has none.
+/// Name of the directory, in the root, for inodes without a name.
 const LOST_FOUND: &str = "lost+found";
-/// Names that are tried for it.
+/// Most variants of that name that are tried.
 const NAMES_MAX: u32 = 100;
 
-/// What is to be done.
+/// The changes of a repair.
 #[derive(Debug, Default)]
 pub struct Repair {
     /// One sentence for each change.
@@ -30,11 +32,11 @@ pub struct Repair {
 /// An entry by its place.
 type Place = (Ino, u64);
 
-/// Changes the stores of all targets of a cluster, with no operation open between them, so that each name leads to an
-/// inode, each inode that is alive has one, and counts are right.
+/// Changes the stores of all targets of a cluster, with no operation under way between them. Afterwards each name leads
+/// to an inode, each live inode has a name, and counts are right.
 ///
-/// Errors: `NoEnt` if there is no root directory, or a store has no state, which nothing can replace; `NoSpace` without
-/// numbers for `lost+found`.
+/// Errors: `NoEnt` if there is no root directory, or a store has no state, which nothing can replace. `NoSpace` if no
+/// inode numbers are left for `lost+found`.
 pub fn repair_cluster(stores: &mut [&mut MetaStore], now: Timespec) -> Result<Repair> {
     let mut work = Work { stores, touched: BTreeMap::new(), steps: Vec::new(), now };
     if work.inode(Ino::ROOT).is_none_or(|root| root.kind != Kind::Dir) {
@@ -104,13 +106,13 @@ impl Work<'_, '_> {
         }
     }
 
-    /// Names that lead to nothing, or say another kind, or are one too many of a directory.
+    /// Removes names that lead to nothing, that show another kind, or that are a second name of a directory.
     fn remove_names(&mut self) {
         let entries = self.entries();
         let shown = |e: &Dentry| String::from_utf8_lossy(&e.name).escape_debug().to_string();
         let names: BTreeMap<Ino, (Ino, String)> =
             entries.iter().map(|((dir, _), e)| (e.child, (*dir, shown(e)))).collect();
-        // Directories that have a name, by the names that count: the one in their parent, if there is one.
+        // Directories that have a name. If there are several, the one in the directory's own parent counts.
         let mut kept: BTreeMap<Ino, Place> = BTreeMap::new();
         let is_directory = |ino: Ino| self.inode(ino).is_some_and(|inode| inode.kind == Kind::Dir);
         for (place, e) in entries.iter().filter(|(place, e)| is_directory(e.child) && is_directory(place.0)) {
@@ -155,7 +157,7 @@ impl Work<'_, '_> {
         }
     }
 
-    /// Inodes that are alive and have no name get one in `lost+found`.
+    /// Gives live inodes without a name one in `lost+found`.
     fn name_the_nameless(&mut self) -> Result<()> {
         let named: BTreeSet<Ino> = self.stores.iter().flat_map(|s| s.dentries()).map(|(_, _, e)| e.child).collect();
         let nameless: Vec<(Ino, Kind)> = self
@@ -184,7 +186,7 @@ impl Work<'_, '_> {
         Ok(())
     }
 
-    /// The directory for what has no name; made if there is none.
+    /// The directory for inodes without a name, which is made if there is none.
     fn lost_found(&mut self) -> Result<Ino> {
         let now = self.now;
         for n in 0..NAMES_MAX {
@@ -206,7 +208,8 @@ impl Work<'_, '_> {
         Err(amphi_types::Errno::NoSpace)
     }
 
-    /// Directories that name each other and are not below the root: one of each circle moves to `lost+found`.
+    /// Directories that contain each other and are not below the root: one directory of each cycle moves to
+    /// `lost+found`.
     fn break_circles(&mut self) -> Result<()> {
         loop {
             let mut below: BTreeMap<Ino, Vec<Ino>> = BTreeMap::new();
@@ -220,7 +223,7 @@ impl Work<'_, '_> {
             while let Some(dir) = todo.pop() {
                 todo.extend(below.get(&dir).into_iter().flatten().filter(|child| seen.insert(**child)));
             }
-            // Going up from one that cannot be reached ends in a circle.
+            // Walking up from a directory that cannot be reached ends in a cycle.
             let Some(mut at) = places.keys().copied().find(|dir| !seen.contains(dir)) else { return Ok(()) };
             let mut passed = BTreeSet::new();
             while passed.insert(at) {
@@ -233,7 +236,7 @@ impl Work<'_, '_> {
         }
     }
 
-    /// Links of inodes and entries of directories, as they are.
+    /// Sets the link counts of inodes and the entry counts of directories to what is found.
     fn count(&mut self) {
         let (mut names, mut subdirs, mut entries) = (BTreeMap::new(), BTreeMap::new(), BTreeMap::new());
         for (dir, _, e) in self.stores.iter().flat_map(|s| s.dentries()) {
@@ -268,7 +271,7 @@ impl Work<'_, '_> {
         }
     }
 
-    /// Extended attributes of no inode.
+    /// Removes extended attributes without an inode.
     fn remove_attributes(&mut self) {
         for at in 0..self.stores.len() {
             let store = &mut self.stores[at];

@@ -1,6 +1,7 @@
 //! Setting attributes: who may, and what else changes with them.
 //!
-//! `decide` is the whole rule as a function from the inode to its successor, so check and apply cannot differ.
+//! Owns: `decide`, which is the whole rule as a function from the inode to its successor, so that check and apply
+//! cannot differ. Does not own: permission rules (`perm`).
 
 use crate::codec::ItemKey;
 use crate::perm::{self, SETGID, Want};
@@ -9,8 +10,8 @@ use crate::{Inode, MetaStore};
 use amphi_types::item::Txn;
 use amphi_types::{Attr, Caps, Cred, Errno, Ino, Kind, Result, SetAttr, TimeSet, Timespec, limits};
 
-/// The attribute that gives a program capabilities; it goes where setuid goes, and with every change of the file's
-/// bytes.
+/// The attribute that gives a program capabilities. It is removed whenever setuid is cleared, and with every change of
+/// the file's bytes.
 pub(crate) const CAPABILITY: &[u8] = b"security.capability";
 
 fn time(set: TimeSet, now: Timespec) -> Timespec {
@@ -20,7 +21,7 @@ fn time(set: TimeSet, now: Timespec) -> Timespec {
     }
 }
 
-/// The inode after `set`, or why not.
+/// The inode after `set`, or the reason for refusal.
 fn decide(cred: &Cred, ino: Ino, inode: &Inode, set: &SetAttr, now: Timespec) -> Result<Inode> {
     let facts = inode.facts(ino);
     let owner = perm::is_owner(cred, &facts);
@@ -43,7 +44,7 @@ fn decide(cred: &Cred, ino: Ino, inode: &Inode, set: &SetAttr, now: Timespec) ->
         next.times.set_mtime(now, now);
     }
     if let Some(uid) = set.uid {
-        // The owner may name himself; giving away takes a capability.
+        // The owner may set himself as owner; giving a file away takes a capability.
         let may = cred.may(Caps::CHOWN) || (cred.uid == inode.owner.uid && uid == inode.owner.uid);
         if !may {
             return Err(Errno::Perm);
@@ -96,7 +97,7 @@ fn decide(cred: &Cred, ino: Ino, inode: &Inode, set: &SetAttr, now: Timespec) ->
 }
 
 impl MetaStore {
-    /// Whether whoever runs the file is given capabilities (`security.capability`).
+    /// Whether the file gives capabilities to whoever executes it (`security.capability`).
     pub fn gives_capabilities(&self, ino: Ino) -> bool {
         self.xattrs(ino).any(|(name, _)| name == CAPABILITY)
     }
@@ -106,12 +107,12 @@ impl MetaStore {
         decide(cred, ino, self.inode(ino)?, set, now).map(|_| ())
     }
 
-    /// Changes attributes and returns the new ones. A set size takes effect on the inode alone: the server trims
-    /// stripe 0 in the same `Txn`; if the file is `wide`, `Pending::trim` is set until `trim_done`.
+    /// Changes attributes and returns the new ones. Setting the size changes only the inode: the server trims stripe 0
+    /// in the same `Txn`. If the file is `wide`, `Pending::trim` is set until `trim_done`.
     ///
-    /// Errors: `Stale`, `Perm` (not the owner, chown or chgrp not allowed), `Access` (size or a time of now
-    /// without write permission), `IsDir` or `Inval` (size of what is no file), `FileTooBig`, `Inval` (time
-    /// stamp), `NotSupported` (mode of a symbolic link).
+    /// Errors: `Stale`, `Perm` (not the owner, chown or chgrp not allowed), `Access` (size or a time of now without
+    /// write permission), `IsDir` or `Inval` (size of something other than a file), `FileTooBig`, `Inval` (time stamp),
+    /// `NotSupported` (mode of a symbolic link).
     pub fn setattr(&mut self, cred: &Cred, ino: Ino, set: &SetAttr, now: Timespec, txn: &mut Txn) -> Result<Attr> {
         let inode = self.inode(ino)?;
         let next = decide(cred, ino, inode, set, now)?;

@@ -1,10 +1,12 @@
-//! `MetaStore`: the state of one target's metadata, and reading it.
+//! `MetaStore`: the metadata of one target in memory, and reading it.
 //!
-//! Changes are in `part` (names and links), `setattr`, `xattr` and `file_state`; every one of them collects the
-//! keys it touched in a `Dirty` and ends with `emit`, which writes the present value of each to the `Txn`.
+//! Owns: the state. Does not own: changes, which are in `part` (names and links), `setattr`, `xattr` and `file_state`.
+//! Each of them collects the keys that it touched in a `Dirty`, and ends with `emit`, which writes the present value of
+//! each to the `Txn`.
 //!
-//! Inode numbers are never reused: numbers below `reserved` may have been given out, `reserved` moves in steps
-//! of 4096 and is logged only then, and recovery goes on at `reserved`. A crash thus skips up to 4095 of 2^48.
+//! Invariant: inode numbers are never reused. Numbers below `reserved` may have been given out. `reserved` moves in
+//! steps of 4096 and is logged only then, and recovery continues at `reserved`. So a crash skips up to 4095 of 2^48
+//! numbers.
 
 use crate::codec::{self, ItemKey, StoreRecord};
 use crate::index::DentryIndex;
@@ -18,14 +20,14 @@ use std::collections::BTreeMap;
 
 /// Step in which inode numbers are reserved.
 pub(crate) const RESERVE_STEP: u64 = 4096;
-/// Longest walk of `ancestors`: a path of the longest length that Linux accepts has 2048 components, and
-/// deeper trees are made by relative calls; beyond this bound a directory counts as its own ancestor.
+/// Most steps of `ancestors`. The longest path that Linux accepts has 2048 components, and relative calls can make
+/// deeper trees. Beyond this bound a directory counts as its own ancestor.
 const DEPTH_MAX: usize = 1 << 20;
 
 /// Extended attributes by (local number of the inode, name).
 pub(crate) type XattrMap = BTreeMap<(u64, Box<[u8]>), Box<[u8]>>;
 
-/// Keys of items that a change touched.
+/// Keys of items that a change has touched.
 #[derive(Debug, Default)]
 pub(crate) struct Dirty(Vec<ItemKey>);
 
@@ -41,7 +43,7 @@ impl Dirty {
     }
 }
 
-/// An entry as readdir gives it.
+/// An entry as readdir returns it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadDirEntry {
     /// Name.
@@ -59,12 +61,12 @@ pub struct ReadDirEntry {
 pub struct MetaStore {
     pub(crate) target: TargetId,
     pub(crate) next_local: u64,
-    /// 0 until the store was formatted or its `tag::META` item was loaded.
+    /// 0 until the store was formatted, or its `tag::META` item was loaded.
     pub(crate) reserved: u64,
     pub(crate) inodes: BTreeMap<u64, Inode>,
     pub(crate) xattrs: XattrMap,
     pub(crate) index: DentryIndex,
-    /// Targets of the cluster, if it may have grown; 0: as the layouts say.
+    /// Number of targets of the cluster, if it may have grown. 0: as the layouts say.
     pub(crate) pool: u16,
     #[cfg(test)]
     pub(crate) planted: Option<crate::tests::Bug>,
@@ -86,13 +88,14 @@ impl MetaStore {
         }
     }
 
-    /// A new store. `seed` is a random secret; with `root` it holds the root directory, owned by that user and
-    /// group, mode 0755, with the growing default layout over `pool` targets. The `Txn` has all items of the new store.
+    /// A new store. `seed` is a random secret. With `root` it contains the root directory, owned by that user and
+    /// group, with mode 0755 and the growing default layout over `pool` targets. The `Txn` has all items of the new
+    /// store.
     pub fn format(target: TargetId, seed: u64, now: Timespec, root: Option<(u32, u32)>, pool: u16) -> (MetaStore, Txn) {
         let mut store = MetaStore::empty(target);
         let mut dirty = Dirty::default();
         store.index.set_seed(seed);
-        // Local number 1 is the root's on target 0 and stays unused elsewhere; 0 is never an inode.
+        // Local number 1 is the root's on target 0 and is unused elsewhere; 0 is never an inode.
         store.next_local = Ino::ROOT.local() + 1;
         store.reserved = RESERVE_STEP;
         dirty.mark(ItemKey::Root);
@@ -118,17 +121,17 @@ impl MetaStore {
         (store, txn)
     }
 
-    /// How many targets the cluster has: what is made from now on uses all of them.
+    /// Sets how many targets the cluster has. Files that are made from now on use all of them.
     pub fn set_pool(&mut self, pool: u16) {
         self.pool = pool;
     }
 
-    /// The target whose metadata this is.
+    /// The target to which this metadata belongs.
     pub fn target(&self) -> TargetId {
         self.target
     }
 
-    /// Number of inodes, orphans included.
+    /// Number of inodes, including those without a name.
     pub fn inode_count(&self) -> u64 {
         self.inodes.len() as u64
     }
@@ -143,12 +146,12 @@ impl MetaStore {
         self.inodes.get(&ino.local()).ok_or(Errno::Stale)
     }
 
-    /// What plans and permission checks look at. Errors: `Stale`.
+    /// The facts for plans and permission checks. Errors: `Stale`.
     pub fn facts(&self, ino: Ino) -> Result<Facts> {
         self.inode(ino).map(|inode| Facts { layout: inode.layout.in_pool(self.pool), ..inode.facts(ino) })
     }
 
-    /// Attributes from the inode's own copy; see `Inode::attr_with` for files under writing. Errors: `Stale`.
+    /// Attributes from the inode's own copy. For files that are being written see `Inode::attr_with`. Errors: `Stale`.
     pub fn getattr(&self, ino: Ino) -> Result<Attr> {
         self.inode(ino).map(|inode| inode.attr(ino))
     }
@@ -169,8 +172,9 @@ impl MetaStore {
         self.find(dir, name)?.ok_or(Errno::NoEnt)
     }
 
-    /// Up to `max` entries with cookies greater than `cookie` (0 starts), in cookie order, and whether the
-    /// directory ends there. Without `.` and `..`. No permission check: that was made when it was opened.
+    /// Up to `max` entries with cookies greater than `cookie` (0 is the start), in the order of cookies, and whether
+    /// the directory ends there. `.` and `..` are left out. Permissions are not checked, because the open has checked
+    /// them.
     ///
     /// Errors: `Stale`, `NotDir`.
     pub fn readdir(&self, dir: Ino, cookie: u64, max: usize) -> Result<(Vec<ReadDirEntry>, bool)> {
@@ -185,7 +189,7 @@ impl MetaStore {
         Ok((entries, end))
     }
 
-    /// The entries of `readdir` one by one. Errors: `Stale`, `NotDir`.
+    /// The entries that `readdir` returns, as an iterator. Errors: `Stale`, `NotDir`.
     pub fn entries_after(&self, dir: Ino, cookie: u64) -> Result<impl Iterator<Item = (u64, &Dentry)>> {
         self.dir(dir)?;
         Ok(self.index.after(dir.local(), cookie))
@@ -196,8 +200,9 @@ impl MetaStore {
         self.dir(dir).map(|inode| inode.dir.parent)
     }
 
-    /// Walks from directory `from` upwards, `from` first, as far as this target owns the directories. Calls
-    /// `visit` on each; `Ok(Some(next))` is the first directory of another target, `Ok(None)` the root reached.
+    /// Walks upward from directory `from`, which comes first, as long as this target owns the directories. Calls
+    /// `visit` for each. `Ok(Some(next))` is the first directory of another target, and `Ok(None)` means that the root
+    /// was reached.
     ///
     /// Errors: `Stale`, `NotDir`, what `visit` returns, `Loop` beyond 2^20 steps.
     pub fn ancestors(&self, from: Ino, mut visit: impl FnMut(Ino) -> Result<()>) -> Result<Option<Ino>> {
@@ -222,17 +227,17 @@ impl MetaStore {
         if inode.kind == Kind::Symlink { Ok(&inode.symlink) } else { Err(Errno::Inval) }
     }
 
-    /// Whether a caller may open the inode so. Errors: `Stale`, `IsDir`, `Loop`, `Access`.
+    /// Whether a caller may open the inode for `want`. Errors: `Stale`, `IsDir`, `Loop`, `Access`.
     pub fn check_open(&self, cred: &Cred, ino: Ino, want: Want) -> Result<()> {
         perm::open(cred, &self.facts(ino)?, want)
     }
 
-    /// Inodes without a name, for recovery: those that no session has open are to be removed.
+    /// Inodes without a name, for recovery. Those that no session has open are removed.
     pub fn orphans(&self) -> Vec<Ino> {
         self.inodes().filter(|(_, inode)| inode.nlink == 0).map(|(ino, _)| ino).collect()
     }
 
-    /// Inodes with pending work on their objects, for recovery.
+    /// Inodes with unfinished work on their objects, for recovery.
     pub fn pending(&self) -> Vec<(Ino, Pending)> {
         self.inodes().filter(|(_, i)| i.pending != Pending::default()).map(|(ino, i)| (ino, i.pending)).collect()
     }
@@ -247,15 +252,15 @@ impl MetaStore {
         self.index.from(0, 0).map(|(dir, cookie, d)| (self.ino(dir), cookie, d))
     }
 
-    /// The number that the next `MakeInode` on this target can use; the part itself takes it.
+    /// The number that the next `MakeInode` on this target can use. Applying the part takes it.
     ///
     /// Errors: `NoSpace` when all 2^48 have been used.
     pub fn next_ino(&self) -> Result<Ino> {
         if self.next_local > Ino::MAX_LOCAL { Err(Errno::NoSpace) } else { Ok(self.ino(self.next_local)) }
     }
 
-    /// Takes a number for a `MakeInode` that another target coordinates. `txn` must be logged before the intent
-    /// that names the number is. Errors: `NoSpace`.
+    /// Takes a number for a `MakeInode` that another target coordinates. `txn` must be logged before the intent that
+    /// names the number. Errors: `NoSpace`.
     pub fn alloc_ino(&mut self, txn: &mut Txn) -> Result<Ino> {
         let ino = self.next_ino()?;
         let mut dirty = Dirty::default();
@@ -273,7 +278,7 @@ impl MetaStore {
         if inode.kind == Kind::Dir { Ok(inode) } else { Err(Errno::NotDir) }
     }
 
-    /// Makes sure that `local` is never given out again.
+    /// Ensures that `local` is never given out again.
     pub(crate) fn take_local(&mut self, local: u64, dirty: &mut Dirty) {
         self.next_local = self.next_local.max(local + 1);
         if self.next_local > self.reserved {
@@ -328,7 +333,7 @@ impl MetaStore {
         }
     }
 
-    /// Ends a change: the present value of every touched item goes to `txn`.
+    /// Ends a change: appends the present value of every touched item to `txn`.
     pub(crate) fn emit(&self, dirty: Dirty, txn: &mut Txn) {
         for key in dirty.0 {
             #[cfg(test)]

@@ -1,24 +1,27 @@
-//! Checking the invariants of metadata, of one store and of a cluster's.
+//! Checks of the invariants of metadata, for one store and for all stores of a cluster.
 //!
-//! Used after recovery, by the checker of stopped zones and by the simulator. Each finding is a sentence for people.
+//! Owns: what is checked. Does not own: repairs (`repair`).
+//!
+//! The checks are used after recovery, by the checker of stopped zones, and by the simulator. Each finding is a
+//! sentence for people.
 
 use crate::MetaStore;
 use amphi_types::{Ino, Kind};
 use std::collections::BTreeMap;
 
-/// Most findings that are reported; a damaged store could have millions.
+/// Most findings that are reported, because a damaged store could have millions.
 const FINDINGS_MAX: usize = 100;
 
 impl MetaStore {
-    /// To be called when all items are loaded: the store must be whole in itself.
+    /// To be called when all items are loaded: checks that the store is consistent in itself.
     ///
     /// Errors: the first finding of `verify`.
     pub fn loaded(&self) -> Result<(), String> {
         self.verify().into_iter().next().map_or(Ok(()), Err)
     }
 
-    /// What of this store alone is wrong: entries, entry counts and extended attributes without inode, numbers
-    /// beyond those given out.
+    /// Violations within this store alone: entries, entry counts and extended attributes without an inode; inode
+    /// numbers beyond those that were given out.
     pub fn verify(&self) -> Vec<String> {
         let mut findings = Vec::new();
         if self.reserved == 0 {
@@ -55,12 +58,12 @@ impl MetaStore {
     }
 }
 
-/// What is wrong with the metadata of a whole cluster at rest (no intents open): each store in itself, entries
-/// that name nothing or another kind, link counts, parents, the root.
+/// Violations in the metadata of a whole cluster at rest (no intents open): in each store by itself, entries that name
+/// nothing or another kind, link counts, parents, the root.
 pub fn verify_cluster(stores: &[&MetaStore]) -> Vec<String> {
     let mut findings: Vec<String> = stores.iter().flat_map(|store| store.verify()).collect();
     let find = |ino: Ino| stores.iter().find_map(|store| store.inode(ino).ok());
-    // Names of each inode, and sub-directories of each directory.
+    // Number of names of each inode, and of sub-directories of each directory.
     let mut names: BTreeMap<Ino, u32> = BTreeMap::new();
     let mut subdirs: BTreeMap<Ino, u32> = BTreeMap::new();
     for (dir, _, entry) in stores.iter().flat_map(|store| store.dentries()) {

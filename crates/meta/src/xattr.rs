@@ -1,9 +1,11 @@
-//! Extended attributes: namespaces, limits, permissions.
+//! Extended attributes: name spaces, limits, permissions.
+//!
+//! Owns: these rules. Does not own: sizes of buffers (the client).
 //!
 //! `user.` exists on files and directories only and follows the permission bits; in a sticky directory only the owner
-//! changes the directory's own. `trusted.` belongs to whoever has `SYS_ADMIN` and is invisible to others. `security.`
-//! is read by all and changed by them. Everything else, ACLs included, is not supported. Buffer sizes are the client's
-//! affair.
+//! changes the directory's own attributes. `trusted.` belongs to callers with `SYS_ADMIN` and is invisible to others.
+//! `security.` can be read by all, and changed by callers with `SYS_ADMIN`. Everything else, including ACLs, is not
+//! supported.
 
 use crate::codec::ItemKey;
 use crate::perm::{self, STICKY, Want};

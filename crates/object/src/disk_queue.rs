@@ -1,24 +1,24 @@
 //! `DiskQueue`: how many bytes of file data one worker reads from one disk at a time.
 //!
-//! Owns: who may ask the disk now, in order of arrival. Does not own writes, the log, and reads below `SMALL_BYTES`,
-//! which do not wait here.
+//! Owns: which reads may go to the disk now, in the order of their arrival. Does not own: writes, the log, and reads
+//! below `SMALL_BYTES`, which do not wait here.
 //!
-//! A disk needs a few MiB to be busy. More than that does not make it faster, and what is asked at once is answered at
-//! once: a virtual disk says that something is done when it has nothing left to do (32 MiB: nothing for 6 ms, then all
-//! of it within 50 us). Then bytes are not sent while others are read, and the disk waits while all are sent. In
-//! portions one is on its way to the mount while the disk reads the next: reads of 1 to 16 MiB have 1.2 to 1.4 times
-//! the rate (docs/LESSONS.md, Large transfers). Writes gain nothing by it: what they wait for is behind the disk,
-//! not before it.
+//! A disk needs a few MiB of requests to be busy, and more does not make it faster. What is requested together is also
+//! answered together: a virtual disk reports finished requests only when it has nothing left to do. With 32 MiB it
+//! reports nothing for 6 ms, and then everything within 50 us. Meanwhile no bytes are sent, and afterwards the disk is
+//! idle while all of them are sent. In portions, one portion is on its way to the mount while the disk reads the next.
+//! So reads of 1 to 16 MiB have 1.2 to 1.4 times the rate (docs/LESSONS.md, Large transfers). Writes gain nothing by
+//! this, so they do not wait here.
 //!
-//! Invariants: in order of arrival; one transfer may always be under way, however large; a dropped `turn` leaves
-//! nothing behind.
+//! Invariants: reads go in the order of arrival. One transfer may always be under way, however large. A dropped `turn`
+//! leaves nothing behind.
 
 use futures_channel::oneshot;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// Transfers below this do not wait and do not count.
+/// Transfers below this size neither wait nor count.
 const SMALL_BYTES: u64 = 64 << 10;
 
 /// The queue of one disk.
@@ -29,7 +29,7 @@ pub struct DiskQueue {
     waiting: RefCell<VecDeque<(u64, oneshot::Sender<Turn>)>>,
 }
 
-/// Bytes that are with the disk until this is dropped.
+/// Bytes of a read that is with the disk, until this is dropped.
 #[derive(Debug)]
 #[must_use = "dropping the turn ends it"]
 pub struct Turn {
@@ -38,7 +38,7 @@ pub struct Turn {
 }
 
 impl DiskQueue {
-    /// Sets how many bytes may be with the disk.
+    /// Sets how many bytes of reads the disk may have at a time.
     pub fn tune(self: &Rc<Self>, most: u64) {
         self.most.set(most);
         self.admit();
@@ -54,7 +54,7 @@ impl DiskQueue {
         Turn { queue: Some(self.clone()), bytes }
     }
 
-    /// Waits until `bytes` may be handed to the disk.
+    /// Waits until a read of `bytes` may go to the disk.
     pub async fn turn(self: &Rc<Self>, bytes: u64) -> Turn {
         if bytes < SMALL_BYTES {
             return Turn { queue: None, bytes };
@@ -66,7 +66,7 @@ impl DiskQueue {
             self.waiting.borrow_mut().push_back((bytes, grant));
             turn
         };
-        // The queue lives as long as whoever waits here, and lets nobody go unserved.
+        // The caller keeps the queue alive while it waits, and the queue serves every waiting read.
         turn.await.unwrap_or(Turn { queue: None, bytes })
     }
 

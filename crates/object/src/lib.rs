@@ -1,12 +1,12 @@
-//! File data on the disk of a target: the one way to it, and what is kept of it in memory.
+//! File data on the disk of a target: the only way to it, and what is cached of it in memory.
 //!
-//! Owns: that no write of file data passes by the kept blocks, moving one buffer to and from several places of the
-//! disk, how much is read at a time, which blocks are kept, how small reads lie beside each other. Does not own: which
-//! blocks belong to which object (`amphi_data`), checksums, the order of a write and its record, the log and the
-//! metadata of the zone, which have their own way to the disk and never touch the data region.
+//! Owns: moving one buffer to and from several places of the disk; how much is read at a time; which blocks are cached,
+//! and that every write of file data updates that cache; how small reads lie beside each other. Does not own: which
+//! blocks belong to which object (`amphi_data`), checksums, the order of a write and its record. The log and the
+//! metadata of the zone have their own way to the disk and never touch the data region.
 //!
-//! Invariant: an `ObjectDisk` is the only way from a target to its data region. Reads through it go to the disk; who
-//! wants what is kept asks the cache.
+//! Invariant: an `ObjectDisk` is the only way from a target to its data region. Its reads go to the disk; a caller that
+//! wants cached blocks asks the cache.
 #![forbid(unsafe_code)]
 
 mod disk_queue;
@@ -34,32 +34,32 @@ use std::rc::Rc;
 /// The data region of one disk.
 pub struct ObjectDisk<D> {
     disk: Rc<D>,
-    /// Who may read now: shared with whoever reads the same device on this thread.
+    /// The queue of reads, shared with all that read the same device on this thread.
     queue: Rc<DiskQueue>,
     /// Byte address of data block 0.
     offset: u64,
-    /// What is kept of it.
+    /// Blocks that are cached.
     pub cache: Rc<RefCell<ReadCache>>,
-    /// Who has read what lately.
+    /// How recent reads lie beside each other.
     pub pattern: Rc<RefCell<ReadPattern>>,
-    /// What is written through this handle is kept.
+    /// What is written through this handle is cached.
     keeps: bool,
 }
 
 impl<D: Disk> ObjectDisk<D> {
-    /// The data region of `disk`, which begins at byte `offset`; large reads wait in `queue`.
+    /// The data region of `disk`, which begins at byte `offset`. Large reads wait in `queue`.
     pub fn new(disk: Rc<D>, offset: u64, queue: Rc<DiskQueue>) -> ObjectDisk<D> {
         ObjectDisk { disk, queue, offset, cache: Rc::default(), pattern: Rc::default(), keeps: false }
     }
 
-    /// The same disk; what is written through this handle is kept, if `keeps`.
+    /// The same disk. If `keeps`, what is written through the new handle is cached.
     pub fn keeping(&self, keeps: bool) -> ObjectDisk<D> {
         let (disk, queue) = (self.disk.clone(), self.queue.clone());
         let (cache, pattern) = (self.cache.clone(), self.pattern.clone());
         ObjectDisk { disk, queue, offset: self.offset, cache, pattern, keeps }
     }
 
-    /// Sets how many bytes may be read at a time, and how many of them are kept.
+    /// Sets how many bytes may be read at a time, and how many may be cached.
     pub fn tune(&self, read_bytes: u64, cache_bytes: u64) {
         self.queue.tune(read_bytes);
         self.cache.borrow_mut().tune(cache_bytes);
@@ -81,14 +81,14 @@ impl<D: Disk> ObjectDisk<D> {
         self.write(self.address(physical), block).await.0
     }
 
-    /// Reads the pieces into `buf`, all at once as far as the queue lets them; what no piece covers becomes zeros. On
+    /// Reads the pieces into `buf`, as many at a time as the queue allows. Bytes that no piece covers become zeros. On
     /// an error every read has ended.
     pub async fn read_pieces(&self, buf: Buf, pieces: &[Piece]) -> (io::Result<()>, Buf) {
         pieces::read_pieces(&self.queue, self, buf, pieces).await
     }
 
-    /// The same; `look` gets each piece as soon as it has been read, with its place in the buffer, while others are
-    /// still on their way.
+    /// As `read_pieces`. `look` is called for each piece as soon as it was read, with its place in the buffer, while
+    /// others are still being read.
     pub async fn read_pieces_with(
         &self,
         buf: Buf,
@@ -98,8 +98,8 @@ impl<D: Disk> ObjectDisk<D> {
         pieces::read_pieces_with(&self.queue, self, buf, pieces, look).await
     }
 
-    /// Writes the pieces of `buf`, all at once, and calls `look` with its bytes: of a large one when the kernel has got
-    /// the writes, so that the disk does not wait for that. On an error every write has ended.
+    /// Writes the pieces of `buf`, all at once, and calls `look` with its bytes. For a large buffer that happens after
+    /// the kernel has got the writes, so that the disk does not wait for it. On an error every write has ended.
     pub async fn write_pieces_aside<T>(
         &self,
         buf: Buf,
@@ -109,7 +109,7 @@ impl<D: Disk> ObjectDisk<D> {
         pieces::write_pieces_aside(self, buf, pieces, look).await
     }
 
-    /// Writes the pieces of `buf`, all at once, and says of each what became of it.
+    /// Writes the pieces of `buf`, all at once, and returns the result of each.
     pub async fn write_each(&self, buf: Buf, pieces: &[Piece]) -> Vec<io::Result<()>> {
         pieces::write_each(self, buf, pieces).await
     }

@@ -1,7 +1,9 @@
 //! Moving one aligned buffer to and from several places of a disk.
 //!
-//! The buffer is cut into parts, and each part is one disk operation; all run at once and nothing is copied. Invariant:
-//! pieces are ascending, do not overlap and are whole blocks.
+//! Owns: cutting the buffer. Each part is one disk operation, all run at once, and nothing is copied. Does not own:
+//! which places these are (the caller).
+//!
+//! Invariant: pieces are ascending, do not overlap and are whole blocks.
 
 use crate::DiskQueue;
 use amphi_env::{Buf, Disk};
@@ -11,13 +13,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
 
-/// Neighbouring pieces are joined up to this: a disk takes requests of about this size, and several keep it busy.
+/// Adjacent pieces are joined up to this size. A disk takes requests of about this size, and several of them keep it
+/// busy.
 const PIECE_MAX_BYTES: usize = 4 << 20;
 
-/// Payloads from this size on are looked at while the disk writes them.
+/// From this size on, a payload is examined while the disk writes it.
 const ASIDE_MIN_BYTES: usize = 128 << 10;
-/// How often a task lets others go first so that what it has begun has left for the kernel: a worker looks at its ring
-/// behind a round of four tasks in which something large was begun.
+/// How often a task yields so that the operations that it has begun are submitted to the kernel: a worker submits after
+/// a round of four tasks in which something large was begun.
 const ASIDE_YIELDS: u32 = 5;
 
 /// Where a part of a buffer lies on the disk.
@@ -25,14 +28,14 @@ const ASIDE_YIELDS: u32 = 5;
 pub struct Piece {
     /// Offset in the buffer's window.
     pub at: usize,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
     /// Byte address on the disk.
     pub disk: u64,
 }
 
-/// Adds a piece, or lengthens the last one if it goes on there in buffer and disk: one request to the disk instead of
-/// two.
+/// Adds a piece, or extends the last one if the new piece continues it both in the buffer and on the disk. Joined
+/// pieces are one request to the disk instead of two.
 pub fn push(pieces: &mut Vec<Piece>, next: Piece) {
     if let Some(last) = pieces.last_mut()
         && last.at + last.len == next.at
@@ -45,7 +48,7 @@ pub fn push(pieces: &mut Vec<Piece>, next: Piece) {
     pieces.push(next);
 }
 
-/// Cuts pieces so that none is longer than `len_max`, which is whole blocks.
+/// Cuts pieces so that none is longer than `len_max`, a multiple of the block size.
 pub fn cut(pieces: Vec<Piece>, len_max: usize) -> Vec<Piece> {
     let parts = |p: Piece| {
         let part = move |from| Piece { at: p.at + from, len: len_max.min(p.len - from), disk: p.disk + from as u64 };
@@ -54,8 +57,8 @@ pub fn cut(pieces: Vec<Piece>, len_max: usize) -> Vec<Piece> {
     pieces.into_iter().flat_map(parts).collect()
 }
 
-/// A payload as whole blocks: `len` bytes with the payload `pad` bytes after their start. The payload stays where it
-/// is if the room around it is right; otherwise it is copied, and the second value says so.
+/// A payload as whole blocks: `len` bytes with the payload `pad` bytes after their start. The payload stays where it is
+/// if its buffer has the right room around it. Otherwise it is copied, and the second value is true.
 pub fn widen(mut payload: Buf, pad: usize, len: u64) -> (Buf, bool) {
     let window = payload.window();
     let len = len as usize;
@@ -80,8 +83,8 @@ pub async fn write_pieces<D: Disk>(disk: &D, buf: Buf, pieces: &[Piece]) -> io::
     write_each(disk, buf, pieces).await.into_iter().collect()
 }
 
-/// Writes the pieces of `buf` as `write_pieces`, and calls `look` with its bytes: of a large one when the kernel has
-/// got the writes, so that the disk does not wait for that.
+/// Writes the pieces of `buf` as `write_pieces`, and calls `look` with its bytes. For a large buffer that happens after
+/// the kernel has got the writes, so that the disk does not wait for it.
 pub async fn write_pieces_aside<D: Disk, T>(
     disk: &D,
     buf: Buf,
@@ -111,7 +114,7 @@ pub async fn write_pieces_aside<D: Disk, T>(
     written.map(|()| seen)
 }
 
-/// Writes the pieces of `buf`, all at once, and says of each what became of it.
+/// Writes the pieces of `buf`, all at once, and returns the result of each.
 pub async fn write_each<D: Disk>(disk: &D, mut buf: Buf, pieces: &[Piece]) -> Vec<io::Result<()>> {
     let whole = 0..buf.len();
     let mut writes = Vec::with_capacity(pieces.len());
@@ -125,7 +128,7 @@ pub async fn write_each<D: Disk>(disk: &D, mut buf: Buf, pieces: &[Piece]) -> Ve
     join_all(writes).await.into_iter().map(|(result, _)| result).collect()
 }
 
-/// Reads the pieces into `buf`, all at once as far as the disk's queue lets them; what no piece covers becomes zeros.
+/// Reads the pieces into `buf`, as many at a time as the disk's queue allows. Bytes that no piece covers become zeros.
 /// On an error every read has ended.
 pub async fn read_pieces<D: Disk>(
     queue: &Rc<DiskQueue>,
@@ -136,8 +139,8 @@ pub async fn read_pieces<D: Disk>(
     read_pieces_with(queue, disk, buf, pieces, async |_, _| ()).await
 }
 
-/// The same; `look` gets each piece as soon as it has been read, with its place in the buffer, while others are still
-/// on their way.
+/// As `read_pieces`. `look` is called for each piece as soon as it was read, with its place in the buffer, while others
+/// are still being read.
 pub async fn read_pieces_with<D: Disk>(
     queue: &Rc<DiskQueue>,
     disk: &D,

@@ -1,11 +1,12 @@
-//! Mistakes that tests plant, here and in the server, to see that they can fail. Outside of tests there are none.
+//! Planted mistakes: tests put them in, here and in the server, to see that the tests can fail. Outside of tests there
+//! are none.
 
-/// One mistake.
+/// A planted mistake.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Mistake {
-    /// What is kept of blocks stays when they are written.
+    /// A write does not drop the cached blocks.
     KeptOverWrite,
-    /// What was read ahead is kept although its blocks were written meanwhile.
+    /// Blocks that were read ahead are cached although they were written meanwhile.
     LateKeep,
 }
 
@@ -29,7 +30,7 @@ mod switch {
         static PLANTED: Cell<Option<Mistake>> = const { Cell::new(None) };
     }
 
-    /// Plants a mistake on this thread, or takes it away.
+    /// Plants a mistake on this thread; `None` removes it.
     pub fn plant(mistake: Option<Mistake>) {
         PLANTED.set(mistake);
     }

@@ -1,22 +1,23 @@
-//! `ReadCache`: blocks of the data region that are kept in memory as the disk has them.
+//! `ReadCache`: blocks of the data region that are cached in memory, exactly as the disk has them.
 //!
-//! Owns: which blocks are kept, what is given up for others, and what is under way between memory and disk. Does not
-//! own: the disk (`ObjectDisk`, through which every change passes), whether a read is served from here (the server's
-//! rule).
+//! Owns: which blocks are cached, which are evicted for others, and which are on their way between memory and disk.
+//! Does not own: the disk (`ObjectDisk`, through which every change passes), whether a read is served from this cache
+//! (the server's rule).
 //!
-//! It is keyed by physical block and knows nothing of files: a read finds its blocks by the extents, as it finds them
-//! on the disk, so truncates, punches, removals and new extents need not be told. A block changes in one way alone, by
-//! a write of the disk.
+//! The cache is keyed by physical block and knows nothing of files. A read finds its blocks by the extents, just as it
+//! finds them on the disk. So truncates, punches, removals and new extents need not be reported. A block changes in one
+//! way only, by a write to the disk.
 //!
-//! Invariants
-//! * A block that is kept is what a read of the disk would give. It is dropped when a write of it begins.
-//! * What was read or written is kept only if no write of one of its blocks was under way at its begin or has begun
+//! Invariants:
+//!
+//! * A cached block is what a read of the disk would return. It is dropped when a write of it begins.
+//! * What was read or written is cached only if no write of one of its blocks was under way when it began, or has begun
 //!   since (`end`).
-//! * A write whose end nobody saw may happen at any time: its blocks are never kept again. After `LOST_MAX` of them
-//!   nothing is.
-//! * At most `limit` chunks of 64 KiB. What is used once leaves through a queue of its own, a tenth of them, so reading
-//!   much once pushes nothing out that is used again (S3-FIFO: Yang et al., "FIFO queues are all you need for cache
-//!   eviction", SOSP 2023).
+//! * A write whose end was not seen may happen at any time, so its blocks are never cached again. After `LOST_MAX` such
+//!   writes nothing is cached any more.
+//! * There are at most `limit` chunks of 64 KiB. Chunks that are used once leave through a queue of their own, a tenth
+//!   of all. So a large read evicts nothing that is used repeatedly (S3-FIFO: Yang et al., "FIFO queues are all you
+//!   need for cache eviction", SOSP 2023).
 
 use crate::planted::{self, Mistake};
 use amphi_env::Buf;
@@ -28,55 +29,55 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Blocks of a chunk: the unit of memory.
+/// Blocks of a chunk, the unit of memory.
 pub const CHUNK_BLOCKS: u64 = 16;
 /// Bytes of a chunk.
 pub const CHUNK_BYTES: u64 = CHUNK_BLOCKS * BLOCK;
-/// Writes whose end nobody saw that are remembered.
+/// Most writes without a seen end that are remembered.
 const LOST_MAX: usize = 64;
-/// One in so many chunks is for what has been used once.
+/// One in so many chunks is for what was used once.
 const FRESH_SHARE: usize = 10;
-/// Uses that count.
+/// Uses of a chunk are counted up to this number.
 const USES_MAX: u8 = 3;
 
-/// Runs of blocks, relative to where somebody looked.
+/// Runs of blocks, relative to the first block that was asked for.
 pub type Missing = SmallVec<[Range<u64>; 2]>;
 
 /// 64 KiB of the data region.
 struct Chunk {
     bytes: Buf,
-    /// A bit for each block that is kept.
+    /// A bit for each block that is cached.
     valid: u16,
     uses: u8,
-    /// Of its entry in a queue.
+    /// Number of its entry in a queue.
     number: u64,
 }
 
-/// A place in a queue: the chunk, and its number if it is still the same one.
+/// An entry of a queue: the chunk, and the number that the chunk must have if the entry is current.
 type Place = (u64, u64);
 
-/// Blocks under way between memory and disk.
+/// Blocks on their way between memory and disk.
 struct Access {
     number: u64,
     blocks: Range<u64>,
     writes: bool,
-    /// What it brings is not to be kept.
+    /// The blocks must not be cached when they arrive.
     stale: bool,
     waiting: Vec<oneshot::Sender<()>>,
 }
 
-/// The kept blocks of one target.
+/// The cached blocks of one target.
 #[derive(Default)]
 pub struct ReadCache {
     chunks: BTreeMap<u64, Chunk>,
     fresh: VecDeque<Place>,
     kept: VecDeque<Place>,
-    /// Chunks that were given up lately; what comes back is used again.
+    /// Chunks that were evicted lately. A chunk that comes back counts as used repeatedly.
     ghosts: VecDeque<u64>,
     is_ghost: BTreeSet<u64>,
-    /// Most chunks, as it is set.
+    /// Most chunks, as it was set.
     tuned: usize,
-    /// Most chunks at present: less than that while memory is short.
+    /// Most chunks at present, which is fewer while memory is short.
     limit: usize,
     accesses: Vec<Access>,
     lost: usize,
@@ -87,7 +88,7 @@ fn overlap(a: &Range<u64>, b: &Range<u64>) -> bool {
     a.start < b.end && b.start < a.end
 }
 
-/// The blocks of `blocks` by chunk: the chunk, and which of its blocks.
+/// `blocks` by chunk: each chunk, and which of its blocks.
 fn by_chunk(blocks: Range<u64>) -> impl Iterator<Item = (u64, Range<u64>)> {
     (blocks.start / CHUNK_BLOCKS..blocks.end.div_ceil(CHUNK_BLOCKS)).map(move |chunk| {
         let base = chunk * CHUNK_BLOCKS;
@@ -104,20 +105,20 @@ fn bytes_of(blocks: &Range<u64>) -> Range<usize> {
 }
 
 impl ReadCache {
-    /// Sets how many bytes may be kept, and gives up what is beyond.
+    /// Sets how many bytes may be cached, and evicts what is beyond.
     pub fn tune(&mut self, bytes: u64) {
         self.tuned = if self.lost >= LOST_MAX { 0 } else { (bytes / CHUNK_BYTES) as usize };
         self.limit = self.tuned;
         self.shrink(self.limit);
     }
 
-    /// Memory is short, or not any more: half of what is kept is given up, each time.
+    /// Memory is short, or no longer is. Each call while memory is short evicts half of the cache.
     pub fn press(&mut self, is_short: bool) {
         self.limit = if is_short { self.tuned.min(self.chunks.len() / 2) } else { self.tuned };
         self.shrink(self.limit);
     }
 
-    /// Whether anything may be kept.
+    /// Whether anything may be cached.
     pub fn is_open(&self) -> bool {
         self.limit > 0
     }
@@ -127,7 +128,7 @@ impl ReadCache {
         self.chunks.len() as u64 * CHUNK_BYTES
     }
 
-    /// Whether all of these blocks are kept.
+    /// Whether all of these blocks are cached.
     pub fn has(&self, blocks: Range<u64>) -> bool {
         by_chunk(blocks).all(|(chunk, part)| {
             let mask = mask(&part);
@@ -135,8 +136,8 @@ impl ReadCache {
         })
     }
 
-    /// Copies what is kept of the blocks from `first` on into `into`, which is whole blocks. Returns the runs that are
-    /// not kept, counted from `first`.
+    /// Copies the cached blocks from `first` on into `into`, which is whole blocks. Returns the runs that are not
+    /// cached, counted from `first`.
     pub fn copy(&mut self, first: u64, into: &mut [u8]) -> Missing {
         let mut missing = Missing::new();
         for (chunk, part) in by_chunk(first..first + into.len() as u64 / BLOCK) {
@@ -161,7 +162,7 @@ impl ReadCache {
         missing
     }
 
-    /// Keeps blocks from `first` on. Only for what `end` allows.
+    /// Caches blocks from `first` on. Only for blocks that `end` allows.
     pub fn put(&mut self, first: u64, bytes: &[u8]) {
         for (chunk, part) in by_chunk(first..first + bytes.len() as u64 / BLOCK) {
             if self.limit == 0 {
@@ -186,7 +187,7 @@ impl ReadCache {
         self.chunks.insert(chunk, Chunk { bytes, valid: 0, uses: 0, number });
         let queue = if self.is_ghost.remove(&chunk) { &mut self.kept } else { &mut self.fresh };
         queue.push_back((chunk, number));
-        // Entries of chunks that were dropped stay until they are met.
+        // Entries of chunks that were dropped stay in their queue until they are met.
         let most = 2 * self.limit + 64;
         for queue in [&mut self.fresh, &mut self.kept] {
             if queue.len() > most {
@@ -257,7 +258,8 @@ impl ReadCache {
         }
     }
 
-    /// They have arrived, unless nobody knows. Whether they may be kept.
+    /// The blocks have arrived if `is_known`; otherwise nobody has seen whether they did. Returns whether they may be
+    /// cached.
     fn end(&mut self, number: u64, is_known: bool) -> bool {
         let Some(at) = self.accesses.iter().position(|a| a.number == number) else { return false };
         if self.accesses[at].writes && !is_known {
@@ -270,7 +272,7 @@ impl ReadCache {
         !self.accesses.swap_remove(at).stale || planted::is(Mistake::LateKeep)
     }
 
-    /// Somebody else reads this block from the disk, to keep it: resolves when that has ended.
+    /// If another task is reading this block from the disk to cache it: resolves when that has ended.
     pub fn awaited(&mut self, block: u64) -> Option<oneshot::Receiver<()>> {
         let access = self.accesses.iter_mut().find(|a| !a.writes && !a.stale && a.blocks.contains(&block))?;
         let (bell, rung) = oneshot::channel();
@@ -279,7 +281,7 @@ impl ReadCache {
     }
 }
 
-/// Blocks on their way, until this is dropped; dropped without `end` their way was not seen to its end.
+/// Blocks on their way. If this is dropped without `end`, nobody has seen whether they arrived.
 pub struct OnTheWay {
     cache: Rc<RefCell<ReadCache>>,
     number: u64,
@@ -287,13 +289,13 @@ pub struct OnTheWay {
 }
 
 impl OnTheWay {
-    /// Blocks begin their way from the disk (`writes`: to the disk, and what is kept of them is dropped).
+    /// Blocks begin their way from the disk. With `writes` it is to the disk, and cached copies are dropped.
     pub fn begin(cache: &Rc<RefCell<ReadCache>>, blocks: Range<u64>, writes: bool) -> OnTheWay {
         let number = cache.borrow_mut().begin(blocks, writes);
         OnTheWay { cache: cache.clone(), number, has_ended: false }
     }
 
-    /// They have arrived. Whether they may be kept.
+    /// The blocks have arrived. Returns whether they may be cached.
     pub fn end(mut self) -> bool {
         self.has_ended = true;
         self.cache.borrow_mut().end(self.number, true)

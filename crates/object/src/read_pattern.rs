@@ -1,44 +1,44 @@
-//! `ReadPattern`: how small reads of an object lie beside those before them, by whichever mounts.
+//! `ReadPattern`: how small reads of an object lie beside earlier ones, by any mounts.
 //!
 //! Owns: the last reads of the objects that were read last. Does not own: what follows from it.
 //!
-//! A mount sees its own reads alone. Of a shared file with records in turn each mount has every n-th one, and all of
-//! them together are a sequence, which the server alone can see.
+//! A mount sees only its own reads. If mounts read the records of a shared file in turn, each mount has every n-th
+//! record, and only the server sees that together they are a sequence.
 
 use amphi_types::{ByteRange, ObjectId, SessionId};
 use std::collections::VecDeque;
 
-/// Objects that are known.
+/// Most objects that are recorded.
 const OBJECTS_MAX: usize = 64;
-/// Reads of each that are known.
+/// Most reads of each that are recorded.
 const READS_MAX: usize = 16;
-/// Reads that begin so close to each other are neighbours, bytes.
+/// Reads that begin within so many bytes of each other are neighbours.
 const NEAR_BYTES: u64 = 128 << 10;
-/// Reads that begin within so many bytes belong together.
+/// Reads that begin within so many bytes may form a sequence.
 const TOGETHER_BYTES: u64 = 1 << 20;
-/// So many of the last reads, this one included, make a sequence.
+/// So many of the last reads, including the present one, form a sequence.
 const TOGETHER_READS: usize = 4;
 
-/// How a read lies beside those before it.
+/// How a read lies beside earlier ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Beside {
-    /// Nobody has read here lately.
+    /// Nobody has read near it lately.
     Nothing,
-    /// Somebody has: here or beside it.
+    /// Somebody has read the same place or a neighbouring one.
     Neighbour,
     /// Several mounts read here, one beside the other.
     Together,
 }
 
-/// The last reads.
+/// The last reads of a target.
 #[derive(Default)]
 pub struct ReadPattern {
-    /// The object that was read last comes first.
+    /// Objects, the one that was read last first.
     objects: VecDeque<(ObjectId, VecDeque<(SessionId, u64)>)>,
 }
 
 impl ReadPattern {
-    /// Notes a read, and says how it lies beside those before it.
+    /// Notes a read, and returns how it lies beside earlier ones.
     pub fn note(&mut self, object: ObjectId, session: SessionId, range: ByteRange) -> Beside {
         let at = self.objects.iter().position(|(known, _)| *known == object);
         let (_, mut reads) = at.and_then(|at| self.objects.remove(at)).unwrap_or((object, VecDeque::new()));

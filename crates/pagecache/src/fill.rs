@@ -1,4 +1,6 @@
 //! Bytes on their way between cache and server: fills, and dirty bytes taken out for write-back.
+//!
+//! Owns: these moves. Does not own: the requests (the owner of the cache).
 
 use super::{CHUNK, CachedFile, PageCache, Place, Shard, UNIT, units};
 use amphi_env::Buf;
@@ -8,7 +10,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-/// Fewer units are copied: they may leave with what is behind them.
+/// If fewer whole units are dirty than this, they are copied, so that they can be sent together with what follows them.
 const LENT_MIN: u64 = 4;
 
 /// How a flight ended.
@@ -16,16 +18,16 @@ const LENT_MIN: u64 = 4;
 pub enum Landing {
     /// The bytes are on the server.
     Done,
-    /// They are not and will not be: forgotten.
+    /// The bytes are not on the server and will not be, so they are dropped.
     Failed,
-    /// They are dirty again.
+    /// The bytes are dirty again.
     Again,
 }
 
 impl<F: CachedFile> PageCache<F> {
-    /// Puts `bytes` of the server at `range` where nothing is valid yet; beyond `bytes` come zeros. `still_true` is
-    /// asked under each unit's lock for the unit's part. Returns how many of `bytes` were copied: others keep the
-    /// memory they came in.
+    /// Puts `bytes` from the server at `range` where nothing is valid yet. Bytes of `range` behind them become zeros.
+    /// `still_true` is asked under each unit's lock for the unit's part. Returns how many of `bytes` were copied; the
+    /// others stay in the memory in which they came.
     pub fn fill(
         &self,
         file: &Arc<F>,
@@ -62,7 +64,7 @@ impl<F: CachedFile> PageCache<F> {
         copied
     }
 
-    /// Fills a whole unit that is not there yet without a copy; returns whether it could.
+    /// Fills a whole unit that does not exist yet, without a copy. Returns whether that was possible.
     #[expect(clippy::too_many_arguments, reason = "a step of `fill`, which has them all")]
     fn adopt(
         &self,
@@ -115,12 +117,12 @@ impl<F: CachedFile> PageCache<F> {
         dirty.unwrap_or(0)
     }
 
-    /// Takes dirty bytes at the start of `range` out for write-back, dirty without a gap and not in flight, all covered
-    /// or none (`room`). Returns them in a buffer whose first byte lies as the file offset does, and whether they are
-    /// covered. They stay readable.
+    /// Takes dirty bytes at the start of `range` out for write-back: without a gap, not in flight, and either all
+    /// covered or all uncovered (`room`). Returns them in a buffer aligned as their file offset, and whether they are
+    /// covered. The bytes stay readable.
     ///
-    /// Whole units that lie in one piece of memory (`slab`) are lent, as many of a chunk as there are; otherwise all
-    /// that there is is copied.
+    /// If whole units lie in one piece of memory (`slab`), that memory itself is sent, for as many units of a chunk as
+    /// there are. Otherwise everything is copied.
     pub fn take_dirty(&self, file: &F, range: ByteRange) -> Option<(ByteRange, Buf, bool)> {
         if let Some(lent) = self.lend_dirty(file, range) {
             return Some(lent);
@@ -161,7 +163,7 @@ impl<F: CachedFile> PageCache<F> {
         Some((taken, buf, covered.unwrap_or(false)))
     }
 
-    /// Lends whole dirty units at the start of `range`, if they are several and lie in one piece.
+    /// Takes several whole dirty units at the start of `range` without a copy, if they lie in one piece of memory.
     fn lend_dirty(&self, file: &F, range: ByteRange) -> Option<(ByteRange, Buf, bool)> {
         let first = range.start / UNIT;
         let end = (range.start - range.start % CHUNK + CHUNK).min(range.end) / UNIT;
@@ -195,8 +197,8 @@ impl<F: CachedFile> PageCache<F> {
         Some((ByteRange::at(range.start, count * UNIT), buf, covered))
     }
 
-    /// Ends the flight of `range`. `before_less` is called when the bytes are what they will be, and still count as
-    /// dirty: who finds none dirty knows of a failure.
+    /// Ends the flight of `range`. `before_less` is called when the bytes have their final state and still count as
+    /// dirty. So a caller that finds no dirty bytes also finds a failure recorded.
     pub fn landed(&self, file: &F, range: ByteRange, landing: Landing, now_ns: u64, before_less: impl FnOnce()) {
         let mut less = range.len();
         for (u, part) in units(range) {
@@ -206,9 +208,9 @@ impl<F: CachedFile> PageCache<F> {
             let gaps = unit.dirty.gaps(part);
             match landing {
                 Landing::Done => {}
-                // Bytes written again meanwhile get another try anyway.
+                // Bytes that were written again meanwhile will be sent once more anyway.
                 Landing::Failed => {
-                    // Under the shard's lock, so that no fill asks between the drop and the entry.
+                    // Under the shard's lock, so that no fill begins between the drop and the note.
                     file.spoil(part);
                     gaps.into_iter().for_each(|gap| unit.forget(gap));
                     if unit.valid.is_empty() {
@@ -233,7 +235,7 @@ impl<F: CachedFile> PageCache<F> {
         self.dirty.fetch_sub(less, Relaxed);
     }
 
-    /// Units of `file` that have been dirty since before `before_ns`, as joined ranges.
+    /// Units of `file` that became dirty before `before_ns`, as joined ranges.
     pub fn aged(&self, file: &F, before_ns: u64) -> Vec<ByteRange> {
         let mut ranges = Vec::new();
         let units: BTreeMap<u64, u64> = file.cached().dirty.lock().units.clone();

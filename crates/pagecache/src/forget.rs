@@ -1,27 +1,29 @@
-//! Forgetting cached bytes: truncate, punch, direct writes, revoked locks.
+//! Dropping cached bytes: for truncates, punches, direct writes and revoked locks.
+//!
+//! Owns: the drop. Does not own: when it is due (the owner of the cache).
 
 use super::{CHUNK, CHUNK_UNITS, CachedFile, PageCache, SHARDS, Shard, UNIT};
 use amphi_types::ByteRange;
 use parking_lot::RwLock;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-/// What happens to dirty bytes.
+/// What happens to dirty bytes of the range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dirty {
-    /// They stay, and the call says so.
+    /// Dirty bytes stay, and the call reports that.
     Keep,
-    /// They are forgotten, those in flight excepted.
+    /// Dirty bytes are dropped, except for those in flight.
     Discard,
 }
 
 impl<F: CachedFile> PageCache<F> {
-    /// Forgets the valid bytes of `range`. Returns whether bytes are left: dirty ones that were kept, or in flight.
+    /// Drops the valid bytes of `range`. Returns whether any are left: dirty bytes that were kept, or bytes in flight.
     pub fn forget(&self, file: &F, range: ByteRange, dirty: Dirty) -> bool {
         if range.is_empty() {
             return false;
         }
-        // Every shard that can hold bytes of the range is locked once, also if nothing is cached: a write that passed
-        // its check before the caller took the range lock has then ended.
+        // Every shard that can contain bytes of the range is locked once, even if nothing is cached. So a write that
+        // passed its check before the caller took the range lock has ended by then.
         let chunks = range.start / CHUNK..range.end.div_ceil(CHUNK);
         let mut left = false;
         if chunks.end - chunks.start < SHARDS as u64 {
@@ -78,7 +80,7 @@ impl<F: CachedFile> PageCache<F> {
                 self.account_gone(unit);
             }
         }
-        // Under the shard's lock, so that no fill asks between the drop and the entry.
+        // Under the shard's lock, so that no fill begins between the drop and the note.
         file.spoil(range);
         left
     }

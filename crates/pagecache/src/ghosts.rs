@@ -1,18 +1,18 @@
-//! What was evicted and is asked for again: how much more memory a cache would have had to keep.
+//! `Ghosts`: units that were evicted and are requested again, which show how much more memory would have helped.
 //!
-//! Owns: a table of the units that left last. Does not own: who asks (`fill`), what becomes of it (the owner of the
-//! cache, who knows what memory costs).
+//! Owns: a table of the units that were evicted last. Does not own: the requests (`fill`), what follows (the owner of
+//! the cache, who knows what memory costs).
 //!
-//! A unit has one place by its hash; another one that leaves takes the place over. 65,536 places remember 4 GiB of
+//! A unit has one place by its hash, and another evicted unit may take that place over. 65,536 places remember 4 GiB of
 //! whole units in 256 KiB. (N. Megiddo, D. Modha: ARC, FAST 2003, which keeps such a list for each of its two halves.)
 
 use super::{Key, UNIT};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Places, a power of two.
+/// Number of places, a power of two.
 const PLACES: usize = 1 << 16;
 
-/// See the module's head.
+/// The evicted units that are remembered; see the head of the module.
 pub(super) struct Ghosts {
     places: Box<[AtomicU32]>,
     returned_bytes: AtomicU64,
@@ -26,19 +26,19 @@ impl Default for Ghosts {
 }
 
 impl Ghosts {
-    /// Where a unit is remembered, and by what: never 0.
+    /// The place of a unit, and the value that identifies it there, which is never 0.
     fn place(&self, (file, unit): Key) -> (&AtomicU32, u32) {
         let hash = (file.rotate_left(32) ^ unit).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (&self.places[hash as usize >> 16 & (PLACES - 1)], (hash >> 32) as u32 | 1)
     }
 
-    /// A unit was evicted.
+    /// Notes that a unit was evicted.
     pub(super) fn left(&self, key: Key) {
         let (place, tag) = self.place(key);
         place.store(tag, Relaxed);
     }
 
-    /// A unit is made for bytes that somebody asked for.
+    /// Notes that a unit is made for bytes that a program requested.
     pub(super) fn asked(&self, key: Key) {
         let (place, tag) = self.place(key);
         if place.load(Relaxed) == tag && place.swap(0, Relaxed) == tag {
@@ -46,7 +46,7 @@ impl Ghosts {
         }
     }
 
-    /// Bytes of units that were asked for again after they had left.
+    /// Bytes of units that were requested again after their eviction.
     pub(super) fn returned_bytes(&self) -> u64 {
         self.returned_bytes.load(Relaxed)
     }

@@ -1,15 +1,16 @@
-//! The page cache: units of 64 KiB with byte-exact valid and dirty ranges, keyed by the number of a file (FEATURES B1).
+//! The page cache: units of 64 KiB with byte-exact valid and dirty ranges, keyed by the number of a file.
 //!
-//! Owns: cached bytes of all files, how much memory they take, eviction, which of them are dirty or on their way. Does
-//! not own: files (`CachedFile` is the contract with whoever has them), which bytes may be cached (its callers check
+//! Owns: cached bytes of all files, how much memory they take, eviction, and which of them are dirty or on their way.
+//! Does not own: files (`CachedFile` is the contract with their owner), which bytes may be cached (callers check that
 //! under the lock of each unit), when and how dirty bytes are sent.
 //!
-//! Invariants: in each unit dirty and flight bytes are valid bytes; only units without such bytes are evicted;
-//! bytes that are not valid are never read. A unit's index entry in `CachedBytes::dirty` is there exactly while it
-//! has dirty bytes, changed under the unit's shard lock. Order of locks: shard, then those of the file.
+//! Invariants: in each unit, dirty bytes and bytes in flight are valid. Only units without such bytes are evicted.
+//! Bytes that are not valid are never read. A unit has an entry in `CachedBytes::dirty` exactly while it has dirty
+//! bytes; the entry changes under the unit's shard lock. Lock order: the shard, then the locks of the file.
 //!
-//! Sharded by 1 MiB of a file: a hit takes one shared lock, a tree lookup among about 1,000 units, one copy, and
-//! allocates nothing. Units grow from 4 KiB in powers of two, so a small file costs its size.
+//! The numbers that drove the design: shards hold 1 MiB of a file, so a hit takes one shared lock, a tree lookup among
+//! about 1,000 units and one copy, and allocates nothing. Units grow from 4 KiB in powers of two, so a small file costs
+//! its size.
 
 #![forbid(unsafe_code)]
 
@@ -45,26 +46,27 @@ pub use locality::{Came, Locality, LocalityRule};
 pub use room::Room;
 pub use segments::{Loan, Loans, Segment, Segments, scratch_for};
 
-/// Bytes of a unit of the page cache: a write of just one, in memory of just that size, need not be copied.
+/// Bytes of a unit. A write of exactly one unit, in memory of exactly that size, need not be copied.
 pub const UNIT_BYTES: usize = 64 << 10;
-/// The same as a length in a file.
+/// `UNIT_BYTES` as a length in a file.
 pub const UNIT: u64 = UNIT_BYTES as u64;
-/// Units per chunk: a chunk lies in one shard.
+/// Units of a chunk. A chunk lies in one shard.
 const CHUNK_UNITS: u64 = 16;
 const CHUNK: u64 = UNIT * CHUNK_UNITS;
 const SHARDS: usize = 64;
-/// Bytes of a page, the measure of locality.
+/// Bytes of a page, the unit in which locality is measured.
 pub const PAGE: u64 = 4096;
-/// Units one eviction step looks at in a shard.
+/// Units that one eviction step examines in a shard.
 const EVICT_SCAN: usize = CHUNK_UNITS as usize;
-/// Steps of one eviction at most.
+/// Most steps of one eviction.
 const EVICT_STEPS: usize = 8192;
 
 type Key = (u64, u64);
 
 struct Shard<F> {
     units: BTreeMap<Key, Unit<F>>,
-    /// This shard's part of the clock: all units by their turns, and some that are gone or have got another turn.
+    /// This shard's part of the eviction clock: all units by their turns, and stale entries of units that are gone or
+    /// have another turn.
     clock: VecDeque<(Key, u64)>,
     slab: Slab,
 }
@@ -76,7 +78,8 @@ impl<F> Default for Shard<F> {
 }
 
 impl<F: CachedFile> Shard<F> {
-    /// The unit, made if missing; with a place in a slab for memory that it needs, if there is one (`Slab::piece`).
+    /// The unit, which is made if it does not exist. If it needs memory and has a place in a slab, it gets that
+    /// (`Slab::piece`).
     fn unit(&mut self, key: Key, file: &Arc<F>, (turns, slabs): (&AtomicU64, &Slabs), place: Place) -> &mut Unit<F> {
         if self.clock.len() > 2 * self.units.len() + EVICT_SCAN {
             let units = &self.units;
@@ -92,48 +95,48 @@ impl<F: CachedFile> Shard<F> {
     }
 }
 
-/// Where the memory of a unit that is made shall lie.
+/// Where the memory of a new unit should lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Any,
-    /// In the slab whose next unit it is.
+    /// In the slab of which it is the next unit.
     GoesOn,
-    /// Or it is the first of a slab.
+    /// In that slab, or as the first unit of a new one.
     Begins,
 }
 
-/// What became of a write.
+/// The outcome of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Put {
     /// All bytes are in the cache.
     Done {
         /// A chunk that has become dirty as a whole.
         full_chunk: Option<ByteRange>,
-        /// Bytes of it have been written back before, since they are in the cache: it may be written once more soon.
+        /// Some of these bytes were written back before, while they were cached, so they may soon be written once more.
         rewritten: bool,
-        /// So many bytes lie in the memory that they came in.
+        /// So many bytes stay in the memory in which they came.
         adopted: u64,
-        /// Room at the servers was set aside for all of them.
+        /// Free blocks at the servers were set aside for all of them.
         covered: bool,
     },
-    /// The check failed, or there was no room for them; bytes before this offset are in the cache.
+    /// The check failed, or the servers had no room for the bytes. Bytes before this offset are in the cache.
     Refused(u64),
 }
 
-/// Bytes for the cache.
+/// Bytes to be cached.
 pub enum Source<'a> {
-    /// They are copied.
+    /// The bytes are copied.
     Copied(&'a [u8]),
-    /// Those of one whole unit, in memory that the cache may keep: other memory of a unit, of arbitrary content, is put
-    /// in its place.
+    /// The bytes of one whole unit, in memory that the cache may keep. Other memory of a unit, of arbitrary content, is
+    /// put in its place.
     Unit(&'a mut Buf),
-    /// Those of several whole units, in memory that the cache may keep: nothing is put in its place.
+    /// The bytes of several whole units, in memory that the cache may keep. Nothing is put in its place.
     Units(&'a mut Buf),
 }
 
 impl<'a> Source<'a> {
-    /// `bytes` for `offset`, to be kept if they are whole units, of a chunk's length at most, in memory of just that
-    /// size.
+    /// `bytes` for `offset`. The cache may keep their memory if they are whole units, at most as long as a chunk, in
+    /// memory of exactly that size.
     pub fn whole_units(offset: u64, bytes: &'a mut Buf) -> Source<'a> {
         let alone = bytes.is_whole() && bytes.room() == bytes.window() && !bytes.is_empty();
         let whole = alone && offset.is_multiple_of(UNIT) && (bytes.len() as u64).is_multiple_of(UNIT);
@@ -152,7 +155,7 @@ impl<'a> Source<'a> {
         }
     }
 
-    /// Whether there are none.
+    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -163,20 +166,21 @@ pub struct PageCache<F> {
     shards: Vec<RwLock<Shard<F>>>,
     used: AtomicU64,
     dirty: AtomicU64,
-    /// Bytes of all writes: the clock by which memory leaves the processor's caches.
+    /// Bytes of all writes so far: a clock that shows how long ago memory was in the processor's caches.
     written: AtomicU64,
-    /// The clock by which units are evicted: those that come, and those that the hand leaves, get the next turn. So
-    /// memory is left in the order in which it was taken, and whole runs of it become free together (`amphi_env::buf`).
+    /// The clock by which units are evicted: units that are new, or that the hand leaves in place, get the next turn.
+    /// So memory is freed in the order in which it was taken, and whole runs of it become free together
+    /// (`amphi_env::buf`).
     turns: AtomicU64,
     spare: Spare,
     slabs: Slabs,
     ghosts: Ghosts,
     room: Arc<dyn Room<F>>,
-    /// Memory of units that were evicted.
+    /// Memory of units that were evicted, in bytes.
     pub evicted_bytes: AtomicU64,
-    /// Bytes that came before anybody asked and left before anybody read them.
+    /// Bytes that were read ahead and evicted before a program read them.
     pub wasted_ahead_bytes: AtomicU64,
-    /// Bytes that came before anybody asked and were read.
+    /// Bytes that were read ahead and then read by a program.
     pub used_ahead_bytes: AtomicU64,
 }
 
@@ -193,12 +197,12 @@ impl<F: CachedFile> Default for PageCache<F> {
 }
 
 impl<F: CachedFile> PageCache<F> {
-    /// An empty cache above servers that always have room.
+    /// An empty cache for servers that always have room.
     pub fn new() -> PageCache<F> {
         PageCache::above(Arc::new(Endless))
     }
 
-    /// An empty cache above servers of which `room` knows.
+    /// An empty cache for servers whose room `room` knows.
     pub fn above(room: Arc<dyn Room<F>>) -> PageCache<F> {
         PageCache {
             shards: (0..SHARDS).map(|_| RwLock::default()).collect(),
@@ -216,17 +220,17 @@ impl<F: CachedFile> PageCache<F> {
         }
     }
 
-    /// Memory of all units, and what waits for the rest of streams.
+    /// Memory of all units, and memory that is reserved for the rest of streams.
     pub fn used_bytes(&self) -> u64 {
         self.used.load(Relaxed) + self.slabs.bytes()
     }
 
-    /// Bytes of units that were evicted and then read from the server again, as far as that is remembered.
+    /// Bytes of units that were evicted and later read from the server again, as far as that is remembered.
     pub fn returned_bytes(&self) -> u64 {
         self.ghosts.returned_bytes()
     }
 
-    /// What the cache may take from now on.
+    /// Sets how many bytes the cache may take.
     #[inline]
     pub fn set_limit(&self, limit_bytes: u64) {
         if self.slabs.set_limit(limit_bytes) {
@@ -234,7 +238,7 @@ impl<F: CachedFile> PageCache<F> {
         }
     }
 
-    /// Dirty bytes, those under way included.
+    /// Dirty bytes, including those under way.
     pub fn dirty_bytes(&self) -> u64 {
         self.dirty.load(Relaxed)
     }
@@ -244,7 +248,7 @@ impl<F: CachedFile> PageCache<F> {
         &self.shards[(h >> 58) as usize]
     }
 
-    /// Copies `range` into `into` if all of it is valid; otherwise what `into` holds is undefined.
+    /// Copies `range` into `into` if all of it is valid. Otherwise the content of `into` is undefined.
     pub fn read(&self, file: &F, range: ByteRange, into: &mut [u8]) -> bool {
         debug_assert_eq!(range.len(), into.len() as u64);
         for (u, part) in units(range) {
@@ -262,7 +266,7 @@ impl<F: CachedFile> PageCache<F> {
         true
     }
 
-    /// Lends `range` if all of it is valid.
+    /// Returns the memory of `range`, without a copy, if all of it is valid.
     pub fn lend(&self, file: &F, range: ByteRange) -> Option<Loans> {
         let mut loans = Loans::new();
         for (u, part) in units(range) {
@@ -277,7 +281,7 @@ impl<F: CachedFile> PageCache<F> {
         Some(loans)
     }
 
-    /// As `lend`, but nobody reads it yet.
+    /// As `lend`, but does not count as a use.
     pub fn peek(&self, file: &F, range: ByteRange) -> Option<Loans> {
         units(range).map(|(u, part)| self.shard(file.id(), u).read().units.get(&(file.id(), u))?.lend(part)).collect()
     }
@@ -289,7 +293,7 @@ impl<F: CachedFile> PageCache<F> {
         }
     }
 
-    /// The end of a read of several units: one that found only the first of them has not used any.
+    /// Ends a read of several units. A read that found only the first of them has not used any.
     #[inline]
     fn several_used(&self, file: &F, range: ByteRange) {
         if range.start / UNIT < range.end.saturating_sub(1) / UNIT {
@@ -297,8 +301,8 @@ impl<F: CachedFile> PageCache<F> {
         }
     }
 
-    /// A request was answered with what is valid of `range`, found by `read_valid`. To be called once for each request:
-    /// bytes that are used again are what locality is judged by.
+    /// A request was answered with the valid bytes of `range`, found by `read_valid`. To be called once for each
+    /// request, because locality is judged by bytes that are used again.
     pub fn used(&self, file: &F, range: ByteRange) {
         for (u, part) in units(range) {
             let shard = self.shard(file.id(), u).read();
@@ -308,7 +312,8 @@ impl<F: CachedFile> PageCache<F> {
         }
     }
 
-    /// Copies what is valid of `range` into `into`, and returns the parts that are not. Does not count as use (`used`).
+    /// Copies the valid bytes of `range` into `into`, and returns the parts that are not valid. Does not count as a use
+    /// (`used`).
     pub fn read_valid(&self, file: &F, range: ByteRange, into: &mut [u8]) -> Vec<ByteRange> {
         let mut gaps = Vec::new();
         for (u, part) in units(range) {
@@ -345,10 +350,11 @@ impl<F: CachedFile> PageCache<F> {
         gaps
     }
 
-    /// Puts `source` at `offset`, dirty. `check` is asked under each unit's lock: a `false` ends the write there. Units
-    /// that were written before the last `cold_after` bytes are written past the processor's caches. `taken` is called
-    /// under the lock of each unit as soon as what was written of it counts as dirty: who finds nothing dirty before
-    /// knows nothing of this write. Bytes for which the servers have no room are put in all the same (`Put::Done`).
+    /// Puts `source` at `offset`, dirty. `check` is asked under each unit's lock, and `false` ends the write there.
+    /// Units whose last write is more than `cold_after` written bytes ago are written past the processor's caches.
+    /// `taken` is called under the lock of each unit as soon as its written bytes count as dirty. So a caller that
+    /// found no dirty bytes before has not seen this write at all. Bytes for which the servers have no room are put in
+    /// all the same (`Put::Done`).
     pub fn write(
         &self,
         file: &Arc<F>,
@@ -361,7 +367,7 @@ impl<F: CachedFile> PageCache<F> {
         self.put(file, offset, source, (cold_after, NoRoom::Put), now_ns, hooks)
     }
 
-    /// As `write`, but a unit for which the servers have no room ends the write.
+    /// As `write`, but ends at a unit for which the servers have no room.
     pub fn write_covered(
         &self,
         file: &Arc<F>,
@@ -419,7 +425,8 @@ impl<F: CachedFile> PageCache<F> {
                     let at = (part.start - range.start) as usize;
                     unit.write(part, &bytes[at..at + part.len() as usize], cold);
                 }
-                // A reader that got cold memory would have the kernel copy into it page by page, which costs most.
+                // If a reader thread got cold memory, the kernel would copy into it page by page, which is the most
+                // expensive way.
                 Source::Unit(bytes) if cold && unit.is_free() => unit.write(part, bytes, true),
                 Source::Unit(bytes) => {
                     let grown = unit.exchange(bytes, &self.spare);
@@ -454,7 +461,7 @@ impl<F: CachedFile> PageCache<F> {
         Put::Done { full_chunk, rewritten, adopted, covered: all_covered }
     }
 
-    /// The units with bytes of `range`, ascending, neighbours in one piece.
+    /// The units with bytes of `range`, ascending. Adjacent ones are joined.
     pub fn units_of(&self, file: &F, range: ByteRange) -> Vec<ByteRange> {
         let keys = (file.id(), range.start / UNIT)..(file.id(), range.end.div_ceil(UNIT));
         let mut units: Vec<u64> = Vec::new();
@@ -465,17 +472,17 @@ impl<F: CachedFile> PageCache<F> {
         found
     }
 
-    /// Nobody has written for a while: memory that waits for the rest of a stream goes back.
+    /// Nobody has written for a while, so memory that is reserved for the rest of streams is freed.
     pub fn rest(&self) {
         self.shards.iter().filter_map(|s| s.try_write()).for_each(|mut shard| shard.slab.let_go(&self.slabs));
     }
 
-    /// Returns when every write in the cache that was under way has ended.
+    /// Returns when every write into the cache that was under way has ended.
     pub fn barrier(&self) {
         self.shards.iter().for_each(|s| drop(s.write()));
     }
 
-    /// What making a unit needs.
+    /// What is needed to make a unit.
     fn makers(&self) -> (&AtomicU64, &Slabs) {
         (&self.turns, &self.slabs)
     }
@@ -486,7 +493,7 @@ impl<F: CachedFile> PageCache<F> {
         shard.units.range(all).filter(|(_, unit)| unit.is_dirty_throughout()).count() as u64 == CHUNK_UNITS
     }
 
-    /// The unit, made if missing, with memory for bytes up to `end`.
+    /// The unit, which is made if it does not exist, with memory for bytes up to `end`.
     fn unit<'a>(&self, shard: &'a mut Shard<F>, file: &Arc<F>, u: u64, end: u64) -> &'a mut Unit<F> {
         let unit = shard.unit((file.id(), u), file, self.makers(), Place::Any);
         self.grow(unit, file, end);
@@ -499,7 +506,7 @@ impl<F: CachedFile> PageCache<F> {
         self.account_grown(file, grown, unit.range().start + unit.capacity());
     }
 
-    /// Books more memory of a unit that ends at `end`.
+    /// Counts further memory of a unit that ends at `end`.
     fn account_grown(&self, file: &F, grown: u64, end: u64) {
         if grown == 0 {
             return;
@@ -509,8 +516,8 @@ impl<F: CachedFile> PageCache<F> {
         file.cached().bytes.fetch_add(grown, SeqCst);
     }
 
-    /// Makes room below `limit_bytes` by dropping clean units that were not touched since the hand came by last.
-    /// Returns the files that have no cached bytes any more.
+    /// Evicts clean units that were not used since the clock hand passed them last, until memory is below
+    /// `limit_bytes`. Returns the files that have no cached bytes any more.
     pub fn evict(&self, limit_bytes: u64) -> Vec<Arc<F>> {
         let (mut emptied, mut busy) = (Vec::new(), 0);
         for _ in 0..EVICT_STEPS {
@@ -526,13 +533,13 @@ impl<F: CachedFile> PageCache<F> {
         emptied
     }
 
-    /// The shard at whose part of the clock it is, but for those of a mask and those in use.
+    /// The shard with the oldest unit by the clock, without the shards in the mask `busy` and those in use.
     fn oldest(&self, busy: u64) -> Option<usize> {
         let turn = |i: usize| Some((self.shards[i].try_read()?.clock.front()?.1, i));
         (0..SHARDS).filter(|i| busy & (1 << i) == 0).filter_map(turn).min().map(|(_, i)| i)
     }
 
-    /// Drops what is clean and was not touched since its last turn, of the units whose turn it is.
+    /// Of the units whose turn it is, drops those that are clean and were not used since their last turn.
     fn evict_some(&self, shard: &mut Shard<F>, limit_bytes: u64, emptied: &mut Vec<Arc<F>>) {
         for _ in 0..EVICT_SCAN {
             if self.used_bytes() <= limit_bytes {
@@ -542,7 +549,7 @@ impl<F: CachedFile> PageCache<F> {
             let Some(unit) = shard.units.get_mut(&key).filter(|unit| unit.turn == turn) else { continue };
             let pinned = unit.is_pinned();
             if pinned || unit.take_touched() {
-                // What is pinned stays for the disk, not for who uses it.
+                // A pinned unit stays because of the disk. The stay is no evidence that anybody uses the unit.
                 if !pinned {
                     unit.survive();
                 }
@@ -561,7 +568,7 @@ impl<F: CachedFile> PageCache<F> {
         }
     }
 
-    /// Books a unit that was taken out of its shard.
+    /// Updates the counts for a unit that was removed from its shard.
     fn account_gone(&self, mut unit: Unit<F>) {
         self.uncover(&unit.file.clone(), &mut unit);
         let file = &unit.file;
@@ -577,8 +584,8 @@ impl<F: CachedFile> PageCache<F> {
     }
 }
 
-/// Where a unit lies that is made by a write of `range`: in one piece with its chunk, if the write covers that or goes
-/// on a stream.
+/// Where a unit lies that a write of `range` makes. It lies in one piece with its chunk if the write covers the chunk
+/// or continues a stream.
 fn place<F: CachedFile>(file: &F, source: &Source<'_>, range: ByteRange, u: u64) -> Place {
     let Source::Copied(_) = source else { return Place::Any };
     if !u.is_multiple_of(CHUNK_UNITS) {
@@ -589,7 +596,7 @@ fn place<F: CachedFile>(file: &F, source: &Source<'_>, range: ByteRange, u: u64)
     if goes_on || range.contains(&ByteRange::at(start, CHUNK)) { Place::Begins } else { Place::GoesOn }
 }
 
-/// Adds a range behind the others, joined to the last where they touch.
+/// Appends a range, and joins it to the last one if they touch.
 pub fn push_joined(ranges: &mut Vec<ByteRange>, range: ByteRange) {
     match ranges.last_mut() {
         _ if range.is_empty() => {}
@@ -599,7 +606,7 @@ pub fn push_joined(ranges: &mut Vec<ByteRange>, range: ByteRange) {
 }
 
 impl<F: CachedFile> PageCache<F> {
-    /// Checks that the books agree with the units: for tests, when nothing is under way.
+    /// Checks that the counts agree with the units. For tests, when nothing is under way.
     pub fn check(&self) {
         let (mut used, mut dirty) = (0, 0);
         for shard in &self.shards {

@@ -1,40 +1,41 @@
-//! Access locality of a file (FEATURES H5): whether what is brought into the cache is used again.
+//! `Locality`: whether the bytes of a file that are brought into the cache are used again.
 //!
-//! Owns: the counts and the rule, per file. Does not own: when pages come and go, nor what follows from the rule (the
-//! way of a request, which the client decides).
+//! Owns: the counts and the rule, for each file. Does not own: when pages come and go, what follows from the rule
+//! (buffered or direct, which the client decides).
 //!
-//! A file lacks locality when, of as many pages as the window has that left the cache, too few had been used again: one
-//! in 16, or more where direct requests were measured to carry so much more that this does not make up for it. Then
-//! nearly nothing is brought in any more, so nearly nothing leaves: what tells that reuse has come
-//! back are the probes, of whose pages it is counted at once when they are used again. At least as many of them as a
-//! window of requests brings in decide, and a quarter has to be used again. Pages of probes stay in the cache only
-//! because what goes direct makes nothing leave: they count as used again if they are before as much as the cache holds
-//! has passed, one way or the other, and older pages not at all. A direct request brings no pages in, so what
-//! contention or memory sends direct changes no verdict, and costs no probe.
+//! A file lacks locality if too few pages were used again, of as many pages as the window has that left the cache. Too
+//! few means fewer than one in 16, or more if direct requests were measured to be so much faster that this does not
+//! make up for it. From then on nearly nothing is brought into the cache, so nearly nothing leaves. The return of
+//! locality is detected by *probes*: requests that go through the cache all the same, and whose pages are counted as
+//! soon as they are used again. At least as many pages as a window of requests brings in decide, and a quarter must be
+//! used again. Pages of probes stay in the cache only because direct requests evict nothing. So their use counts only
+//! if it comes before as many bytes as the cache holds have passed, buffered or direct; the use of older pages does not
+//! count. A direct request brings no pages in. So requests that go direct for contention or memory change no verdict,
+//! and cost no probe.
 //!
-//! The same is counted over all files of the mount, over a window four times as large. A file of which nothing is known
-//! yet begins with that verdict: in a stream of files larger than the cache each would otherwise have to show anew what
-//! all before it did.
+//! The same is counted over all files of the mount, with a window four times as large. A file of which nothing is known
+//! yet begins with that verdict. Otherwise, in a stream of files larger than the cache, each file would have to show
+//! anew what all earlier ones have shown.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 
-/// Fewest pages of probes that show anything.
+/// Fewest pages of probes that decide.
 const SAMPLE_MIN_PAGES: u64 = 16;
 
-/// Reuse of less than one page in so many is none.
+/// If fewer than one page in so many is used again, there is no reuse.
 const REUSE_FRACTION: u64 = 16;
 
-/// Of the pages of probes one in so many must be used again.
+/// Of the pages of probes, one in so many must be used again.
 const COMES_BACK: u64 = 4;
 
-/// Windows of a file that make one of the mount.
+/// The window of the mount, in windows of a file.
 const MOUNT_WINDOWS: u64 = 4;
 
-/// The numbers of the rule, from the tunables.
+/// The parameters of the rule, from the tunables.
 #[derive(Clone, Copy, Debug)]
 pub struct LocalityRule {
-    /// Pages over which reuse is measured.
+    /// Window: pages over which reuse is measured.
     pub window_pages: u64,
     /// One request in so many is a probe.
     pub probe: u64,
@@ -42,12 +43,12 @@ pub struct LocalityRule {
     pub cache_pages: u64,
 }
 
-/// What is known of one file, or of all.
+/// The counts of one file, or of all files of a mount.
 #[derive(Debug, Default)]
 pub struct Locality {
-    /// Of all, if this is of one.
+    /// The counts of all files, if this is for one file.
     of_mount: Option<Arc<Locality>>,
-    /// Somebody has asked.
+    /// The rule has been asked before.
     asked: AtomicBool,
     /// Pages that left the cache since the last verdict, and those of them that had been used again.
     left: AtomicU64,
@@ -55,35 +56,35 @@ pub struct Locality {
     lacking: AtomicBool,
     /// Requests that went direct since the last probe.
     since_probe: AtomicU64,
-    /// Without locality: pages that were brought in, and pages that were used again.
+    /// While there is no locality: pages that were brought in, and pages that were used again.
     brought: AtomicU64,
     again: AtomicU64,
-    /// Of all: pages that came into the cache or passed it by for lack of locality, and how many it holds.
+    /// For all files: pages that came into the cache or passed it for lack of locality, and how many pages it holds.
     passed: AtomicU64,
     cache_pages: AtomicU64,
-    /// Of all: bytes that were written into the cache lately, and bytes that were read of such.
+    /// For all files: bytes that were written into the cache lately, and bytes of those that were read.
     wrote_bytes: AtomicU64,
     read_back_bytes: AtomicU64,
 }
 
-/// When so much was written the older half is forgotten.
+/// When so much was written, both counts are halved.
 const WROTE_BYTES: u64 = 1 << 30;
-/// Less shows nothing.
+/// With fewer written bytes nothing can be said.
 const WROTE_MIN_BYTES: u64 = 64 << 20;
 
-/// When a page came into the cache, in pages that passed; `UNTOLD`: nobody wanted to know then.
+/// When a page came into the cache, in pages that had passed by then. `UNTOLD`: not recorded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Came(u64);
 
 const UNTOLD: Came = Came(u64::MAX);
 
 impl Locality {
-    /// Of a file of a mount.
+    /// The counts for a file of a mount.
     pub fn of_file(mount: &Arc<Locality>) -> Locality {
         Locality { of_mount: Some(mount.clone()), ..Locality::default() }
     }
 
-    /// Pages have left the cache.
+    /// Notes that pages have left the cache.
     pub fn leave(&self, pages: u64, reused: bool) {
         if let Some(mount) = &self.of_mount {
             mount.leave(pages, reused);
@@ -94,13 +95,13 @@ impl Locality {
         }
     }
 
-    /// Whether the last verdict was that there is none.
+    /// Whether the last verdict was that there is no locality.
     #[inline]
     pub fn is_lacking(&self) -> bool {
         self.lacking.load(Relaxed)
     }
 
-    /// For a page that comes into the cache now.
+    /// The present moment, for a page that comes into the cache now.
     #[inline]
     pub fn comes(&self) -> Came {
         match &self.of_mount {
@@ -109,15 +110,15 @@ impl Locality {
         }
     }
 
-    /// Whether a page that is used again would still be there if all had gone through the cache since it came, and
-    /// somebody wants to know.
+    /// Whether a page that is used again would still be cached if everything had gone through the cache since the page
+    /// came. False if that was not recorded.
     #[inline]
     pub fn is_recent(&self, came: Came) -> bool {
         let Some(mount) = self.of_mount.as_ref().filter(|_| came != UNTOLD) else { return false };
         mount.passed.load(Relaxed).saturating_sub(came.0) <= mount.cache_pages.load(Relaxed)
     }
 
-    /// Pages have come into the cache.
+    /// Notes that pages have come into the cache.
     #[inline]
     pub fn bring(&self, pages: u64) {
         if let Some(mount) = &self.of_mount {
@@ -129,7 +130,7 @@ impl Locality {
         }
     }
 
-    /// Pages were used a second time.
+    /// Notes that pages were used a second time.
     pub fn use_again(&self, pages: u64) {
         if let Some(mount) = &self.of_mount {
             mount.use_again(pages);
@@ -139,19 +140,19 @@ impl Locality {
         }
     }
 
-    /// Bytes were written into the cache.
+    /// Notes that bytes were written into the cache.
     #[inline]
     pub fn write(&self, bytes: u64) {
         let Some(mount) = &self.of_mount else { return };
         if mount.wrote_bytes.fetch_add(bytes, Relaxed) + bytes >= WROTE_BYTES {
-            // Of two that come at once each halves: it is a share that counts.
+            // If two threads come here at once, both halve the counts; only the ratio matters.
             for count in [&mount.wrote_bytes, &mount.read_back_bytes] {
                 count.store(count.load(Relaxed) / 2, Relaxed);
             }
         }
     }
 
-    /// Bytes were read of what had been written into the cache.
+    /// Notes that bytes were read that had been written into the cache.
     #[inline]
     pub fn read_back(&self, bytes: u64) {
         if let Some(mount) = &self.of_mount {
@@ -167,13 +168,13 @@ impl Locality {
         wrote >= WROTE_MIN_BYTES && read.saturating_mul(REUSE_FRACTION) < wrote
     }
 
-    /// Whether the next request should go direct for it: there is no locality, and the request is no probe.
+    /// Whether the next request should go direct: there is no locality, and the request is no probe.
     pub fn speaks_for_direct(&self, rule: LocalityRule, least: impl Fn() -> u64) -> bool {
         self.lacks(rule, least) && self.since_probe.load(Relaxed) + 1 < rule.probe
     }
 
-    /// Whether there is no locality. `least`: the share of pages used again below which the cache does not pay, in
-    /// 1024ths, besides what the rule says; asked when there is something to judge.
+    /// Whether there is no locality. `least` returns the share of pages, in 1024ths, that must be used again so that
+    /// the cache pays, in addition to the rule. It is called when there is something to judge.
     pub fn lacks(&self, rule: LocalityRule, least: impl Fn() -> u64) -> bool {
         if let Some(mount) = &self.of_mount {
             mount.cache_pages.store(rule.cache_pages, Relaxed);
@@ -187,7 +188,7 @@ impl Locality {
         self.is_lacking()
     }
 
-    /// A request for so many pages went direct for lack of locality.
+    /// Notes that a request for so many pages went direct for lack of locality.
     pub fn went_direct(&self, pages: u64) {
         if let Some(mount) = &self.of_mount {
             mount.passed.fetch_add(pages, Relaxed);
@@ -195,7 +196,7 @@ impl Locality {
         self.since_probe.fetch_add(1, Relaxed);
     }
 
-    /// A request in the window went through the cache.
+    /// Notes that a request within the window of sizes went through the cache.
     pub fn went_buffered(&self) {
         if self.is_lacking() {
             self.since_probe.store(0, Relaxed);
@@ -211,7 +212,7 @@ impl Locality {
         if left >= rule.window_pages {
             let reused = self.reused.swap(0, Relaxed);
             self.left.store(0, Relaxed);
-            // Without locality what leaves came before, or with probes.
+            // While there is no locality, pages that leave came before it was lost, or with probes.
             self.decide(self.is_lacking() || !pays(REUSE_FRACTION, reused, left));
         }
         let sample = (rule.window_pages / rule.probe.max(1)).max(SAMPLE_MIN_PAGES);
@@ -221,9 +222,9 @@ impl Locality {
             if pays(REUSE_FRACTION.min(COMES_BACK), again, brought) {
                 self.decide(false);
             } else if brought >= rule.window_pages.max(2 * sample) {
-                // The older half is forgotten: reuse takes its time to show.
+                // The counts are reduced, not reset, because reuse takes time to show.
                 let less = |count: &AtomicU64, by: u64| {
-                    // Another thread may have begun anew.
+                    // Another thread may have reset them.
                     let _ = count.fetch_update(Relaxed, Relaxed, |now| Some(now.saturating_sub(by)));
                 };
                 less(&self.brought, brought / 2);

@@ -1,26 +1,27 @@
-//! `Room`: whether servers have room for what is dirty.
+//! `Room`: whether servers have free blocks for what is dirty.
 //!
-//! Owns: the contract with whoever knows; which blocks of a unit are covered. Does not own: how much room there is.
+//! Owns: the contract with whoever knows, and which blocks of a unit are covered. Does not own: how many free blocks
+//! there are.
 //!
 //! A block of 4 KiB is covered from before its first byte is dirty until none of it is dirty or under way. Dirty bytes
-//! that nobody could cover are in the cache all the same; they leave in requests of their own.
+//! that could not be covered are cached all the same, and are sent in requests of their own.
 
 use crate::unit::Unit;
 use crate::{CachedFile, PAGE, PageCache};
 use amphi_types::ByteRange;
 
-/// Who knows how much more may be dirty.
+/// Knows how many more blocks may be dirty.
 ///
-/// The methods are called under the lock of a shard: none of them may call the cache.
+/// The methods are called under the lock of a shard, so none of them may call the cache.
 pub trait Room<F>: Send + Sync {
-    /// Sets room aside for so many more blocks of the unit of a file that begins at `offset`; not if there is too
-    /// little.
+    /// Covers so many more blocks of the file's unit that begins at `offset`. Returns false if there is too little
+    /// room.
     fn cover(&self, file: &F, offset: u64, blocks: u32) -> bool;
     /// So many of its blocks are not dirty or under way any more.
     fn uncover(&self, file: &F, offset: u64, blocks: u32);
 }
 
-/// There is always room.
+/// Servers that always have room.
 pub(crate) struct Endless;
 
 impl<F> Room<F> for Endless {
@@ -31,16 +32,16 @@ impl<F> Room<F> for Endless {
     fn uncover(&self, _: &F, _: u64, _: u32) {}
 }
 
-/// What becomes of a write for which there is no room.
+/// What happens to a write for which there is no room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NoRoom {
-    /// It ends before the unit.
+    /// The write ends before this unit.
     Refuse,
-    /// Its bytes are dirty without cover.
+    /// The bytes of the write become dirty without cover.
     Put,
 }
 
-/// The blocks of a unit that a part of it touches, one bit each.
+/// The blocks of a unit that `part` touches, one bit each.
 pub(crate) fn blocks(unit_start: u64, part: ByteRange) -> u16 {
     if part.is_empty() {
         return 0;
@@ -55,7 +56,7 @@ impl<F: CachedFile> Unit<F> {
         blocks(self.range().start, part) & !self.covered
     }
 
-    /// Whether the first block of dirty bytes is covered, and how far the others are as it is.
+    /// Whether the first block of dirty bytes is covered, and how far the following blocks are in the same state.
     pub(crate) fn alike(&self, run: ByteRange) -> (ByteRange, bool) {
         let start = self.range().start;
         let is_covered = |block: u64| self.covered >> block & 1 == 1;
@@ -65,7 +66,7 @@ impl<F: CachedFile> Unit<F> {
         (ByteRange::new(run.start, other.map_or(run.end, |block| start + block * PAGE)), covered)
     }
 
-    /// Whether all of its blocks are covered, or none; `None`: some.
+    /// `Some` if all of its blocks are covered, or none are; `None` if some are.
     pub(crate) fn cover_of_all(&self) -> Option<bool> {
         match self.covered {
             0 => Some(false),
@@ -74,7 +75,7 @@ impl<F: CachedFile> Unit<F> {
         }
     }
 
-    /// Ends the cover of blocks of which nothing is dirty or under way: their number.
+    /// Ends the cover of blocks of which nothing is dirty or under way. Returns their number.
     fn uncover(&mut self) -> u32 {
         let start = self.range().start;
         let busy = self.dirty.iter().chain(self.flight.iter()).fold(0, |busy, r| busy | blocks(start, r));
@@ -85,12 +86,12 @@ impl<F: CachedFile> Unit<F> {
 }
 
 impl<F: CachedFile> PageCache<F> {
-    /// Sets room aside for the blocks of `part` of a unit that lack it. Whether there is.
+    /// Covers the `missing` blocks of a unit. Returns whether there was room.
     pub(crate) fn cover(&self, file: &F, unit_start: u64, missing: u16) -> bool {
         missing == 0 || self.room.cover(file, unit_start, missing.count_ones())
     }
 
-    /// What is dirty or under way of a unit has become less.
+    /// Fewer bytes of a unit are dirty or under way, so cover that is not needed ends.
     pub(crate) fn uncover(&self, file: &F, unit: &mut Unit<F>) {
         if unit.covered == 0 {
             return;

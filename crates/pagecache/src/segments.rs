@@ -1,7 +1,8 @@
-//! `Segments`: the bytes a read returns, in as many buffers as they came in.
+//! `Segments`: the bytes that a read returns, in the buffers in which they came.
 //!
-//! Owns: a list of buffers that are the bytes in order, of their own or lent by the cache. A front end sends them with
-//! one vectored write, so a read over several targets is not copied together first.
+//! Owns: a list of buffers that contain the bytes in order; each is memory of its own or memory of the cache. Does not
+//! own: sending them. A front end sends them with one vectored write, so the bytes of a read over several targets are
+//! not copied together first.
 
 use amphi_env::Buf;
 use amphi_types::{ByteRange, limits};
@@ -9,12 +10,13 @@ use smallvec::SmallVec;
 use std::ops::{Deref, Range};
 use std::sync::Arc;
 
-/// A buffer for bytes of a file that will all be written before they are read; the first lies as its file offset does.
+/// A buffer for bytes of a file that are all written before they are read. Its first byte is aligned as its file
+/// offset.
 pub fn scratch_for(range: ByteRange) -> Buf {
     Buf::scratch_padded((range.start % limits::BLOCK) as usize, range.len() as usize)
 }
 
-/// Bytes of the cache as they were when they were lent: a write in the cache that comes later goes to a copy.
+/// Memory of the cache, unchangeable as long as this exists: a later write into the cache goes to a copy.
 #[derive(Clone, Debug)]
 pub struct Loan {
     pub(crate) whole: Arc<Buf>,
@@ -22,7 +24,7 @@ pub struct Loan {
 }
 
 impl Loan {
-    /// Lends only the first `len` bytes, if there are more.
+    /// Shortens it to the first `len` bytes, if there are more.
     pub fn truncate(&mut self, len: usize) {
         self.range.end = self.range.end.min(self.range.start + len);
     }
@@ -81,7 +83,7 @@ impl Segments {
         self.parts.extend(other.parts);
     }
 
-    /// Cuts the first `len` bytes off and returns them, without a copy; all if there are fewer.
+    /// Removes the first `len` bytes and returns them, without a copy; all of them if there are fewer.
     pub fn split_to(&mut self, len: usize) -> Segments {
         let (mut first, mut rest) = (Segments::new(), Segments::new());
         for mut part in std::mem::take(&mut self.parts) {
@@ -112,7 +114,7 @@ impl Segments {
         self.parts.iter().map(|p| p.len()).sum()
     }
 
-    /// Whether there are none.
+    /// Whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty()
     }
@@ -127,7 +129,7 @@ impl Segments {
         self.parts.into_iter()
     }
 
-    /// Copies as much as fits into `into`; returns how much.
+    /// Copies as many bytes as fit into `into`. Returns their number.
     pub fn copy_to(&self, into: &mut [u8]) -> usize {
         let mut at = 0;
         for part in self.parts() {
@@ -138,7 +140,7 @@ impl Segments {
         at
     }
 
-    /// One buffer; copies only if there are several.
+    /// All bytes in one buffer. Copies only if there are several buffers.
     pub fn into_buf(mut self) -> Buf {
         if let [Segment::Own(buf)] = &mut self.parts[..] {
             return std::mem::take(buf);
@@ -148,7 +150,7 @@ impl Segments {
         buf
     }
 
-    /// The bytes.
+    /// The bytes, copied.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut v = Vec::with_capacity(self.len());
         self.parts().for_each(|p| v.extend_from_slice(p));

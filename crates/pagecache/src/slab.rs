@@ -1,31 +1,31 @@
-//! Memory of the units of one chunk in one piece, so that they can leave in one request without being copied together.
+//! `Slab`: one piece of memory for all units of a chunk, so that write-back sends them in one request without a copy.
 //!
-//! Owns: which units get such memory. Does not own: whether they leave so (`fill`).
+//! Owns: which units get such memory. Does not own: whether they are sent in this way (`fill`).
 //!
-//! A chunk that is written as a whole by one call, or in the course of a long stream, has one buffer cut into its
-//! units' memory. It goes back when its last unit leaves it, so a slab costs more than its units when some of them are
-//! never made, or stay: so a stream has to have `STREAM_BYTES` behind it, one that ends wastes at most one slab, and a
-//! unit that stays for long gets memory of its own.
+//! If a chunk is written as a whole by one call, or in the course of a long stream, its units get parts of one buffer.
+//! The buffer is freed when its last unit has left it. So a slab costs more than its units if some of them are never
+//! made, or stay. Three rules limit that: a stream must have written `STREAM_BYTES` before it gets slabs, a stream that
+//! ends wastes at most one slab, and a unit that stays long gets memory of its own.
 //!
-//! Invariants: a slab is cut in the order of its units; at most one is being cut in a shard.
+//! Invariants: a slab is given out in the order of its units, and each shard gives out at most one slab at a time.
 
 use super::{CHUNK, CHUNK_UNITS, Key, UNIT};
 use amphi_env::Buf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// A file has so much in the cache before what goes on from there is taken for a stream, bytes.
+/// From so many cached bytes of a file on, a write that continues them counts as a stream.
 pub(super) const STREAM_BYTES: u64 = 4 << 20;
-/// Units that come to the cache before a slab that is not gone on with makes room for another.
+/// After so many further units of the cache, a slab that is not continued makes room for another.
 const STALE_TURNS: u64 = 4096;
 
-/// What is left of all slabs together is no more than one part in so many of what the cache may take.
+/// The unused parts of all slabs together are at most one part in so many of what the cache may take.
 const REST_PART: u64 = 4;
 
-/// What is left of all slabs: memory that no unit has yet.
+/// The unused parts of all slabs: memory that no unit has yet.
 #[derive(Default)]
 pub(super) struct Slabs {
     rest_bytes: AtomicU64,
-    /// What the cache may take; 0: not known.
+    /// What the cache may take; 0 if it is not known.
     limit_bytes: AtomicU64,
 }
 
@@ -34,7 +34,7 @@ impl Slabs {
         self.rest_bytes.load(Relaxed)
     }
 
-    /// Whether that is news.
+    /// Sets what the cache may take. Returns whether that changed.
     #[inline]
     pub(super) fn set_limit(&self, limit_bytes: u64) -> bool {
         self.limit_bytes.load(Relaxed) != limit_bytes && self.limit_bytes.swap(limit_bytes, Relaxed) != limit_bytes
@@ -46,19 +46,19 @@ impl Slabs {
     }
 }
 
-/// What is left of a slab.
+/// The unused part of a slab.
 struct Rest {
     next: Key,
     memory: Buf,
     since: u64,
 }
 
-/// The slab that is being cut in a shard.
+/// The slab that a shard is giving out.
 #[derive(Default)]
 pub(super) struct Slab(Option<Rest>);
 
 impl Slab {
-    /// Memory for a unit that has just been made, at turn `now`, if it is the next of the slab, or if it `begins` one.
+    /// Memory for a unit that was made at turn `now`, if it is the next unit of the slab, or if it `begins` one.
     pub(super) fn piece(&mut self, slabs: &Slabs, key: Key, begins: bool, now: u64) -> Option<Buf> {
         let goes_on = self.0.as_ref().is_some_and(|rest| rest.next == key);
         if !goes_on {
@@ -80,14 +80,14 @@ impl Slab {
         Some(piece)
     }
 
-    /// Nobody writes any more.
+    /// Frees the unused part, because nobody writes any more.
     pub(super) fn let_go(&mut self, slabs: &Slabs) {
         if let Some(rest) = self.0.take() {
             slabs.rest_bytes.fetch_sub(rest.memory.len() as u64, Relaxed);
         }
     }
 
-    /// What no unit has yet.
+    /// Bytes that no unit has yet.
     pub(super) fn rest_bytes(&self) -> u64 {
         self.0.as_ref().map_or(0, |rest| rest.memory.len() as u64)
     }

@@ -1,7 +1,9 @@
-//! One unit of the cache: memory and what its bytes are.
+//! `Unit`: the memory of 64 KiB of a file, and the state of its bytes.
 //!
-//! Owns: the byte ranges of a unit in file offsets: valid; dirty (newer than the server); flight (being written back,
-//! copied out or lent already). Invariant: the latter two are subsets of valid.
+//! Owns: the byte ranges of a unit, in file offsets: valid; dirty (newer than the server); flight (being written back,
+//! from a copy or from this memory). Does not own: where units are found (`lib`).
+//!
+//! Invariant: dirty and flight are subsets of valid.
 
 use crate::{CachedFile, Came, Loan, UNIT};
 use amphi_env::Buf;
@@ -11,34 +13,34 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering::Relaxed};
 
-/// Smallest memory of a unit, bytes.
+/// Smallest memory of a unit, in bytes.
 const SMALLEST: usize = 4096;
 
-/// What is kept beside a file and its unit, bytes: their places in tables, the lock on the file, and what the allocator
-/// keeps for each of them.
+/// Estimate of what else a file and its unit cost, in bytes: entries in tables, the lock on the file, and the
+/// allocator's share of each.
 const BESIDE_BYTES: usize = 1536;
 
-/// Whole units' memory between two uses: touching new memory costs as much as the copy into it.
+/// Memory of whole units between two uses. Touching new memory costs as much as the copy into it.
 pub(crate) struct Spare {
     kept: Mutex<Vec<Buf>>,
-    /// That of units of small files, by size: the allocator finds no place for an aligned block where one of the same
-    /// size was.
+    /// Memory for units of small files, by size. The allocator does not reuse a freed block of the same size for an
+    /// aligned one.
     small: [Mutex<Vec<Buf>>; SMALL_SIZES],
     most: AtomicUsize,
 }
 
-/// Sizes below a unit's: powers of two from `SMALLEST` on.
+/// Number of sizes below a unit's: powers of two from `SMALLEST` on.
 const SMALL_SIZES: usize = (UNIT as usize / SMALLEST).ilog2() as usize;
 
-/// The place of a size among those.
+/// The index of a size among these.
 fn small_size(bytes: usize) -> Option<usize> {
     let is_one = bytes.is_power_of_two() && (SMALLEST..UNIT as usize).contains(&bytes);
     is_one.then(|| (bytes / SMALLEST).ilog2() as usize)
 }
 
-/// Most buffers kept.
+/// Most buffers that are kept.
 const SPARE_MAX: usize = 128;
-/// And not more than one part in so many of what the cache may take.
+/// The buffers are at most one part in so many of what the cache may take.
 const SPARE_PART: u64 = 32;
 
 impl Default for Spare {
@@ -48,7 +50,7 @@ impl Default for Spare {
 }
 
 impl Spare {
-    /// The cache may take so much.
+    /// Sets what the cache may take.
     pub(crate) fn set_limit(&self, limit_bytes: u64) {
         let most = (limit_bytes / SPARE_PART / UNIT).clamp(1, SPARE_MAX as u64) as usize;
         self.most.store(most, Relaxed);
@@ -78,10 +80,11 @@ impl Spare {
 
 /// Memory of a unit.
 enum Memory {
-    /// Its own, perhaps cut from a slab. Read only while readers or write-back borrow it: a change goes to a copy then.
+    /// Its own memory, perhaps a part of a slab. While readers or write-back use it, it is read only, and a change goes
+    /// to a copy.
     Own(Arc<Buf>),
-    /// Part of what the server sent for several units, read only. The books count it as the unit's own; when the clock
-    /// hand leaves such a unit in the cache, it gets memory of its own, so that one unit does not keep all of it.
+    /// Part of what the server sent for several units; read only. It counts as the unit's own. If the clock hand leaves
+    /// such a unit in the cache, the unit gets memory of its own, so that one unit does not keep all of it.
     Part { whole: Arc<Buf>, start: usize },
 }
 
@@ -93,7 +96,7 @@ impl Memory {
         }
     }
 
-    /// Gives it to the next unit, if nobody else has it.
+    /// Keeps the memory for the next unit, if nobody else uses it.
     fn recycle(self, spare: &Spare) {
         if let Memory::Own(buf) = self
             && let Ok(buf) = Arc::try_unwrap(buf)
@@ -118,51 +121,52 @@ impl Memory {
 /// The last write to a unit.
 #[derive(Clone, Copy)]
 struct LastWrite {
-    /// What the cache had been written then; `NEVER` before.
+    /// How many bytes had been written into the cache then; `NEVER` before the first write.
     at: u64,
-    /// Where it ended.
+    /// The end of that write.
     to: u64,
-    /// The bytes behind that are probably in no cache of the processor.
+    /// The bytes behind it are probably in no cache of the processor.
     cold: bool,
 }
 
-/// What has happened to a unit since it came.
+/// What has happened to a unit since it was made.
 #[derive(Clone, Copy, Default)]
 struct Past {
-    /// It was passed over once by eviction.
+    /// Eviction has passed it over once.
     survived: bool,
-    /// Bytes were written back.
+    /// Bytes of it were written back.
     sent: bool,
 }
 
 pub(crate) struct Unit<F> {
     pub(crate) file: Arc<F>,
-    /// Of its entry in the clock.
+    /// The turn of its entry in the clock.
     pub(crate) turn: u64,
     start: u64,
     memory: Memory,
-    /// The memory that it shall have once it needs that, of arbitrary content.
+    /// The memory, of arbitrary content, that it gets as soon as it needs some.
     place: Option<Buf>,
     pub(crate) valid: RangeSet,
     pub(crate) dirty: RangeSet,
     pub(crate) flight: RangeSet,
-    /// Blocks for which room at the servers was set aside, one bit each.
+    /// Blocks for which free blocks at the servers were set aside, one bit each.
     pub(crate) covered: u16,
     touched: AtomicBool,
     past: Past,
-    /// Came by read-ahead and was not read yet.
+    /// The unit was read ahead, and no program has read it yet.
     ahead: AtomicBool,
     came: Came,
-    /// Bytes written to it and read from it since it came, saturating.
+    /// Bytes written to it and read from it since it was made, saturating.
     moved: AtomicU32,
     last_write: LastWrite,
 }
 
-/// Of a unit that was not written yet: filling it has just brought it near.
+/// Marks a unit that was not written yet; filling it has just brought it into the processor's caches.
 const NEVER: u64 = u64::MAX;
 
 impl<F: CachedFile> Unit<F> {
-    /// What is kept for a file and its unit beside the unit's memory, bytes: themselves, and what goes with them.
+    /// What a file and its unit cost besides the unit's memory, in bytes: the structures themselves, and what goes with
+    /// them.
     const BOOKS_BYTES: u64 = (size_of::<F>() + size_of::<Unit<F>>() + BESIDE_BYTES) as u64;
 
     pub(crate) fn new(file: Arc<F>, index: u64, turn: u64, place: Option<Buf>) -> Unit<F> {
@@ -196,9 +200,9 @@ impl<F: CachedFile> Unit<F> {
         }
     }
 
-    /// Memory that it costs, bytes: that of a small file with what the allocator rounds up, and with what the mount
-    /// keeps for the file and the unit, which is as much as the bytes. Of other units that is less than one part in
-    /// ten.
+    /// Memory that the unit costs, in bytes. For a small file that includes what the allocator rounds up and what the
+    /// mount keeps for the file and the unit, which is as much as the bytes. For other units these are less than one
+    /// part in ten, and are left out.
     pub(crate) fn cost(&self) -> u64 {
         match &self.memory {
             Memory::Own(buf) if buf.capacity() > 0 && buf.capacity() < UNIT as usize => {
@@ -208,14 +212,15 @@ impl<F: CachedFile> Unit<F> {
         }
     }
 
-    /// Valid bytes.
+    /// Number of valid bytes.
     pub(crate) fn len(&self) -> u64 {
         self.valid.total()
     }
 
-    /// Makes room for bytes up to file offset `end`; returns by how much the memory grew.
+    /// Makes room for bytes up to file offset `end`. Returns by how much the memory grew.
     ///
-    /// The first unit of a file grows in powers of two, so that a small file costs its size; others are whole at once.
+    /// The first unit of a file grows in powers of two, so that a small file costs its size. Other units get all of
+    /// their memory at once.
     pub(crate) fn grow(&mut self, end: u64, spare: &Spare) -> u64 {
         let need = (end - self.start) as usize;
         let before = self.cost();
@@ -231,12 +236,13 @@ impl<F: CachedFile> Unit<F> {
         self.cost() - before
     }
 
-    /// Gives the memory of a unit that is gone to the next one.
+    /// Passes the memory of a unit that is gone on to the next one.
     pub(crate) fn recycle(self, spare: &Spare) {
         self.memory.recycle(spare);
     }
 
-    /// Takes a unit's bytes of `whole` without a copy, if nothing is in the unit yet; returns whether it did.
+    /// Uses a part of `whole` as the unit's bytes, without a copy, if nothing is in the unit yet. Returns whether it
+    /// did.
     pub(crate) fn adopt(&mut self, whole: &Arc<Buf>, start: usize, ahead: bool) -> bool {
         if !self.valid.is_empty() || self.capacity() > 0 {
             return false;
@@ -247,8 +253,8 @@ impl<F: CachedFile> Unit<F> {
         true
     }
 
-    /// The clock hand passed and left it. The second time it leaves memory shared with other units: streams are gone by
-    /// then and cost no copy.
+    /// The clock hand has left it in the cache. The second time, the unit leaves memory that it shares with other
+    /// units. Units of streams are gone by then, so streams cost no such copy.
     pub(crate) fn survive(&mut self) {
         if !std::mem::replace(&mut self.past.survived, true) {
             return;
@@ -263,7 +269,7 @@ impl<F: CachedFile> Unit<F> {
         (part.start - self.start) as usize..(part.end - self.start) as usize
     }
 
-    /// Copies `part` out if it is valid.
+    /// Copies `part` into `into`, if it is valid.
     pub(crate) fn read(&self, part: ByteRange, into: &mut [u8]) -> bool {
         if !self.valid.contains(part) {
             return false;
@@ -272,7 +278,7 @@ impl<F: CachedFile> Unit<F> {
         true
     }
 
-    /// Lends `part` if it is valid.
+    /// Returns the memory of `part`, if it is valid.
     pub(crate) fn lend(&self, part: ByteRange) -> Option<Loan> {
         if !self.valid.contains(part) {
             return None;
@@ -287,7 +293,8 @@ impl<F: CachedFile> Unit<F> {
     /// Notes that a request was answered with `part`.
     #[inline]
     pub(crate) fn note_use(&self, part: ByteRange) {
-        // Load first: a store to a line that other threads read would make hits fight for it.
+        // Load first: a store to a cache line that other threads read would make that line move between processors with
+        // each hit.
         if !self.touched.load(Relaxed) {
             self.touched.store(true, Relaxed);
         }
@@ -303,9 +310,9 @@ impl<F: CachedFile> Unit<F> {
         }
     }
 
-    /// Notes a write of `part` when the cache has been written `written` bytes. Returns whether its memory is probably
-    /// in no cache of the processor: so it is if more than `cold_after` bytes were written since the last one, and as
-    /// long as writes go on from there.
+    /// Notes a write of `part` at a moment when `written` bytes had been written into the cache. Returns whether the
+    /// unit's memory is probably in no cache of the processor. It is not if more than `cold_after` bytes were written
+    /// since its last write; it counts as such as long as writes continue from there.
     pub(crate) fn is_cold(&mut self, part: ByteRange, written: u64, cold_after: u64) -> bool {
         let last = self.last_write;
         let goes_on = last.cold && part.start >= last.to;
@@ -314,7 +321,7 @@ impl<F: CachedFile> Unit<F> {
         cold
     }
 
-    /// Whether its memory is whole, its own, and borrowed by nobody.
+    /// Whether its memory is complete, its own, and used by nobody else.
     pub(crate) fn is_free(&mut self) -> bool {
         match &mut self.memory {
             Memory::Own(own) => own.len() == UNIT as usize && Arc::get_mut(own).is_some(),
@@ -322,7 +329,7 @@ impl<F: CachedFile> Unit<F> {
         }
     }
 
-    /// Puts bytes in, dirty, past the processor's caches if it is `cold`. The memory must have been grown.
+    /// Puts dirty bytes in, past the processor's caches if it is `cold`. The memory must have been grown before.
     pub(crate) fn write(&mut self, part: ByteRange, bytes: &[u8], cold: bool) {
         let span = self.span(part);
         let to = &mut self.memory.own()[span];
@@ -334,8 +341,8 @@ impl<F: CachedFile> Unit<F> {
         self.now_dirty(part);
     }
 
-    /// Puts bytes of the whole unit in, dirty, by keeping the memory they lie in: `bytes`, which must be a unit's, is
-    /// left with other memory of arbitrary content. Returns by how much the memory grew.
+    /// Puts the bytes of the whole unit in, dirty, by keeping their memory. `bytes`, which must be a unit's memory,
+    /// gets other memory of arbitrary content. Returns by how much the memory grew.
     pub(crate) fn exchange(&mut self, bytes: &mut Buf, spare: &Spare) -> u64 {
         let before = self.cost();
         let free = match &mut self.memory {
@@ -344,14 +351,14 @@ impl<F: CachedFile> Unit<F> {
         };
         match free {
             Some(own) => std::mem::swap(own, bytes),
-            // Readers borrow it, others have part of it, it is part of a slab, or it is too small.
+            // The old memory is used by readers, shared with other units, part of a slab, or too small.
             None => self.memory = Memory::Own(Arc::new(std::mem::replace(bytes, spare.take()))),
         }
         self.now_dirty(self.range());
         self.cost() - before
     }
 
-    /// Makes `memory`, with bytes of the whole unit, its own; they are dirty. Returns by how much the memory grew.
+    /// Makes `memory`, with dirty bytes of the whole unit, the unit's own. Returns by how much the memory grew.
     pub(crate) fn replace(&mut self, memory: Arc<Buf>, spare: &Spare) -> u64 {
         let before = self.cost();
         let old = std::mem::replace(&mut self.memory, Memory::Own(memory));
@@ -364,11 +371,11 @@ impl<F: CachedFile> Unit<F> {
     fn now_dirty(&mut self, part: ByteRange) {
         self.valid.insert(part);
         self.dirty.insert(part);
-        // Bytes that are written and then read, or written again, are used twice.
+        // Bytes that are written and then read or written again count as used twice.
         self.note_use(part);
     }
 
-    /// Puts bytes in where none are valid, and returns how many. `ahead` = they came before anybody asked.
+    /// Puts bytes in where none are valid, and returns how many. `ahead`: they were read ahead.
     pub(crate) fn fill(&mut self, part: ByteRange, bytes: &[u8], ahead: bool) -> u64 {
         let mut copied = 0;
         for gap in self.valid.gaps(part) {
@@ -384,14 +391,13 @@ impl<F: CachedFile> Unit<F> {
         copied
     }
 
-    /// Copies dirty bytes out for their way to the server; what is written to them from now on makes them dirty again.
+    /// Copies dirty bytes out for write-back. Bytes that are written from now on are dirty again.
     pub(crate) fn send(&mut self, part: ByteRange, into: &mut [u8]) {
         into.copy_from_slice(&self.memory.bytes()[self.span(part)]);
         self.departs(part);
     }
 
-    /// Its memory, for its way to the server, if all of it is dirty and none of it under way; a change goes to a copy
-    /// meanwhile.
+    /// The unit's memory for write-back, if all of it is dirty and none of it in flight. A later change goes to a copy.
     pub(crate) fn sendable(&self) -> Option<&Arc<Buf>> {
         match &self.memory {
             Memory::Own(buf) if self.is_dirty_throughout() && self.flight.is_empty() => Some(buf),
@@ -399,7 +405,7 @@ impl<F: CachedFile> Unit<F> {
         }
     }
 
-    /// The dirty bytes of `part` are on their way to the server.
+    /// Notes that the dirty bytes of `part` are in flight.
     pub(crate) fn departs(&mut self, part: ByteRange) {
         self.dirty.remove(part);
         self.flight.insert(part);
@@ -410,7 +416,7 @@ impl<F: CachedFile> Unit<F> {
         self.past.sent
     }
 
-    /// Forgets `part`, dirty or not.
+    /// Drops `part`, dirty or not.
     pub(crate) fn forget(&mut self, part: ByteRange) {
         for set in [&mut self.valid, &mut self.dirty, &mut self.flight] {
             set.remove(part);

@@ -1,11 +1,12 @@
-//! Who may speak: the cluster key, the proofs of the handshake, and which addresses need a key.
+//! Authentication: the cluster key, the proofs of the handshake, and which addresses need a key.
 //!
-//! Owns: `ClusterKey` and its two proofs (HMAC-SHA256), `is_unix`, `ServerAuth`. Does not own: the order of
-//! the handshake (`handshake`). The proofs show that both ends know the key when the connection starts; what
-//! follows is neither encrypted nor signed, so a key protects a trusted network from strangers, not from
-//! whoever can change its packets.
+//! Owns: `ClusterKey` and its two proofs (HMAC-SHA256), `is_unix`, `ServerAuth`. Does not own: the order of the
+//! handshake (`handshake`).
 //!
-//! Invariants: proofs are compared in constant time; a key is never printed.
+//! The proofs show that both ends know the key when the connection starts. What follows is neither encrypted nor
+//! signed. So a key protects a trusted network from strangers, but not from somebody who can change its packets.
+//!
+//! Invariants: proofs are compared in constant time. A key is never printed.
 
 use amphi_env::addr::Addr;
 use amphi_wire::handshake::{NONCE_BYTES, PROOF_BYTES};
@@ -16,26 +17,28 @@ use std::fmt;
 
 /// Fewest bytes of a cluster key: 128 bits.
 pub const KEY_BYTES_MIN: usize = 16;
-/// Fewest different bytes of a key: 16 random letters of 16 have 10 on average, and fewer than 7 once in 10,000 times.
+/// Fewest different bytes of a key. 16 random hexadecimal digits have 10 on average, and fewer than 7 once in 10,000
+/// times.
 const KEY_DIFFERENT_MIN: usize = 7;
-/// So many bytes of a piece that come again are no chance.
+/// If a piece is repeated for at least so many bytes, that is no coincidence.
 const KEY_REPEATED_MIN: usize = 4;
-/// Fewest different steps from one byte to the next: what was typed along a row or counted has one or two.
+/// Fewest different steps from one byte to the next. A key that was typed along a row of the keyboard, or counted up,
+/// has one or two.
 const KEY_STEPS_MIN: usize = 4;
 
-/// A random number used once, chosen by one end.
+/// A random number that one end chooses and uses once.
 pub(crate) type Nonce = [u8; NONCE_BYTES];
 
 /// The secret that clients and servers of one cluster share.
 #[derive(Clone)]
 pub struct ClusterKey(Vec<u8>);
 
-/// Why a key is none.
+/// Why a key is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeakKey {
     /// It has so many bytes, fewer than `KEY_BYTES_MIN`.
     Short(usize),
-    /// It is one short piece again and again, a row of characters, or made of very few different ones: such keys are
+    /// It is one short piece again and again, a row of characters, or made of very few different ones. Such keys are
     /// guessed.
     Guessable,
 }
@@ -55,18 +58,18 @@ impl fmt::Display for WeakKey {
 
 impl std::error::Error for WeakKey {}
 
-/// Whether a key is so regular that it is among the first that somebody tries.
+/// Whether a key is so regular that an attacker would try it early.
 fn is_guessable(key: &[u8]) -> bool {
     let different = key.iter().collect::<BTreeSet<_>>().len();
     let steps = key.windows(2).map(|w| w[1].wrapping_sub(w[0])).collect::<BTreeSet<_>>().len();
-    // What repeats a piece has no more secret than the piece.
+    // A key that repeats a piece is no better than the piece.
     let repeats = |period: usize| key[period..].iter().zip(key).all(|(later, earlier)| later == earlier);
     let periods = 1..KEY_BYTES_MIN.min((key.len() + 1).saturating_sub(KEY_REPEATED_MIN));
     different < KEY_DIFFERENT_MIN || steps < KEY_STEPS_MIN || periods.into_iter().any(repeats)
 }
 
 impl ClusterKey {
-    /// A key from the content of a key file: white space at both ends is not part of it.
+    /// A key from the content of a key file, without white space at both ends.
     ///
     /// Errors: it is too short, or can be guessed.
     pub fn new(content: &[u8]) -> Result<ClusterKey, WeakKey> {
@@ -89,8 +92,8 @@ impl ClusterKey {
         mac
     }
 
-    /// The proof of one end over both nonces and the message it sends. The label keeps one end's proof from
-    /// being sent back as the other's.
+    /// The proof of one end over both nonces and the message that it sends. The label prevents that one end's proof is
+    /// sent back as the other's.
     pub(crate) fn proof(&self, end: End, server: &Nonce, client: &Nonce, said: &[u8]) -> [u8; PROOF_BYTES] {
         self.mac(end.label(), server, client, said).finalize().into_bytes().into()
     }
@@ -123,18 +126,19 @@ impl End {
     }
 }
 
-/// What a server asks of those who connect.
+/// What a server requires of clients that connect.
 #[derive(Clone, Debug, Default)]
 pub struct ServerAuth {
-    /// They must know this key; `None` serves Unix sockets alone, on which the kernel says who comes.
+    /// Clients must know this key. `None`: only Unix sockets are served, where the kernel reports who connects.
     pub key: Option<ClusterKey>,
-    /// Whoever may connect to a Unix socket needs no key there; one that is shown is checked all the same.
+    /// Clients on a Unix socket need no key. If such a client proves a key, the proof is checked all the same.
     pub unix_without_key: bool,
-    /// The user who serves. He and root may do everything; whoever else comes over a Unix socket acts as himself alone.
+    /// The user as whom the server runs. This user and root may do everything. Any other user on a Unix socket acts as
+    /// itself only.
     pub owner: u32,
 }
 
-/// Whether the kernel says who is at the other end of connections to `addr`: it does for `unix:PATH`. A loopback
+/// Whether the kernel reports who is at the other end of connections to `addr`: it does for `unix:PATH`. A loopback
 /// address is open to every user of the machine.
 pub fn is_unix(addr: &str) -> bool {
     matches!(Addr::parse(addr), Ok(Addr::Unix(_)))

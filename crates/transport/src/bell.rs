@@ -1,13 +1,16 @@
-//! Waking between tasks of one thread.
+//! `Bell` and `Cut`: wake-ups between tasks of one thread.
 //!
-//! Owns: `Bell`, a condition to wait for, and `Cut`, the one-way switch that ends a connection. Invariant: no
-//! allocation per ring once the list of waiters has grown to its size (a handful of tasks per connection).
+//! Owns: `Bell`, a condition to wait for, and `Cut`, the one-way switch that ends a connection. Does not own: what
+//! tasks wait for.
+//!
+//! Invariant: a ring allocates nothing once the list of waiters has grown to its size (a handful of tasks for each
+//! connection).
 
 use std::cell::{OnceCell, RefCell};
 use std::future::poll_fn;
 use std::task::{Context, Poll, Waker};
 
-/// Tasks that wait for something to change. A ring wakes all of them; each looks for itself.
+/// Tasks that wait for a change. A ring wakes all of them, and each checks for itself.
 #[derive(Default)]
 pub(crate) struct Bell {
     waiting: RefCell<Vec<Waker>>,
@@ -31,7 +34,7 @@ impl Bell {
         }
     }
 
-    /// Waits until `look` finds something; it looks now and after every ring.
+    /// Waits until `look`, which is called now and after every ring, returns something.
     pub(crate) async fn until<T>(&self, mut look: impl FnMut() -> Option<T>) -> T {
         poll_fn(|cx| match look() {
             Some(found) => Poll::Ready(found),
@@ -44,7 +47,7 @@ impl Bell {
     }
 }
 
-/// Ends a connection once, for the first reason given.
+/// Ends a connection once, with the first reason that is given.
 #[derive(Default)]
 pub(crate) struct Cut {
     reason: OnceCell<Ending>,
@@ -58,7 +61,7 @@ pub(crate) enum Ending {
     Bye,
     /// The stream ended or failed.
     Lost(String),
-    /// The peer broke a rule; worth a warning.
+    /// The peer has broken a rule, which is worth a warning.
     Violation(String),
 }
 
@@ -91,7 +94,7 @@ impl Cut {
         self.bell.until(|| self.is_cut().then_some(())).await;
     }
 
-    /// Runs `work` until it ends or the connection does; then it is dropped.
+    /// Runs `work` until it or the connection ends. In the second case it is dropped.
     pub(crate) async fn guard<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         use futures_util::future::{Either, select};
         match select(std::pin::pin!(self.wait()), std::pin::pin!(work)).await {
@@ -101,9 +104,9 @@ impl Cut {
     }
 }
 
-/// Lets tasks that are ready go first, `rounds` times. A reader does so before it asks for more: else its receive,
-/// which finds nothing and has to be armed, is submitted before the reply that it just caused, and delays it by
-/// the 0.5 us that arming takes.
+/// Lets tasks that are ready run first, `rounds` times. A reader calls it before it receives again. Otherwise its
+/// receive, which finds nothing and has to be armed, would be submitted before the reply that it just caused, and would
+/// delay that by the 0.5 us that arming takes.
 pub(crate) async fn step_aside(rounds: u32) {
     let mut left = rounds;
     poll_fn(|cx| {

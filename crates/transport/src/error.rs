@@ -1,12 +1,13 @@
-//! Why a call or a server ended.
+//! Errors: why a call or a listener ended.
 //!
-//! Owns: `LinkError` (of calls) and `ServeError` (of listeners). Errors of single connections are log lines:
-//! nobody above this crate acts on them.
+//! Owns: `LinkError` (of calls) and `ServeError` (of listeners). Does not own: errors of single connections, which are
+//! log lines, because nobody above this crate acts on them.
 
 use amphi_types::Errno;
 use std::fmt;
 
-/// Why a call has no answer. Whether the server executed it is unknown, except for `Overloaded` and `TooLarge`.
+/// Why a call has no answer. Whether the server executed it is unknown, except for `Overloaded` and `TooLarge`, which
+/// were not sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkError {
     /// The link was closed on this side, or an in-process server is gone.
@@ -15,7 +16,7 @@ pub enum LinkError {
     Unreachable,
     /// The call's own deadline passed.
     Deadline,
-    /// The server restarted and the client could not re-present its state.
+    /// The server restarted, and the client could not present its state again.
     Lost(Errno),
     /// More than `WAITING_MAX` calls wait for a slot.
     Overloaded,
@@ -24,7 +25,7 @@ pub enum LinkError {
 }
 
 impl LinkError {
-    /// The error a caller of the file system sees.
+    /// The error that a caller of the file system gets.
     pub fn errno(self) -> Errno {
         match self {
             LinkError::Closed => Errno::NotConnected,
@@ -61,7 +62,7 @@ impl std::error::Error for LinkError {}
 /// Why a listener is not served.
 #[derive(Debug)]
 pub enum ServeError {
-    /// The kernel does not say who connects to the address, and there is no cluster key.
+    /// The kernel does not report who connects to the address, and there is no cluster key.
     KeyNeeded {
         /// The address.
         addr: String,

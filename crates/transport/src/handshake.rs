@@ -1,6 +1,6 @@
-//! The handshake: challenge, hello, welcome or refuse; each end proves the cluster key to the other.
+//! The handshake: challenge, hello, welcome or refuse. Each end proves to the other that it knows the cluster key.
 //!
-//! Owns: the order of the four messages and every check of them. Does not own: time limits (the callers').
+//! Owns: the order of the four messages, and every check of them. Does not own: time limits (the callers').
 
 use crate::auth::{ClusterKey, End, Nonce};
 use crate::bell::Ending;
@@ -17,7 +17,7 @@ fn nonce<E: Env>(env: &E) -> Nonce {
     nonce
 }
 
-/// Why a client is not in.
+/// Why a client was not admitted.
 #[derive(Debug)]
 pub(crate) enum NotWelcome {
     /// The server refused, for this reason.
@@ -37,8 +37,8 @@ impl From<Ending> for NotWelcome {
     }
 }
 
-/// A text from the other end as it may be shown: what could move a terminal's cursor or imitate a line of the log is
-/// escaped.
+/// A text from the other end in a form that may be shown. Characters that could move a terminal's cursor or imitate a
+/// line of the log are escaped.
 pub(crate) fn printable(text: &str) -> String {
     let shown = |c: char| match c {
         '\'' | '"' | '\\' => vec![c],
@@ -51,7 +51,7 @@ fn unexpected(message: &Message, instead_of: &str) -> Ending {
     Ending::Violation(format!("a {:?} came instead of a {instead_of}", message.kind()))
 }
 
-/// The client's side.
+/// The client's side of the handshake.
 pub(crate) async fn greet<E: Env>(
     env: &E,
     out: &mut Outbound<E>,
@@ -86,15 +86,15 @@ pub(crate) async fn greet<E: Env>(
     Ok(signed.welcome)
 }
 
-/// A client that may come in: the server decides about the session, then sends `admit`.
+/// A client that may be admitted. The server decides about its session, then calls `admit`.
 pub(crate) struct Guest {
     pub(crate) hello: Hello,
     challenge: Nonce,
     nonce: Nonce,
 }
 
-/// The server's side up to the client's proof, of which there need be none if it may come `without_key`. On an error
-/// the client has been told why, where it can be.
+/// The server's side of the handshake, up to the client's proof. A client that may connect `without_key` need not prove
+/// anything. After an error the client was sent the reason, if that was possible.
 pub(crate) async fn challenge<E: Env>(
     env: &E,
     out: &mut Outbound<E>,
@@ -125,7 +125,7 @@ pub(crate) async fn challenge<E: Env>(
     Ok(Guest { hello: signed.hello, challenge, nonce: signed.nonce })
 }
 
-/// Tells the client why it may not come in, and returns the same as the end of the connection.
+/// Sends the client the reason for its refusal. Returns that reason as the end of the connection.
 pub(crate) async fn refuse<E: Env>(out: &mut Outbound<E>, mut reason: String) -> Ending {
     let mut end = reason.len().min(REASON_MAX);
     while !reason.is_char_boundary(end) {
@@ -133,13 +133,13 @@ pub(crate) async fn refuse<E: Env>(out: &mut Outbound<E>, mut reason: String) ->
     }
     reason.truncate(end);
     let ending = Ending::Violation(format!("refused: {reason}"));
-    // The peer may be gone already: then it needs no reason.
+    // If the peer is gone already, it needs no reason.
     let _ = out.send(Message::Refuse(Refuse { reason })).await;
     ending
 }
 
 impl Guest {
-    /// Lets the client in.
+    /// Admits the client.
     pub(crate) async fn admit<E: Env>(
         &self,
         out: &mut Outbound<E>,

@@ -1,15 +1,15 @@
-//! Endpoints over `env`: dial, handshake, call, reconnect, serve; and connections inside one thread.
+//! Connections over `env`: dial, handshake, call, reconnect, serve; and connections inside one thread.
 //!
 //! Owns: the client's `Link`, the server's `serve` with its `Connections`, in-process connections (`local`), the
-//! cluster key (`auth`). Does not own: message types and checks of bytes (`wire`), what requests do (`server`),
-//! what is done about lost state (`client`, through `LinkEvents`).
+//! cluster key (`auth`). Does not own: message types and checks of bytes (`wire`), what requests do (`server`), what
+//! happens to lost state (`client`, through `LinkEvents`).
 //!
-//! Invariants: payloads are never copied; sockets are always drained; every queue is bounded by credits or by a
-//! named constant; a connection that breaks the rules is cut with one log line and harms nothing else; an
-//! in-process connection behaves like a socket, but for reconnecting.
+//! Invariants: payloads are never copied. Sockets are always drained. Every queue is bounded by credits or by a named
+//! constant. A connection that breaks the rules is cut with one log line, and affects nothing else. An in-process
+//! connection behaves like a socket, except that it does not reconnect.
 //!
-//! The number that drove the design: a round trip may cost 1.5 times a bare ping-pong of the same bytes, about
-//! 2 us to spare, so a call allocates nothing but its body's own fields, and small frames share one write.
+//! The number that drove the design: a round trip may cost 1.5 times a bare ping-pong of the same bytes, which leaves
+//! about 2 us. So a call allocates nothing but its body's own fields, and small frames share one write.
 #![forbid(unsafe_code)]
 
 pub mod auth;

@@ -1,14 +1,19 @@
-//! The client's end: a session's one connection, which repairs itself.
+//! `Link`: the client's end of a session's one connection, which reconnects by itself.
 //!
-//! Owns: calls and their slots, reconnecting, resending, giving up. Does not own: what a session has to tell a
-//! restarted server (`LinkEvents::restarted`), exactly-once on the server's side (`wire::slots::ReplyTable`).
-//! `state` holds calls and slots, `supervise` the life of connections, `traffic` reads and writes one.
+//! Owns: calls and their slots, reconnecting, resending, giving up. Does not own: what a session has to present to a
+//! restarted server (`LinkEvents::restarted`), exactly-once execution on the server's side (`wire::slots::ReplyTable`).
+//! Its parts: `state` has calls and slots, `supervise` the life of connections, and `traffic` reads and writes one
+//! connection.
 //!
-//! Invariants: a slot carries one request until its reply came, also when its caller is gone; after a break all
-//! outstanding requests are sent again under their ids and in their order, after `restarted` has finished; the payload
-//! of a request is owned by the link until the answer is in, and is never copied. Calls that wait for slots are served
-//! in their order, lane by lane. A call that is given up leaves nothing behind at the server: what its answer brings
-//! (`Request::may_bring`) its owner hears of when there is a connection again.
+//! Invariants:
+//!
+//! * A slot carries one request until its reply has come, even if its caller is gone.
+//! * After a break, all outstanding requests are sent again under their ids and in their order, after `restarted` has
+//!   finished.
+//! * The link owns the payload of a request until the answer has come, and never copies it.
+//! * Calls that wait for slots are served in their order, separately for each lane.
+//! * A call that is given up leaves nothing behind at the server. If its answer brings something
+//!   (`Request::may_bring`), the link reports that answer to its owner when there is a connection again.
 
 mod state;
 mod supervise;
@@ -28,25 +33,25 @@ use std::io;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Calls of one lane that may wait for a slot.
+/// Most calls of one lane that wait for a slot.
 pub const WAITING_MAX: usize = 65_536;
-/// How long `close` waits for the last bytes to go out.
+/// How long `close` waits for the last bytes to be sent.
 pub const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Times of a link; all can be changed while it runs.
+/// Times of a link. All can be changed while it runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Timeouts {
-    /// One attempt to dial and shake hands.
+    /// Limit of one attempt to dial and shake hands.
     pub connect: Duration,
-    /// How long `Link::connect` goes on trying; zero tries every address once.
+    /// How long `Link::connect` keeps trying. Zero: it tries every address once.
     pub first_connect: Duration,
-    /// After this long without a connection calls fail, until there is one again.
+    /// After this time without a connection calls fail, until there is one again.
     pub give_up: Duration,
-    /// Pause after the first failed attempt to reconnect; doubles up to `backoff_max`.
+    /// Pause after the first failed attempt to reconnect, which doubles up to `backoff_max`.
     pub backoff_min: Duration,
     /// Longest pause between attempts.
     pub backoff_max: Duration,
-    /// Silence after which the server is asked for a sign of life; four times as much is a broken connection.
+    /// After this much silence the server is sent a ping. After four times as much the connection counts as broken.
     pub ping: Duration,
 }
 
@@ -63,86 +68,86 @@ impl Default for Timeouts {
     }
 }
 
-/// Where a link leads and who it is.
+/// The addresses of a link and the identity of its session.
 #[derive(Clone, Debug)]
 pub struct LinkConfig {
-    /// Addresses of the server, tried in turn; unused for in-process links.
+    /// Addresses of the server, tried in turn. Unused for in-process links.
     pub addrs: Vec<String>,
     /// The session, chosen at random by the caller.
     pub session: SessionId,
-    /// As what it comes.
+    /// The role of the session.
     pub role: Role,
     /// `host:pid`, for people.
     pub name: String,
-    /// Shared secret; with one, the server must know it too.
+    /// Shared secret. If there is one, the server must know it too.
     pub key: Option<ClusterKey>,
     /// Times.
     pub timeouts: Timeouts,
 }
 
-/// What the owner of a link hears from it.
+/// What a link reports to its owner.
 pub trait LinkEvents<E: Env>: 'static {
-    /// The server asks unasked. Must not block.
+    /// The server has sent a push. Must not block.
     fn push(&self, push: Push);
-    /// The server has restarted, or does not know the session any more (`Welcome::resumed`): say again what the
-    /// session holds, by `recovery.call`. Other requests are held back until this returns. If the connection
-    /// breaks meanwhile, the future is dropped and this is called again on the next one. An error fails every
+    /// The server has restarted, or does not know the session any more (`Welcome::resumed`). Present again what the
+    /// session holds, by `recovery.call`. Other requests are held back until this returns. If the connection breaks
+    /// meanwhile, the future is dropped, and this is called again on the next connection. An error fails every
     /// outstanding call with `LinkError::Lost` and closes the link.
     fn restarted(&self, recovery: Recovery<E>) -> impl Future<Output = Result<(), Errno>>;
-    /// A call that was given up for want of a server has been answered all the same, and nobody waits for it: what it
-    /// brought (`Request::may_bring`) is to be given back. Must not block.
+    /// A call that was given up because no server could be reached was answered after all, and nobody waits for it.
+    /// What the answer brought (`Request::may_bring`) must be returned. Must not block.
     fn late(&self, _call: Call, _answer: Answer) {}
-    /// A message of the server has come. Must not block.
+    /// A message of the server has arrived. Must not block.
     fn heard(&self) {}
-    /// The server has said hello again, on a new connection. Must not block.
+    /// The server has answered the hello on a new connection. Must not block.
     fn welcomed(&self, _welcome: &Welcome) {}
-    /// The connection went up or down. Must not block.
+    /// A connection was made or lost. Must not block.
     fn state_changed(&self, _up: bool) {}
 }
 
-/// A raw way to call while everything else is held back. Calls go one at a time through a slot kept for them.
+/// Sends calls while all others are held back. Calls go one at a time, through a slot that is reserved for them.
 pub struct Recovery<E: Env> {
     link: Rc<Link<E>>,
     welcome: Welcome,
 }
 
 impl<E: Env> Recovery<E> {
-    /// What the server said.
+    /// The server's welcome on this connection.
     pub fn welcome(&self) -> &Welcome {
         &self.welcome
     }
 
-    /// Calls on the urgent lane. `Closed` if the connection breaks.
+    /// Sends a call on the urgent lane. `Closed` if the connection breaks.
     pub async fn call(&self, call: Call) -> Result<Answer, LinkError> {
         let guard = self.link.issue(Issue::Reserve, 0, 0, call, None).await?;
         Ok(guard.answer().await?.0)
     }
 }
 
-/// How to call.
+/// Options of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallOptions {
-    /// Whose credits to use.
+    /// The lane whose credits it uses.
     pub lane: Lane,
-    /// Where the payload of the reply shall lie: this many bytes after an aligned address (file offset % 4096).
+    /// Where the payload of the reply has to lie: this many bytes after an aligned address (file offset % 4096).
     pub pad: usize,
-    /// Fail with `Deadline` after this long, the wait for a slot included.
+    /// Fail with `Deadline` after this time, including the wait for a slot.
     pub deadline: Option<Duration>,
-    /// It does not fail where there is no server for long, but waits until there is one, or the session or the link has
-    /// ended.
+    /// The call does not fail when no server is reachable for long. It waits until one is, or the session or the link
+    /// has ended.
     pub insist: bool,
 }
 
-/// What a call came to: the answer and its payload.
+/// The outcome of a call: the answer and its payload.
 pub type Outcome = Result<(Answer, Option<Buf>), LinkError>;
 
-/// A call whose outcome goes to a function instead of somebody who waits.
+/// A call whose outcome is passed to a function, so that no task waits for it.
 pub struct ToldCall {
-    /// Whose credits to use.
+    /// The lane whose credits it uses.
     pub lane: Lane,
-    /// What is asked.
+    /// The request.
     pub call: Call,
-    /// Bytes that go with it.
+    /// Bytes that are sent with it.
     pub payload: Option<Buf>,
     /// As in `CallOptions`.
     pub pad: usize,
@@ -152,18 +157,18 @@ pub struct ToldCall {
     pub done: Box<dyn FnOnce(Outcome)>,
 }
 
-/// A session's way to its server.
+/// The connection of a session to its server.
 pub struct Link<E: Env> {
     env: E,
     config: LinkConfig,
-    /// Where the server is; it may move.
+    /// Addresses of the server, which may move.
     addrs: RefCell<Vec<String>>,
     local: Option<LocalDialer>,
     timeouts: Cell<Timeouts>,
     state: RefCell<State>,
-    /// Rings for the writer.
+    /// Wakes the writer.
     outgoing: Bell,
-    /// Rings when the life of the connection changes.
+    /// Rings when a connection is made or lost.
     changed: Bell,
     /// Ends the link.
     closing: Cut,
@@ -171,15 +176,15 @@ pub struct Link<E: Env> {
 }
 
 impl<E: Env> Link<E> {
-    /// Connects to the first address that answers, and keeps the connection up until `close`.
+    /// Connects to the first address that answers, and keeps a connection until `close`.
     ///
-    /// Errors: those of the last address tried; `PermissionDenied` if the server refused, with its reason;
-    /// `InvalidData` if it is no server of this protocol and version or does not know the key.
+    /// Errors: those of the last address tried. `PermissionDenied` if the server refused, with its reason.
+    /// `InvalidData` if it is not a server of this protocol and version, or does not know the key.
     pub async fn connect<H: LinkEvents<E>>(env: E, config: LinkConfig, events: Rc<H>) -> io::Result<Rc<Link<E>>> {
         Self::start(env, config, None, events).await
     }
 
-    /// Connects to the `serve_local` of this thread. When that ends, calls fail with `Closed`.
+    /// Connects to the `serve_local` of this thread. When that has ended, calls fail with `Closed`.
     pub async fn local<H: LinkEvents<E>>(
         env: E,
         dialer: LocalDialer,
@@ -189,7 +194,7 @@ impl<E: Env> Link<E> {
         Self::start(env, config, Some(dialer), events).await
     }
 
-    /// Calls without a deadline: `call_with` says more.
+    /// Sends a call without a deadline; see `call_with`.
     pub async fn call(
         &self,
         lane: Lane,
@@ -200,8 +205,8 @@ impl<E: Env> Link<E> {
         self.call_with(CallOptions { lane, pad, deadline: None, insist: false }, call, payload).await
     }
 
-    /// As `call`, without anybody who waits: `done` is told the outcome, at once and from within the link, which it
-    /// must not call. A call that would have to wait for a slot comes back.
+    /// As `call`, but no task waits: `done` gets the outcome as soon as it is there, from within the link, which it
+    /// must not call. A call that would have to wait for a slot is returned.
     pub fn call_and_tell(&self, told: ToldCall) -> Result<(), Box<ToldCall>> {
         assert!(told.pad < amphi_env::buf::ALIGN, "a pad is below the alignment");
         let fits = told.payload.as_ref().is_none_or(|p| p.len() <= limits::PAYLOAD_MAX);
@@ -218,10 +223,10 @@ impl<E: Env> Link<E> {
         Ok(())
     }
 
-    /// Sends a request and waits for its answer and the answer's payload; any number in parallel. Survives
-    /// broken connections and restarts of the server. Dropping the future before the request is sent withdraws
-    /// it; later, the request is executed and its slot stays taken until the reply comes. Sent again past its
-    /// deadline it begins no more.
+    /// Sends a request and waits for its answer and the answer's payload. Any number of calls can be under way. A call
+    /// survives broken connections and restarts of the server. Dropping the future before the request was sent
+    /// withdraws it. Afterwards the request is executed, and its slot stays taken until the reply comes. A request that
+    /// is sent again past its deadline is not begun any more.
     pub async fn call_with(
         &self,
         options: CallOptions,
@@ -267,7 +272,7 @@ impl<E: Env> Link<E> {
         Ok(CellGuard::new(&self.state, cell))
     }
 
-    /// Ends the session's connection in order: `Bye` after what is queued. Outstanding calls fail with `Closed`.
+    /// Ends the session's connection in order: sends `Bye` after what is queued. Outstanding calls fail with `Closed`.
     pub async fn close(&self) {
         let up = {
             let mut state = self.state.borrow_mut();
@@ -279,23 +284,23 @@ impl<E: Env> Link<E> {
         }
         self.outgoing.ring();
         let ended = self.changed.until(|| self.ended.get().then_some(()));
-        // A connection that takes no more bytes ends without a Bye.
+        // A connection that accepts no more bytes ends without a `Bye`.
         let _ = amphi_env::timeout(&self.env, CLOSE_TIMEOUT, ended).await;
         self.closing.cut(Ending::Bye);
         self.state.borrow_mut().fail(LinkError::Closed);
     }
 
-    /// Whether a connection is up and requests flow.
+    /// Whether there is a connection on which requests are sent.
     pub fn is_up(&self) -> bool {
         self.state.borrow().is_up()
     }
 
-    /// Whether there has been no server for so long that calls fail, but for those that insist.
+    /// Whether no server was reachable for so long that calls fail, except for those that insist.
     pub fn has_given_up(&self) -> bool {
         matches!(self.state.borrow().phase, Phase::Failed(_))
     }
 
-    /// What the server said when the connection was made.
+    /// The server's welcome on the present connection.
     pub fn welcome(&self) -> Welcome {
         self.state.borrow().welcome.clone()
     }
@@ -305,17 +310,17 @@ impl<E: Env> Link<E> {
         self.config.session
     }
 
-    /// Times in force.
+    /// The times in force.
     pub fn timeouts(&self) -> Timeouts {
         self.timeouts.get()
     }
 
-    /// The server is reached elsewhere from now on; a connection that is up stays.
+    /// The server has other addresses from now on. A present connection stays.
     pub fn set_addrs(&self, addrs: Vec<String>) {
         *self.addrs.borrow_mut() = addrs;
     }
 
-    /// Changes them; waits that have begun end as they were.
+    /// Changes the times. Waits that have begun end as they were.
     pub fn set_timeouts(&self, timeouts: Timeouts) {
         self.timeouts.set(timeouts);
     }

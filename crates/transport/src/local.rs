@@ -1,8 +1,10 @@
-//! Connections inside one thread: messages change hands, nothing is encoded or copied.
+//! Connections inside one thread: messages are passed on without encoding or copying.
 //!
-//! Owns: the dialer, the listener and the two queues of a connection. Does not own: handshake, credits, replies,
-//! which are the same code as for sockets. Invariant: a queue holds at most `LOCAL_QUEUE_MAX` messages; a sender
-//! waits for room. Both ends live and die with one process, so a link over it never reconnects.
+//! Owns: the dialer, the listener and the two queues of a connection. Does not own: handshake, credits and replies,
+//! which are the same code as for sockets.
+//!
+//! Invariant: a queue contains at most `LOCAL_QUEUE_MAX` messages, and a sender waits for room. Both ends live and die
+//! with one process, so a link over such a connection never reconnects.
 
 use crate::bell::Bell;
 use crate::pipe::Message;
@@ -11,9 +13,9 @@ use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::rc::Rc;
 
-/// Messages that may lie in one direction of an in-process connection.
+/// Most messages in one direction of an in-process connection.
 pub const LOCAL_QUEUE_MAX: usize = 256;
-/// Connections that may wait to be accepted.
+/// Most connections that wait to be accepted.
 pub const LOCAL_BACKLOG_MAX: usize = 16;
 
 #[derive(Default)]
@@ -23,9 +25,9 @@ struct Channel {
     bell: Bell,
 }
 
-/// Sending half. Dropping it ends the stream after what was sent.
+/// The sending half. Dropping it ends the stream after what was sent.
 pub(crate) struct LocalTx(Rc<Channel>);
-/// Receiving half. Dropping it makes sends fail.
+/// The receiving half. Dropping it makes sends fail.
 pub(crate) struct LocalRx(Rc<Channel>);
 
 /// The other end of the connection is gone.
@@ -46,7 +48,7 @@ impl LocalTx {
 }
 
 impl LocalRx {
-    /// Waits for the next message and tells of it what `look` says, or `None` at the end of the stream.
+    /// Waits for the next message and returns what `look` says of it; `None` at the end of the stream.
     pub(crate) async fn peek<T>(&mut self, look: impl Fn(&Message) -> T) -> Option<T> {
         let channel = &self.0;
         let next = || match channel.queue.borrow().front() {

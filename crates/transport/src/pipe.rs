@@ -1,8 +1,10 @@
-//! One direction of a connection, be it a stream or a local queue, in whole messages.
+//! One direction of a connection in whole messages, over a stream or a local queue.
 //!
-//! Owns: encoding into and decoding from reused buffers, and the memory of received payloads. Does not own: the
-//! order of messages (`handshake`, `link`, `server`). Invariants: lengths are checked before memory is taken for
-//! them; a request is admitted by the caller's `Gate` before its payload is received.
+//! Owns: encoding into and decoding from reused buffers, and the memory of received payloads. Does not own: the order
+//! of messages (`handshake`, `link`, `server`).
+//!
+//! Invariants: lengths are checked before memory is taken for them. A request is admitted by the caller's `Gate` before
+//! its payload is received.
 
 use crate::bell::Ending;
 use crate::local::{LocalRx, LocalTx};
@@ -13,9 +15,9 @@ use amphi_wire::handshake::{Challenge, Refuse, SignedHello, SignedWelcome};
 use amphi_wire::{Answer, Call, Lane, Push, RequestId};
 use std::io;
 
-/// Bytes of frames without payload that share one write, and of the body buffer that is kept.
+/// Bytes of frames without payload that share one write, and of the body buffer that is kept between messages.
 pub(crate) const STAGE_BYTES: usize = 16 << 10;
-/// Bytes that hold every body.
+/// Bytes that are enough for every body.
 const STAGE_BYTES_MAX: usize = HEAD_BYTES + amphi_types::limits::BODY_MAX;
 
 type ConnTx<E> = <<E as Env>::Conn as Conn>::Tx;
@@ -53,7 +55,7 @@ impl Message {
     }
 }
 
-/// The header's payload fields for `payload`, with its checksum if `sums`.
+/// The header for `payload`: its payload fields, with its checksum if `sums`.
 fn describe(mut head: Head, payload: Option<&Buf>, sums: bool) -> Head {
     if let Some(p) = payload {
         head.payload_crc = sums.then(|| payload_sum(p));
@@ -73,17 +75,17 @@ fn reply_head(id: RequestId) -> Head {
     Head { id, ..Head::new(FrameKind::Reply) }
 }
 
-/// Sending half of a stream with the frames that wait for the next write.
+/// The sending half of a stream, with the frames that wait for the next write.
 pub(crate) struct StreamTx<E: Env> {
     tx: ConnTx<E>,
     stage: Buf,
     filled: usize,
-    /// Payloads go with a checksum.
+    /// Payloads are sent with a checksum.
     sums: bool,
 }
 
 impl<E: Env> StreamTx<E> {
-    /// Adds a request, whose payload has to follow with the next flush; `Full` asks for a flush first.
+    /// Adds a request, whose payload has to follow with the next flush. `Full`: flush first.
     pub(crate) fn stage_request(
         &mut self,
         (lane, id, deadline_ms): (Lane, RequestId, u32),
@@ -94,7 +96,7 @@ impl<E: Env> StreamTx<E> {
         self.stage(&head, call)
     }
 
-    /// Adds a reply, whose payload has to follow with the next flush; `Full` asks for a flush first.
+    /// Adds a reply, whose payload has to follow with the next flush. `Full`: flush first.
     pub(crate) fn stage_reply(
         &mut self,
         id: RequestId,
@@ -110,7 +112,7 @@ impl<E: Env> StreamTx<E> {
         self.tx.breaker()
     }
 
-    /// Adds a frame; `Full` asks for a flush first.
+    /// Adds a frame. `Full`: flush first.
     pub(crate) fn stage<T: serde::Serialize>(&mut self, head: &Head, body: &T) -> Result<(), EncodeError> {
         loop {
             match head.encode(body, &mut self.stage[self.filled..]) {
@@ -126,7 +128,7 @@ impl<E: Env> StreamTx<E> {
         }
     }
 
-    /// Adds a frame without a body; `Full` asks for a flush first.
+    /// Adds a frame without a body. `Full`: flush first.
     pub(crate) fn stage_bare(&mut self, kind: FrameKind) -> Result<(), EncodeError> {
         self.filled += Head::new(kind).encode_bare(&mut self.stage[self.filled..])?;
         Ok(())
@@ -136,7 +138,7 @@ impl<E: Env> StreamTx<E> {
         self.filled > 0
     }
 
-    /// Sends what is staged and then `payload`, which comes back.
+    /// Sends what was added and then `payload`, which is returned.
     pub(crate) async fn flush(&mut self, payload: Option<Buf>) -> (io::Result<()>, Option<Buf>) {
         let mut head = std::mem::take(&mut self.stage);
         head.set_window(0..self.filled);
@@ -152,7 +154,7 @@ impl<E: Env> StreamTx<E> {
     }
 }
 
-/// Receiving half of a stream, and the message that lies there.
+/// The receiving half of a stream, with the message that has arrived.
 pub(crate) struct StreamRx<E: Env> {
     rx: ConnRx<E>,
     head: Buf,
@@ -200,7 +202,7 @@ fn gone() -> Ending {
 }
 
 impl<E: Env> Outbound<E> {
-    /// Sends one message of the handshake, or one without a request, at once.
+    /// Sends at once a message of the handshake, or one without a request.
     pub(crate) async fn send(&mut self, message: Message) -> Result<(), Ending> {
         match self {
             Outbound::Local(tx) => tx.send(message, None).await.map_err(|_| gone()),
@@ -224,30 +226,30 @@ impl<E: Env> Outbound<E> {
         }
     }
 
-    /// Ends `flush`es of the stream half in `Ending`s.
+    /// The `Ending` for a failed `flush` of the stream half.
     pub(crate) fn failed(e: &io::Error) -> Ending {
         lost(e)
     }
 }
 
-/// Decides about a frame whose header and body are sound, before its payload is received: where the payload
-/// shall lie relative to an aligned address, or why the connection ends.
+/// Decides about a frame whose header and body are sound, before its payload is received: where the payload has to lie
+/// relative to an aligned address, or why the connection ends.
 pub(crate) trait Gate {
-    /// Memory for a payload; it is dropped when the payload has arrived.
+    /// The right to memory for a payload, dropped when the payload has arrived.
     type Room;
 
-    /// Waits until there may be memory for a payload.
+    /// Waits until memory for a payload may be taken.
     fn room(&mut self, bytes: usize) -> impl Future<Output = Self::Room>;
 
     fn admit(&mut self, kind: FrameKind, lane: Lane, id: RequestId, pad: u16) -> Result<usize, String>;
 
-    /// Bytes of body of such a frame that may come before it is admitted.
+    /// Most bytes of the body of such a frame that may come before it is admitted.
     fn body_max(&self, kind: FrameKind) -> usize {
         kind.body_max()
     }
 }
 
-/// Lets only the handshake through.
+/// Admits nothing but the handshake.
 pub(crate) struct HandshakeOnly;
 
 impl Gate for HandshakeOnly {
@@ -259,7 +261,7 @@ impl Gate for HandshakeOnly {
         if kind.is_handshake() { Ok(0) } else { Err(format!("a {kind:?} before the handshake is done")) }
     }
 
-    /// A stranger gets no more memory than a handshake needs.
+    /// A client before the end of its handshake gets no more memory than a handshake needs.
     fn body_max(&self, kind: FrameKind) -> usize {
         kind.body_max().min(FrameKind::Hello.body_max())
     }
@@ -272,11 +274,11 @@ impl<E: Env> Inbound<E> {
         self.take()
     }
 
-    /// Waits until the whole next message lies here, admitted by `gate`; then it is to be taken. Not to be called again
-    /// after an error, or if the future was dropped.
+    /// Waits until all of the next message has arrived and was admitted by `gate`. The message has to be taken next.
+    /// Not to be called again after an error, or if the future was dropped.
     ///
-    /// Waiting and taking are two steps because a message is 200 bytes: as the result of something that is waited for
-    /// it would be copied at each level of waiting.
+    /// Waiting and taking are two steps because a message has 200 bytes. As the result of a future it would be copied
+    /// at each level of waiting.
     pub(crate) async fn arrive(&mut self, gate: &mut impl Gate) -> Result<(), Ending> {
         match self {
             Inbound::Stream(rx) => rx.arrive(gate).await,
@@ -298,7 +300,7 @@ impl<E: Env> Inbound<E> {
     }
 }
 
-/// Of a message that changes hands: its kind, and what a gate wants to know.
+/// The kind of a message of a local queue, and what a gate needs to know of it.
 fn describe_local(message: &Message) -> (FrameKind, Lane, RequestId) {
     let (lane, id) = match message {
         Message::Request { lane, id, .. } => (*lane, *id),

@@ -1,7 +1,7 @@
-//! Asking for an inode: its attributes, its size, where it ends.
+//! Requests for an inode: its attributes, its size, and where it ends.
 //!
-//! Owns: how what the server says and what only this client knows come together. Does not own: when a question is due
-//! (`ops`), the answer's tokens (`tokens`).
+//! Owns: how the server's answer and what only this mount knows (the end of its own bytes) are joined. Does not own:
+//! when a request is due (`ops`), the tokens of the answer (`tokens`).
 
 use crate::coherence::tokens::{self, Told};
 use crate::conn::replies::inode_reply;
@@ -13,13 +13,13 @@ use amphi_wire::{InodeView, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// How often the size is asked for as if nothing of this mount came between question and answer; then its own changes
-/// are asked for too.
+/// How often the size is requested in the hope that no change by this mount comes between request and answer. After
+/// that the server is asked to include this mount's own changes (`GetAttrNow`).
 pub(crate) const TRIES: usize = 4;
-/// Asks for an inode. Returns what the server says, and the attributes with what only this client knows.
+/// Requests an inode. Returns the server's answer, and the attributes joined with what only this mount knows.
 ///
-/// `Inode::size` is what the attributes say, unless changes of this mount's own keep coming: then it is left alone, and
-/// the size returned was the file's at some moment of the call.
+/// Afterwards `Inode::size` is the size in the attributes. There is one exception: if changes of this mount keep
+/// coming, `Inode::size` is not touched, and the returned size is one that the file had at a moment of the call.
 pub(crate) async fn ask(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result<(InodeView, Attr)> {
     match ask_settled(mount, cred, ino).await? {
         Some(answer) => Ok(answer),
@@ -27,7 +27,7 @@ pub(crate) async fn ask(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result<(In
     }
 }
 
-/// As `ask`, but `None` if changes of this mount's own keep coming; otherwise `Inode::size` is what the attributes say.
+/// As `ask`, but `None` if changes of this mount keep coming. Otherwise `Inode::size` is the size in the attributes.
 async fn ask_settled(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result<Option<(InodeView, Attr)>> {
     for _ in 0..TRIES {
         let mut told = tokens::call(mount, ino.target(), cred, Request::GetAttr { ino }, &[]).await?;
@@ -40,8 +40,7 @@ async fn ask_settled(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result<Option
     Ok(None)
 }
 
-/// As `ask`, for a file that this mount itself changes all the time: the server asks it for its own changes, as it asks
-/// others.
+/// As `ask`, for a file that this mount itself changes all the time: the server sends a glimpse to this mount too.
 pub(crate) async fn ask_now(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result<(InodeView, Attr)> {
     loop {
         mount.stats.count(Count::GetAttrNow);
@@ -53,36 +52,38 @@ pub(crate) async fn ask_now(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result
         }
         let rule = told.asked_at.rule();
         if mount.coherence.sharing.rule() != rule {
-            // Whether locks tell the server what is here has changed meanwhile.
+            // The caching mode has changed meanwhile, and with it whether the server can learn this mount's bytes from
+            // locks.
             continue;
         }
         let alone = rule & 1 == 1;
-        // Alone there are no locks by which the server could ask, and nobody else who changes the file.
+        // In sole mode there are no locks for which the server could send a glimpse, and no other mount changes the
+        // file.
         let own = mount.files.get(ino).filter(|_| alone).map_or(0, |file| file.own_end());
         attr.size = view.attr.size.max(own);
         return Ok((view, attr));
     }
 }
 
-/// The attributes that an answer to something else than a question shows. If changes of this mount's own came in
-/// between, so that its size is not taken, they are asked for.
+/// The attributes in the answer to another request than one for attributes. If a change of this mount came in between,
+/// so that the size is not used, they are requested anew.
 pub(crate) async fn shown(mount: &Arc<Mount>, cred: &Cred, told: Told, view: InodeView) -> Attr {
     let (attr, taken) = told.keep_size(view);
     drop(told);
     if taken || view.attr.kind != Kind::File {
         return attr;
     }
-    // What was done is done, whatever becomes of the question.
+    // The operation itself was done, whether this request succeeds or not.
     ask(mount, cred, view.attr.ino).await.map_or(attr, |(_, fresh)| fresh)
 }
 
-/// Asks for the inode again after the server knew better: truncated or changed elsewhere.
+/// Requests the inode again after a server's answer showed that it was truncated or changed elsewhere.
 pub(crate) async fn reload(mount: &Arc<Mount>, file: &Arc<Inode>) -> Result<()> {
     ask(mount, &Cred::root(), file.ino).await.map(|_| ())
 }
 
-/// The size of the file now: of the moment of the call or later. It stays true while the caller holds locks beyond
-/// which nobody can change it.
+/// The size of the file at the moment of the call or later. It stays valid while the caller holds locks that keep
+/// others from changing it.
 pub(crate) async fn size_now(mount: &Arc<Mount>, file: &Arc<Inode>) -> Result<u64> {
     if tokens::is_sure(mount, file) || knows_end(mount, file) {
         return Ok(file.size());
@@ -90,8 +91,8 @@ pub(crate) async fn size_now(mount: &Arc<Mount>, file: &Arc<Inode>) -> Result<u6
     ask(mount, &Cred::root(), file.ino).await.map(|(_, attr)| attr.size)
 }
 
-/// The end of the file now. `locked`: the caller has pinned write locks on all of every object, so that no other mount
-/// changes it; then it stays known as long as this one keeps these locks.
+/// The end of the file now. `locked`: the caller has pinned write locks on all of every object, so no other mount
+/// changes the end. The end then stays known as long as this mount keeps these locks.
 pub(crate) async fn end_now(mount: &Arc<Mount>, file: &Arc<Inode>, locked: bool) -> Result<u64> {
     if knows_end(mount, file) {
         return Ok(file.size());
@@ -102,7 +103,7 @@ pub(crate) async fn end_now(mount: &Arc<Mount>, file: &Arc<Inode>, locked: bool)
     };
     match known {
         Some(end) => {
-            // Members of a group on other mounts move the end, too.
+            // Members of a group on other mounts move the end as well.
             if locked && file.group.id() == 0 {
                 file.locks.end_kept.store(true, SeqCst);
             }
@@ -112,8 +113,8 @@ pub(crate) async fn end_now(mount: &Arc<Mount>, file: &Arc<Inode>, locked: bool)
     }
 }
 
-/// Whether `Inode::size` is the end of the file: alone once it was asked for, with other mounts as long as this one has
-/// kept the write locks under which it was asked for.
+/// Whether `Inode::size` is the end of the file: in sole mode once it was requested, in shared mode as long as this
+/// mount keeps the write locks under which it was requested.
 pub(crate) fn knows_end(mount: &Mount, file: &Inode) -> bool {
     if mount.coherence.sharing.is_alone() {
         return tokens::is_sure(mount, file);

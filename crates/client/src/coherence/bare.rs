@@ -1,7 +1,7 @@
-//! Inodes without extended attributes, while this mount is alone: what requests and their answers tell of them.
+//! Inodes without extended attributes, in sole mode: what requests and their answers say about them.
 //!
-//! Owns: entering calls that set an attribute before they are sent, and taking what answers show. Does not own: what is
-//! known (`tables::coherence::bare`).
+//! Owns: noting calls that set an attribute before they are sent, and using what answers show. Does not own: the record
+//! of such inodes (`tables::coherence::bare`).
 
 use crate::mount::Mount;
 use crate::tables::coherence::tokens::OPEN_END_NS;
@@ -10,19 +10,19 @@ use amphi_wire::{InodeView, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// When a question was asked whose answer may show inodes.
+/// The moment at which a request was sent whose answer may show inodes.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked {
     rule: u64,
     events: u64,
 }
 
-/// To be called before a question is sent.
+/// To be called before such a request is sent.
 pub(crate) fn asking(mount: &Mount) -> Asked {
     Asked { rule: mount.coherence.sharing.rule(), events: mount.coherence.bare.events.load(SeqCst) }
 }
 
-/// The answer to a question shows an inode.
+/// Notes what the answer to such a request shows of an inode.
 pub(crate) fn shown(mount: &Mount, asked: Asked, view: &InodeView) {
     if view.xattrs || asked.rule & 1 == 0 || mount.coherence.sharing.rule() != asked.rule {
         return;
@@ -34,7 +34,7 @@ pub(crate) fn shown(mount: &Mount, asked: Asked, view: &InodeView) {
     }
 }
 
-/// Whether an inode has no extended attributes, as far as this mount, being alone, knows.
+/// Whether an inode is known to have no extended attributes. Only in sole mode.
 pub(crate) fn is_bare(mount: &Mount, ino: Ino) -> bool {
     let rule = mount.coherence.sharing.rule();
     rule & 1 == 1 && mount.coherence.bare.state.lock().rule_of(ino) == Some(rule)
@@ -57,7 +57,7 @@ pub(crate) fn setting(mount: &Arc<Mount>, op: &Request) -> Option<Setting> {
 }
 
 impl Setting {
-    /// The answer has come.
+    /// The answer has arrived.
     pub(crate) fn ends(&mut self) {
         self.answered = true;
     }
@@ -75,7 +75,7 @@ impl Drop for Setting {
     }
 }
 
-/// Nothing that is known counts any more.
+/// Forgets everything.
 pub(crate) fn lose(mount: &Mount) {
     let mut state = mount.coherence.bare.state.lock();
     state.young.clear();

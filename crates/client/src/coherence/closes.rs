@@ -3,12 +3,15 @@
 //! Owns: when a close is due, and sending it, many of one target in one message. Does not own: what else ends with the
 //! last reference to an open file (`writeback::release`).
 //!
-//! Nobody waits for a close. The first one leaves at once; what becomes due while it is under way leaves together when
-//! it is answered, and what becomes due together leaves together. Closes of files that were opened ahead of a reader
-//! (`small_files`) wait for company, until the next tick [1 s], a change of names or a revocation by the target at the
-//! latest. Invariant: a close is in `Known::closing` from before it comes here until it is answered, so a server that
-//! restarts hears of the open before it hears the close; one that cannot be reached, however long, hears it when it
-//! can. Bound: the opens of the files.
+//! No program waits for a close. The first one is sent at once. Those that become due until it is answered are sent
+//! together, and so are those that become due together. Closes of files that were opened ahead of a program
+//! (`small_files`) are delayed to be sent together: until the next tick [1 s], a change of names, or a revocation by
+//! the target.
+//!
+//! Invariant: a close is in `Known::closing` from before it comes here until it is answered. So a restarted server is
+//! told of the open before it gets the close. A close whose server cannot be reached is sent when it can.
+//!
+//! Bound: the opens of the files.
 
 use crate::inode::Inode;
 use crate::mount::Mount;
@@ -19,16 +22,16 @@ use amphi_wire::{BATCH_PARTS_MAX, Lane, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Closes that wait for company leave when there are so many of a target.
+/// So many delayed closes of one target are sent at once.
 const LINGER_MAX: usize = 256;
 
-/// Sends the closes that nothing holds up any more, without waiting for the answers.
+/// Sends the closes that nothing delays any more, without waiting for the answers.
 pub(crate) fn send_closes(mount: &Arc<Mount>, file: &Arc<Inode>) {
     send(mount, due_closes(file));
     mount.files.reap(file);
 }
 
-/// The closes that nothing holds up any more; they are under way from now on.
+/// The closes that nothing delays any more, which count as under way from now on.
 pub(crate) fn due_closes(file: &Arc<Inode>) -> Vec<Due> {
     let mut known = file.known.lock();
     let known = &mut *known;
@@ -37,7 +40,7 @@ pub(crate) fn due_closes(file: &Arc<Inode>) -> Vec<Due> {
     known.closes.retain(|&access| {
         let held_up = access.write && dirty;
         if !held_up {
-            // It stays known: an open that is answered before this close is shows the time from before.
+            // The time stays known, because the answer to an open that overtakes this close shows the older time.
             let atime = if std::mem::take(&mut known.accessed_due) { known.accessed } else { None };
             due.push(Due { file: file.clone(), access, atime });
         }
@@ -68,7 +71,7 @@ pub(crate) fn send(mount: &Arc<Mount>, due: Vec<Due>) {
     starting.into_iter().for_each(|target| next(mount, target));
 }
 
-/// Sends closes that may wait for others.
+/// Sends closes that may wait for others to share a message with.
 pub(crate) fn linger(mount: &Arc<Mount>, due: Vec<Due>) {
     let mut full = Vec::new();
     {
@@ -86,7 +89,7 @@ pub(crate) fn linger(mount: &Arc<Mount>, due: Vec<Due>) {
     send(mount, full);
 }
 
-/// What waits for company at a target leaves.
+/// Sends the delayed closes of a target.
 pub(crate) fn hurry(mount: &Arc<Mount>, target: TargetId) {
     if mount.writeback.closes.lingers.load(SeqCst) {
         let due = mount.writeback.closes.queues.lock().lingering.remove(&target);
@@ -94,7 +97,7 @@ pub(crate) fn hurry(mount: &Arc<Mount>, target: TargetId) {
     }
 }
 
-/// What waits for company leaves.
+/// Sends all delayed closes.
 pub(crate) fn hurry_all(mount: &Arc<Mount>) {
     if mount.writeback.closes.lingers.swap(false, SeqCst) {
         let due = std::mem::take(&mut mount.writeback.closes.queues.lock().lingering);
@@ -102,7 +105,7 @@ pub(crate) fn hurry_all(mount: &Arc<Mount>) {
     }
 }
 
-/// The message of the target that was under way, if any, has been answered.
+/// Sends the next message to a target after the previous one, if any, was answered.
 fn next(mount: &Arc<Mount>, target: TargetId) {
     let closes: Vec<Due> = {
         let under_way = &mut mount.writeback.closes.queues.lock().under_way;
@@ -130,7 +133,7 @@ fn leave(mount: &Arc<Mount>, target: TargetId, closes: Vec<Due>, pump: bool) {
     let sent = mount.insist(Lane::Normal, target, op);
     let mount2 = mount.clone();
     mount.spawn(async move {
-        // An error means that the session is over, hence no open is left either.
+        // An error means that the session is over, so no open is left either.
         drop(sent.await);
         for one in closes {
             one.file.closed(one.access);

@@ -1,7 +1,7 @@
-//! Attributes of directories, while this mount is alone: what requests and their answers tell of them.
+//! Attributes of directories, in sole mode: what requests and their answers say about them.
 //!
-//! Owns: entering changes before they are sent, and taking what answers show. Does not own: what is known, and when it
-//! may be shown (`tables::coherence::directories`).
+//! Owns: noting changes before they are sent, and using what answers show. Does not own: the record, and when it may be
+//! used (`tables::coherence::directories`).
 
 use crate::mount::Mount;
 use crate::tables::coherence::tokens::OPEN_END_NS;
@@ -11,7 +11,7 @@ use amphi_wire::{DirectoryAfter, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Changes of directories that began or ended so far.
+/// Number of changes of directories that have begun or ended so far.
 #[inline]
 pub(crate) fn events(mount: &Mount) -> u64 {
     mount.coherence.directories.events.load(SeqCst)
@@ -19,13 +19,13 @@ pub(crate) fn events(mount: &Mount) -> u64 {
 
 enum Reach {
     One(Ino),
-    /// A directory that the answer names is removed from this one.
+    /// Removal of a directory from this one. Only the answer names the removed directory.
     Removal(Ino),
-    /// Inodes that the request does not name, too.
+    /// A change of inodes that the request does not name.
     Wide,
 }
 
-/// A change under way. Dropped without an answer, it may still happen.
+/// A change under way. If it is dropped without an answer, the server may still carry it out.
 pub(crate) struct Change {
     mount: Arc<Mount>,
     rule: u64,
@@ -57,7 +57,8 @@ pub(crate) fn changing(mount: &Arc<Mount>, op: &Request, keys: &[TokenKey]) -> O
 }
 
 impl Change {
-    /// The answer has come, with the attributes of the directory if the server knew them, and what it says was removed.
+    /// The answer has arrived, with the attributes of the directory if the server knew them, and the inode that was
+    /// removed, if any.
     pub(crate) fn ends(&mut self, after: Option<&DirectoryAfter>, removed: Option<Ino>) {
         self.answered = true;
         let alone = self.rule & 1 == 1 && self.mount.coherence.sharing.rule() == self.rule;
@@ -86,20 +87,20 @@ impl Drop for Change {
     }
 }
 
-/// When a question was asked, for what its answer shows.
+/// The moment at which a request was sent whose answer may show directories.
 #[derive(Clone, Copy)]
 pub(crate) struct Asked {
     rule: u64,
     events: u64,
 }
 
-/// To be called before a question is sent whose answer may show directories.
+/// To be called before such a request is sent.
 pub(crate) fn asking(mount: &Mount) -> Asked {
     let rule = mount.coherence.sharing.rule();
     Asked { rule, events: mount.coherence.directories.state.lock().events }
 }
 
-/// The answer to a question shows a directory.
+/// Notes what the answer to such a request shows of a directory.
 pub(crate) fn shown(mount: &Mount, asked: Asked, attr: Attr) {
     let Asked { rule, events } = asked;
     if rule & 1 == 1 && mount.coherence.sharing.rule() == rule {
@@ -107,7 +108,7 @@ pub(crate) fn shown(mount: &Mount, asked: Asked, attr: Attr) {
     }
 }
 
-/// The attributes of a directory, if this mount is alone and knows them.
+/// The attributes of a directory, if they are known in sole mode.
 pub(crate) fn attr(mount: &Mount, ino: Ino) -> Option<Attr> {
     let rule = mount.coherence.sharing.rule();
     if rule & 1 == 0 {
@@ -118,7 +119,7 @@ pub(crate) fn attr(mount: &Mount, ino: Ino) -> Option<Attr> {
     (state.unsure_until_ns == 0 || mount.clock.boot_ns() >= state.unsure_until_ns).then_some(attr)
 }
 
-/// Nothing that is known counts any more.
+/// Forgets everything.
 pub(crate) fn lose(mount: &Mount) {
     mount.coherence.directories.change().forget_all();
 }

@@ -1,19 +1,22 @@
-//! Locks of applications on files (`flock`, `fcntl`), which the server of the file's inode keeps.
+//! File locks of applications (`flock`, `fcntl`), which the server of the file's inode keeps.
 //!
-//! Owns: asking, giving up, saying it again to a restarted server; requests that wait, and their interruption. Does not
-//! own: the table of what is held (`tables::coherence::file_locks`), the rules (`dlm::FileLocks`, on the server), what
-//! an owner is (front ends).
+//! Owns: requesting and releasing locks, presenting them to a restarted server; requests that wait, and their
+//! interruption. Does not own: the table of held locks (`tables::coherence::file_locks`), the rules (`dlm::FileLocks`,
+//! on the server), what an owner is (front ends).
 //!
 //! Invariants:
+//!
 //! * One request at a time is under way for an owner and a file (`Turn`), so the table changes in the order of the
-//!   server. A request that waits is none: it was answered "not yet", and is asked again when there are news of it.
-//! * The table never says more than the server: what is given up goes before it is sent, what is taken comes with the
-//!   answer. So a lock that the server may have given to somebody else is not presented after a restart. One exception:
-//!   a request that waits and makes part of what is held shared; until its client has heard of the grant, that part
-//!   counts as exclusive.
-//! * A lock whose caller has gone without keeping it is given back ([`TakenLock`]), before anything else is asked for
-//!   its owner: what comes later may be for the same bytes. So a taken lock keeps its turn until it is kept or given
-//!   back, and who is interrupted without a connection leaves a turn, or a place in the queue for one, behind.
+//!   server. A waiting request is not under way: it was answered "not yet", and is sent again after the server has
+//!   pushed news of it.
+//! * The table never contains more than the server's. A lock leaves the table before its release is sent, and enters it
+//!   with the answer. So a lock that the server may have granted to somebody else is not presented after a restart. One
+//!   exception: a waiting request may convert a part of what is held to shared. Until the client learns of the grant,
+//!   that part counts as exclusive.
+//! * A lock whose caller has gone without keeping it is released ([`TakenLock`]) before anything else is requested for
+//!   its owner, because a later request may be for the same bytes. So a taken lock keeps its turn until it is kept or
+//!   released. A caller that is interrupted while there is no connection leaves a turn behind, or a place in the queue
+//!   for one.
 //!
 //! The number that drove the design: 65,536 requests may wait, each for hours, and a session has a few dozen slots.
 
@@ -33,18 +36,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::task::Poll;
 
-/// Locks in one message to a restarted server: 50 bytes each at most, so that it stays below the bound of a body.
+/// Locks in one message to a restarted server, of at most 50 bytes each, so that it stays below the bound of a body.
 const REPRESENTED_AT_ONCE: usize = 8192;
-/// How long a server that asks waits for a close under way.
+/// How long a server's question waits for a close under way.
 const CLOSE_WAIT_NS: u64 = 50_000_000;
-/// Questions of servers that wait at a time; beyond, they are answered at once.
+/// Most questions of servers that wait at a time; further questions are answered at once.
 const QUESTIONS_MAX: usize = 1024;
 
 async fn call(mount: &Arc<Mount>, turn: &Turn, op: Request) -> Result<Reply> {
     mount.call(turn.key.0.target(), &Cred::root(), op).await
 }
 
-/// Asks for a lock; whether it is held now.
+/// Requests a lock. Returns whether it is held now.
 async fn set(mount: &Arc<Mount>, turn: &Turn, lock: FileLockSpec, number: u64, wait: bool) -> Result<bool> {
     turn.check_lost()?;
     let before = turn.with(|owner| owner.held.give_up_for(&lock));
@@ -52,7 +55,7 @@ async fn set(mount: &Arc<Mount>, turn: &Turn, lock: FileLockSpec, number: u64, w
     let flock = lock.owner.family == FileLockFamily::Flock;
     turn.with(|owner| match &answer {
         Ok(Reply::FileLock(true)) => owner.held.set(lock.range, Some((lock.mode, lock.pid))),
-        // A flock that is to be converted is lost when it cannot be at once.
+        // A `flock` lock that is to be converted is lost if it cannot be converted at once.
         Ok(Reply::FileLock(false)) | Err(Errno::Again) if flock => {}
         Ok(_) | Err(Errno::Again | Errno::Deadlk | Errno::NoLck | Errno::Inval) => owner.held = before,
         Err(_) => owner.unsure = true,
@@ -69,7 +72,7 @@ async fn unlock_at(mount: &Arc<Mount>, turn: &Turn, range: ByteRange) -> Result<
     let (before, unsure) = turn.with(|owner| {
         let before = owner.held.clone();
         owner.held.set(range, None);
-        // Who gives up everything begins anew.
+        // An owner that releases everything begins anew.
         (before, if all { std::mem::take(&mut owner.unsure) } else { owner.unsure })
     });
     if !unsure && !before.overlap(range) {
@@ -87,17 +90,17 @@ async fn unlock_at(mount: &Arc<Mount>, turn: &Turn, range: ByteRange) -> Result<
     }
 }
 
-/// A lock that was taken. Unless it is kept, dropping it gives back what was taken: its caller was interrupted.
+/// A lock that was taken. If it is dropped without `keep`, because its caller was interrupted, it is released.
 #[must_use = "a lock that is not kept is given back"]
 pub struct TakenLock {
     lock: FileLockSpec,
     before: Pieces,
-    /// Until it is kept or given back nothing else is asked for the owner.
+    /// Until the lock is kept or released, nothing else is requested for its owner.
     turn: Option<(Arc<Mount>, Turn)>,
 }
 
 impl TakenLock {
-    /// The caller has been told that it holds it.
+    /// The caller has been answered that it holds the lock.
     pub fn keep(mut self) {
         self.turn = None;
     }
@@ -119,7 +122,7 @@ impl Drop for TakenLock {
     }
 }
 
-/// Gives up what was not held before, and makes shared again what was shared.
+/// Releases what was not held before, and makes shared again what was shared.
 async fn undo(mount: &Arc<Mount>, turn: Turn, lock: FileLockSpec, before: &Pieces) {
     for range in before.gaps(lock.range) {
         let _ = unlock_at(mount, &turn, range).await;
@@ -166,12 +169,13 @@ pub(crate) async fn take(
                 return Err(e);
             }
         }
-        // Looks at the interrupt first; what follows finds out whether the grant came before it.
+        // `news` looks at the interrupt first. The withdrawal below finds out whether the grant came before the
+        // interrupt.
         number.asking.news(interrupt.as_deref()).await;
     }
 }
 
-/// The caller was interrupted. If the lock was granted before that, it stands.
+/// The caller was interrupted. A lock that was granted before stays granted.
 async fn withdraw(mount: &Arc<Mount>, turn: Turn, lock: FileLockSpec, number: u64) -> Result<Option<TakenLock>> {
     let before = turn.with(|owner| owner.held.clone());
     match call(mount, &turn, Request::FileLockCancel { lock, number }).await {
@@ -195,24 +199,24 @@ async fn reached(mount: &Mount, ino: Ino) -> bool {
     heard.is_ok_and(|(answer, _)| answer.result.is_ok())
 }
 
-/// A request that waits was not answered: it may be in the queue of the server, which would keep what it grants for
+/// Withdraws a waiting request that was not answered. It may be in the server's queue, where it would be granted to
 /// nobody.
 async fn withdraw_later(mount: Arc<Mount>, lock: FileLockSpec, number: Number) {
     while reached(&mount, lock.ino).await {
         let Ok(turn) = Turn::new(&mount.coherence.file_locks, (lock.ino, lock.owner)).await else { return };
         match withdraw(&mount, turn, lock, number.number).await {
             Err(Errno::Io) => {}
-            // What was granted is given back.
+            // A lock that was granted is released.
             withdrawn => return drop(withdrawn),
         }
     }
 }
 
-/// What an owner gave up at its last close has not been answered: it is given up when the server can be reached.
+/// The release at an owner's last close was not answered, so it is repeated when the server can be reached.
 async fn release_later(mount: Arc<Mount>, key: Key) {
     while reached(&mount, key.0).await {
         let Ok(turn) = Turn::new(&mount.coherence.file_locks, key).await else { return };
-        // It may have begun anew, or another one may have seen to it.
+        // The owner may have begun anew, or another task may have released its locks.
         let due = turn.with(|owner| owner.unsure && owner.held.is_empty());
         if !due || unlock_at(&mount, &turn, ByteRange::ALL).await != Err(Errno::Io) {
             return;
@@ -220,7 +224,7 @@ async fn release_later(mount: Arc<Mount>, key: Key) {
     }
 }
 
-/// As `take`, but an interrupt while there is no connection ends it at once: what is left goes on behind its back.
+/// As `take`, but an interrupt ends it at once if there is no connection. The rest is done in the background.
 pub(crate) async fn take_interruptible(
     mount: Arc<Mount>,
     lock: FileLockSpec,
@@ -239,7 +243,8 @@ pub(crate) async fn take_interruptible(
         if !interrupt.has_fired() || went_down.as_mut().poll(cx).is_pending() {
             return Poll::Pending;
         }
-        // Now it knows of the interrupt, and has a turn or waits for one: what the caller asks next comes behind it.
+        // Now `taking` has seen the interrupt, and has a turn or waits for one. So the caller's next request comes
+        // after it.
         Poll::Ready(match taking.as_mut().poll(cx) {
             Poll::Ready(taken) => Some(taken),
             Poll::Pending => None,
@@ -248,7 +253,7 @@ pub(crate) async fn take_interruptible(
     .await;
     drop(went_down);
     taken.unwrap_or_else(|| {
-        // Its lock is given back when it comes, as nobody keeps it.
+        // The lock is released when it is granted, because nobody keeps it.
         mount.spawn(async move { drop(taking.await) });
         Err(Errno::Intr)
     })
@@ -282,7 +287,7 @@ pub(crate) async fn test(mount: Arc<Mount>, lock: FileLockSpec) -> Result<Option
     }
 }
 
-/// `Push::FileLockClosing`: answers when the locks of descriptors that are being closed have been given up.
+/// `Push::FileLockClosing`: answers when the locks of descriptors that are being closed were released.
 pub(crate) fn closing(mount: &Arc<Mount>, ino: Ino, id: u64) {
     let answer = move |mount: &Arc<Mount>| {
         let op = Request::FileLockClosed { ino, id };
@@ -310,8 +315,8 @@ pub(crate) fn closing(mount: &Arc<Mount>, ino: Ino, id: u64) {
     });
 }
 
-/// Presents the file locks on `target` to a restarted server. If the session has ended meanwhile, they are lost: others
-/// may have held them since.
+/// Presents the file locks on `target` to a restarted server. If the session has ended meanwhile, they are lost,
+/// because others may have held them since.
 pub(crate) async fn represent<E: Env>(mount: &Mount, recovery: &Recovery<E>, target: TargetId) -> Result<()> {
     let table = &mount.coherence.file_locks;
     let held: Vec<FileLockSpec> = {

@@ -1,19 +1,21 @@
-//! Taking pages of a front end back, before a lock goes or, where the front end cannot give them in time, behind it.
+//! Dropping a front end's pages before a lock is returned, or after that if the front end cannot drop them in time.
 //!
-//! Owns: one taking back at a time for each file, its rounds, how long a lock waits for it, and asking the front end to
-//! drop pages at all. Does not own: what the front end does (`KernelPages`), what a file knows of its pages
-//! (`inode::front_pages`), what the target notes of pages that are left (`Request::PagesLeft`).
+//! Owns: one round of dropping (`taking`) at a time for each file, how long a lock waits for it, and asking the front
+//! end to drop pages. Does not own: how the front end does that (`KernelPages`), what a file knows of its pages
+//! (`inode::front_pages`), the target's notes about pages left behind (`Request::PagesLeft`).
 //!
-//! A lock waits for its pages for `PATIENCE_NS` at most. The kernel may be unable to give them: it holds the write-back
-//! of a file back while a truncate of it is unanswered, and that truncate may wait for whoever waits for the lock; and
-//! a program that stores into a mapping without pause has always more. What is left then is taken back all the same.
-//! Until it is, the target notes what others change of the file, and leaves that out of what is written back. So no
-//! return of a lock depends on the kernel: whatever waits for locks, on whichever mount, gets on.
+//! A lock waits for its pages for `PATIENCE_NS` at most. The kernel may be unable to drop them. While a truncate of the
+//! file is unanswered, it holds back the file's write-back, and that truncate may wait for a request that waits for
+//! this lock. Besides, a program that stores into a mapping without a pause makes new dirty pages all the time. Pages
+//! that are left are dropped later. Until then the target notes what others change of the file, and does not overwrite
+//! that when the pages are written back. So no return of a lock depends on the kernel, and whatever waits for locks
+//! makes progress, on every mount.
 //!
-//! Invariants: whoever goes without a lock has been counted since a moment at which pages were being taken back, and
-//! the taking back ends after that, with another round over its pages. What goes to a target while a lock of it is on
-//! its way back has ended before that lock goes. Number behind the times: to drop 256 dirty pages takes the kernel 10
-//! to 30 ms.
+//! Invariants: a request that runs without a lock is counted from a moment at which pages are being dropped. The
+//! dropping ends after that request, with another round over its pages. A request that relies on a lock which is being
+//! returned has ended before the lock is returned.
+//!
+//! The number behind the times: the kernel takes 10 to 30 ms to drop 256 dirty pages.
 
 use crate::conn::replies::unexpected;
 use crate::inode::Inode;
@@ -27,18 +29,17 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// How long a lock that somebody wants waits until its pages are taken back, nanoseconds.
+/// How long a lock that another mount wants waits for its pages to be dropped, in nanoseconds.
 const PATIENCE_NS: u64 = 40_000_000;
-/// The same where no page can be dirty, since nobody here has the file open for writing: the front end gives clean
-/// pages at once, but for those that are being read, and such reads wait for no lock. Only a server that does not
-/// answer them makes it take longer. Reads that the front end serves show nothing old meanwhile.
+/// The same if no page can be dirty, because no program here has the file open for writing. The kernel drops clean
+/// pages at once, except for pages that are being read, and such reads wait for no lock. Only a server that does not
+/// answer them makes it take longer. Reads that the kernel serves show nothing old meanwhile.
 const CLEAN_PATIENCE_NS: u64 = 2_000_000_000;
-/// Whoever has read pages keeps them for so long, nanoseconds: a program that stores into them gets some stores done in
-/// its turn.
+/// Pages are kept for so long after a read, in nanoseconds, so that a program can do some stores in its turn.
 const TURN_NS: u64 = 5_000_000;
 
-/// Takes all pages of a file back before `locks` go back to `target`. Returns when that is done, or when the target
-/// notes what others change beneath what is left; then it goes on.
+/// Drops all pages of a file before `locks` are returned to `target`. Returns when that is done. If the target takes a
+/// note of what others change, returns then, and dropping goes on.
 pub(crate) async fn take_back(mount: &Arc<Mount>, file: &Arc<Inode>, target: TargetId, locks: &[u64]) {
     let mut turn_ns = begin(mount, file);
     loop {
@@ -51,7 +52,7 @@ pub(crate) async fn take_back(mount: &Arc<Mount>, file: &Arc<Inode>, target: Tar
             tracing::debug!(ino = %file.ino, "a lock waits for pages of the kernel: {e}");
             file.signal.until(|| !file.pages.is_taking()).await;
         }
-        // What relied on the lock is done. Whoever comes later does not count on it.
+        // What relied on the lock has ended. A request that comes later does not rely on it.
         file.signal.until(|| !is_left() || !file.pages.taking.lock().protected.contains_key(&target)).await;
         let mut taking = file.pages.taking.lock();
         let is_protected = taking.protected.contains_key(&target);
@@ -59,12 +60,12 @@ pub(crate) async fn take_back(mount: &Arc<Mount>, file: &Arc<Inode>, target: Tar
             taking.going.retain(|lock| !locks.contains(&lock.number));
             return;
         }
-        // Pages are being taken back anew.
+        // A new round of dropping has begun.
         turn_ns = 0;
     }
 }
 
-/// Begins to take pages back unless that is under way. Returns how much of a turn is left before.
+/// Begins to drop pages unless that is under way. Returns how many nanoseconds of a turn are left before.
 fn begin(mount: &Arc<Mount>, file: &Arc<Inode>) -> u64 {
     let pages = &file.pages;
     let turn_ns = (pages.read_ns.load(SeqCst) + TURN_NS).saturating_sub(mount.clock.now_ns()).min(TURN_NS);
@@ -76,21 +77,21 @@ fn begin(mount: &Arc<Mount>, file: &Arc<Inode>) -> u64 {
         taking.is_dropping = turn_ns == 0;
         pages.is_taking.store(true, SeqCst);
     }
-    // Requests that wait for a lock look again.
+    // Requests that wait for a lock check again whether they need it.
     file.signal.notify();
     let (mount2, file) = (mount.clone(), file.clone());
     mount.spawn(async move { rounds(&mount2, &file, turn_ns).await });
     turn_ns
 }
 
-/// Takes all pages back, whoever waits for what.
+/// Drops all pages, without regard to locks.
 #[cfg(test)]
 pub(crate) async fn take_all(mount: &Arc<Mount>, file: &Arc<Inode>) {
     file.pages.is_taking.store(true, SeqCst);
     rounds(mount, file, 0).await;
 }
 
-/// Drops all pages, and again what was touched meanwhile.
+/// Drops all pages, and then those that were touched meanwhile.
 async fn rounds(mount: &Arc<Mount>, file: &Arc<Inode>, turn_ns: u64) {
     let pages = &file.pages;
     mount.life.pauses.pause(turn_ns).await;
@@ -131,8 +132,8 @@ async fn rounds(mount: &Arc<Mount>, file: &Arc<Inode>, turn_ns: u64) {
     }
 }
 
-/// Drops pages, but for those of reads that wait for locks of others: these are empty. The front end may be held up at
-/// one of them, so what lies around them is dropped apart.
+/// Drops pages, except those of reads that wait for locks of other mounts: the kernel has no bytes of these. It may be
+/// held up at such a page, so the ranges around it are dropped separately.
 async fn drop_around(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) {
     let waiting = |part: ByteRange| {
         let taking = file.pages.taking.lock();
@@ -152,7 +153,7 @@ async fn drop_around(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) {
     }
 }
 
-/// Lets locks of a target go before the pages beneath them.
+/// Lets locks of a target be returned before the pages beneath them are dropped.
 async fn let_go(mount: &Arc<Mount>, file: &Arc<Inode>, target: TargetId) -> Result<()> {
     have_noted(mount, file, target).await?;
     {
@@ -165,10 +166,10 @@ async fn let_go(mount: &Arc<Mount>, file: &Arc<Inode>, target: TargetId) -> Resu
     Ok(())
 }
 
-/// Has a target note what others change of the file from now on, until its pages are taken back. The name of the note;
-/// none if no pages are being taken back any more.
+/// Has a target note what others change of the file until its pages are dropped. Returns the name of the note; `None`
+/// if no pages are being dropped any more.
 ///
-/// Errors: `NoMem` if it has too many notes of this mount.
+/// Errors: `NoMem` if the target has too many notes of this mount.
 pub(crate) async fn have_noted(mount: &Arc<Mount>, file: &Arc<Inode>, target: TargetId) -> Result<Option<u64>> {
     let pages = &file.pages;
     loop {
@@ -200,7 +201,7 @@ pub(crate) async fn have_noted(mount: &Arc<Mount>, file: &Arc<Inode>, target: Ta
     noted.map(Some)
 }
 
-/// Has the front end drop what it caches of the bytes of a file.
+/// Makes the front end drop what it caches of these bytes of a file.
 pub(crate) async fn drop_pages(mount: &Mount, ino: Ino, range: ByteRange) {
     let Some(pages) = mount.coherence.sharing.pages() else { return };
     let (sender, done) = oneshot::channel();
@@ -214,8 +215,8 @@ pub(crate) async fn drop_pages(mount: &Mount, ino: Ino, range: ByteRange) {
     let _ = done.await;
 }
 
-/// As `drop_pages`, for bytes that a write replaces, that show where they are not, or that were lost. Beside drops that
-/// a lock waits for: dirty pages among them may wait for a lock.
+/// As `drop_pages`, for bytes that a write replaces, that prove to be absent, or that were lost. It runs beside drops
+/// that a lock waits for, because dirty pages among these may wait for a lock.
 pub(crate) async fn drop_overwritten(mount: &Mount, ino: Ino, range: ByteRange) {
     let Some(pages) = mount.coherence.sharing.pages() else { return };
     let (sender, done) = oneshot::channel();
@@ -229,8 +230,8 @@ pub(crate) async fn drop_overwritten(mount: &Mount, ino: Ino, range: ByteRange) 
     let _ = done.await;
 }
 
-/// Has the front end drop the listings of open directories, and write back and drop what it caches of the bytes of open
-/// files. What is mapped is open.
+/// Makes the front end drop the listings of open directories, and write back and drop the pages of open files. A mapped
+/// file is open.
 pub(crate) async fn drop_open_pages(mount: &Mount) {
     let Some(pages) = mount.coherence.sharing.pages() else { return };
     pages.drop_listings();

@@ -1,6 +1,6 @@
-//! Asking servers that have been silent for too long, before what they let this mount cache is used.
+//! The lease: a server that was silent for too long is asked before anything that it granted is used.
 //!
-//! Owns: that question. Does not own: how lately each server was heard (`tables::coherence::leases`).
+//! Owns: that question. Does not own: when each server was last heard (`tables::coherence::leases`).
 
 use crate::inode::Inode;
 use crate::mount::Mount;
@@ -10,8 +10,8 @@ use amphi_wire::Request;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// Makes sure that what is cached of a file's inode and of these bytes may be used: asks servers that have been silent
-/// for too long.
+/// Makes sure that what is cached of a file's inode and of these bytes may be used. Asks servers that were silent for
+/// too long.
 pub(crate) async fn touch(mount: &Arc<Mount>, file: &Inode, range: ByteRange) -> Result<()> {
     let leases = &mount.coherence.sharing.leases;
     let now = mount.clock.boot_ns();
@@ -32,9 +32,9 @@ pub(crate) async fn touch_target(mount: &Arc<Mount>, target: TargetId) -> Result
         return Ok(());
     }
     let Some(lease) = leases.of(target).filter(|lease| !lease.in_touch(now)) else { return Ok(()) };
-    // A question that changes nothing, and that a server answers to sessions alone that it knows.
+    // This request changes nothing, and a server answers it only to sessions that it knows.
     mount.call(target, &Cred::root(), Request::Revoked { ids: Vec::new() }).await?;
-    // Whatever was pushed before the answer has been taken.
+    // Everything that the server pushed before this answer has arrived by now.
     leases.surely_heard(&lease, now);
     Ok(())
 }

@@ -1,8 +1,8 @@
-//! Names that a front end keeps under this mount's tokens (docs/design/kernel_names.md).
+//! Names that a front end caches under this mount's tokens (docs/design/kernel_names.md).
 //!
-//! Owns: for how long a name may be lent, and that it is taken back before a revocation is answered, before a change of
-//! this mount's own is sent, and when tokens are lost. Does not own: the notes (`tables::coherence::lent_names`), the
-//! tokens (`tokens`), how the front end does either.
+//! Owns: which timeout a name may get, and that the name is invalidated before a revocation is answered, before this
+//! mount's own change is sent, and when tokens are lost. Does not own: the record of cached names
+//! (`tables::coherence::lent_names`), the tokens (`tokens`), how the front end caches and invalidates names.
 
 use crate::api::{LentName, NameShows};
 use crate::coherence::tokens::{self, usable_now};
@@ -19,15 +19,14 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Names of `keys` that a front end has and that have to be taken back.
+/// Names of `keys` that a front end caches and that have to be invalidated.
 pub(super) fn to_take(mount: &Mount, keys: &[TokenKey]) -> Takes {
     let rest_ns = mount.tunables.get(Tunable::NamesRestMs) * 1_000_000;
     mount.coherence.tokens.names.take(mount.clock.boot_ns(), keys, rest_ns)
 }
 
-/// Takes names back from the front end, and returns when it has none of them any more: when it says so, or when the
-/// time is over for which they were lent. So a front end that cannot take a name back delays a change as one that
-/// hangs.
+/// Invalidates names in the front end. Returns when the front end reports it, or when the timeouts of the names are
+/// over. So a front end that cannot invalidate a name delays a change no longer than one that hangs.
 pub(super) async fn take_back(mount: &Mount, takes: Takes) {
     let Takes { names, others } = takes;
     if let Some(until_ns) = names.iter().map(|one| one.until_ns).max() {
@@ -54,12 +53,12 @@ pub(super) async fn take_back(mount: &Mount, takes: Takes) {
     }
 }
 
-/// Names whose keys `of` names, which a front end has: to be taken back at once (`take_back`).
+/// Names that a front end caches and whose keys satisfy `of`, to be passed to `take_back` at once.
 pub(super) fn all_to_take(mount: &Mount, of: impl Fn(TokenKey) -> bool) -> Takes {
     mount.coherence.tokens.names.take_all(mount.clock.boot_ns(), of)
 }
 
-/// As `take_back` for all names, where nobody waits for it.
+/// As `take_back` for all names, in the background.
 pub(super) fn take_all_back_soon(mount: &Arc<Mount>) {
     let takes = all_to_take(mount, |_| true);
     if !takes.is_empty() {
@@ -68,19 +67,19 @@ pub(super) fn take_all_back_soon(mount: &Arc<Mount>) {
     }
 }
 
-/// The number of the loan with which a front end may have that a name shows nothing.
+/// The number of the loan under which a front end may cache that a name does not exist.
 pub(crate) fn absent(mount: &Mount, dir: Ino, name: &Name) -> Option<u64> {
     let key = TokenKey::Name(dir, name.token_hash());
     mount.coherence.tokens.names.absent(mount.clock.boot_ns(), key, name.as_bytes())
 }
 
-/// The front end has shown that it has nothing of a loan any more.
+/// The front end has shown that nothing of this loan is cached any more.
 pub(crate) fn is_over(mount: &Mount, dir: Ino, name: &Name, loan: u64) {
     mount.coherence.tokens.names.is_over(TokenKey::Name(dir, name.token_hash()), loan);
 }
 
-/// What a front end that walks by itself is told of a name: an inode with its attributes, as long as the tokens of both
-/// are held, or `NoEnt`. Sends nothing.
+/// The answer to a front end's own lookup thread about a name: the attributes of its inode, if the tokens of both are
+/// held, or `NoEnt`. Sends nothing.
 pub(crate) fn known(mount: &Mount, dir: Ino, name: &Name) -> Option<Result<Attr>> {
     let now = usable_now(mount, dir.target())?;
     let cache = mount.coherence.tokens.cache.read();
@@ -91,13 +90,13 @@ pub(crate) fn known(mount: &Mount, dir: Ino, name: &Name) -> Option<Result<Attr>
     }
 }
 
-/// For how long a front end may keep a name, which it is about to give as an answer to itself: as long as the token of
-/// the name lasts. It is noted, and the front end is told when the token goes.
+/// The timeout with which a front end may cache a name: what is left of the life of the name's token. It is recorded,
+/// and the front end is told to invalidate the name when the token goes.
 pub(crate) fn lend(mount: &Mount, lent: &LentName) -> Duration {
     let Ok(name) = Name::new(lent.name.to_vec()) else { return Duration::ZERO };
     let (key, names) = (TokenKey::Name(lent.dir, name.token_hash()), &mount.coherence.tokens.names);
     let life = usable_now(mount, lent.dir.target()).ok_or(NotLent::NoToken).and_then(|now| {
-        // The lock is held until it is noted: whoever takes the token comes behind that.
+        // The lock is held until the name is recorded, so whoever revokes the token finds the record.
         let cache = mount.coherence.tokens.cache.read();
         match (cache.lend(now, key), lent.shows) {
             (Some((Value::Present(cached, held), left_ns)), NameShows::Directory(ino) | NameShows::Other(ino, _))
@@ -121,13 +120,13 @@ pub(crate) fn lend(mount: &Mount, lent: &LentName) -> Duration {
     life.unwrap_or_default()
 }
 
-/// Whether a front end has this name.
+/// Whether a front end caches this name.
 pub(crate) fn is_lent(mount: &Mount, dir: Ino, name: &Name, shows: NameShows) -> bool {
     let key = TokenKey::Name(dir, name.token_hash());
     mount.coherence.tokens.names.is_lent(mount.clock.boot_ns(), key, name.as_bytes(), shows)
 }
 
-/// Names that a front end has.
+/// Names that a front end caches.
 pub(crate) fn all(mount: &Mount) -> Vec<LentName> {
     let (names, now_ns) = (&mount.coherence.tokens.names, mount.clock.boot_ns());
     names.all(now_ns)

@@ -1,7 +1,7 @@
 //! Directories that other mounts have moved or removed.
 //!
-//! Owns: that the front end has whatever keeps directories at their places look for them, and that the server hears of
-//! it. Does not own: how it does that.
+//! Owns: asking the front end to show them to its kernel, and answering the server. Does not own: how the front end
+//! does that.
 
 use crate::mount::Mount;
 use amphi_types::{Cred, Ino, Name, TargetId};
@@ -9,7 +9,8 @@ use amphi_wire::{Lane, Request};
 use futures_channel::oneshot;
 use std::sync::Arc;
 
-/// `Push::DirectoryChanged`: answers when the directory is at its new place or gone, or that cannot be at once.
+/// `Push::DirectoryChanged`: answers when the kernel has the directory at its new place or has dropped it, or when that
+/// is not possible at once.
 pub(crate) fn moved(mount: &Arc<Mount>, target: TargetId, id: u64, ino: Ino, place: Option<(Ino, Name)>) {
     let answer = move |mount: &Arc<Mount>| {
         drop(mount.send(Lane::Answer, target, &Cred::root(), Request::DirectoryShown { id }, None, 0));

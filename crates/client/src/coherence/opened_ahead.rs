@@ -1,6 +1,6 @@
-//! What changes of this mount and revocations take away of files that were opened ahead, or whose opens are kept.
+//! Ends opens that were made ahead or are kept, when this mount changes something or a token is revoked.
 //!
-//! Owns: entering changes before they are sent, so that nothing that was checked before them is handed out. Does not
+//! Owns: noting changes before they are sent, so that no open whose checks came before a change is handed out. Does not
 //! own: the table (`tables::prefetch::small_files`), fetching (`prefetch::small_files`).
 
 use crate::coherence::closes;
@@ -11,10 +11,11 @@ use amphi_wire::Request;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-/// How long nothing is fetched after the answer to a change was lost: it may still happen.
+/// How long nothing is fetched after the answer to a change was lost, because the server may still carry the change
+/// out.
 const OPEN_END_NS: u64 = 180_000_000_000;
 
-/// A change by this mount: what was fetched ahead of what it concerns counts no more, nor what is being fetched.
+/// A change by this mount. What was fetched, or is being fetched, of what it concerns is not used any more.
 pub(crate) struct Changing {
     mount: Arc<Mount>,
     keys: Vec<Key>,
@@ -43,7 +44,7 @@ pub(crate) fn changing(mount: &Arc<Mount>, op: &Request) -> Option<Changing> {
         for key in &keys {
             spoilt.push(state.spoil(key));
             if let Key::Inode(ino) = key {
-                // Whoever may not search a directory any more must not find its names here.
+                // A program that may not search a directory any more must not find its names here.
                 gone.extend(state.take_all(|_, r| r.dir == *ino));
             }
         }
@@ -52,7 +53,7 @@ pub(crate) fn changing(mount: &Arc<Mount>, op: &Request) -> Option<Changing> {
     }
     drop((gone, spoilt));
     for key in &keys {
-        // A file that loses its last name is to go at once.
+        // A file that loses its last name should go at once, so its close is not delayed.
         if let Key::Name(dir, _) = key {
             closes::hurry(mount, dir.target());
         }
@@ -61,7 +62,7 @@ pub(crate) fn changing(mount: &Arc<Mount>, op: &Request) -> Option<Changing> {
 }
 
 impl Changing {
-    /// The answer has come.
+    /// The answer has arrived.
     pub(crate) fn ends(&mut self) {
         self.answered = true;
     }
@@ -88,7 +89,7 @@ impl Drop for Changing {
     }
 }
 
-/// Attributes tokens of these inodes were revoked: somebody changes them.
+/// Attributes tokens of these inodes were revoked, because another mount changes the inodes.
 pub(crate) fn revoked(mount: &Arc<Mount>, target: TargetId, inodes: impl Iterator<Item = Ino>) {
     if mount.prefetch.small_files.busy.load(Relaxed) == 0 {
         closes::hurry(mount, target);
@@ -104,7 +105,7 @@ pub(crate) fn revoked(mount: &Arc<Mount>, target: TargetId, inodes: impl Iterato
     closes::hurry(mount, target);
 }
 
-/// The last name of a file has gone: an open that is kept of it would keep it.
+/// The last name of a file is gone. A kept open would keep the file, so it is closed.
 pub(crate) fn nameless(mount: &Arc<Mount>, ino: Ino) {
     if mount.prefetch.small_files.busy.load(Relaxed) == 0 {
         return;
@@ -121,7 +122,7 @@ pub(crate) fn nameless(mount: &Arc<Mount>, ino: Ino) {
     }
 }
 
-/// Nothing counts any more that was fetched of these targets, or of all without.
+/// Drops everything that was fetched ahead from these targets. `None` means all targets.
 pub(crate) fn lose(mount: &Mount, targets: Option<&[TargetId]>) {
     let of = |target: TargetId| targets.is_none_or(|t| t.contains(&target));
     let gone = {

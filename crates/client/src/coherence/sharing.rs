@@ -1,13 +1,16 @@
-//! Alone, or in company of other mounts: which of the two rules for caching is in force.
+//! Sole and shared mode: which of the two caching modes is in force, and the switch between them.
 //!
-//! Owns: the switch from one rule to the other, what is begun or lent to a front end while alone. Does not own: the
-//! table of that (`tables::coherence::sharing`), what is cached under either rule (`tokens`, `cache`, the front end).
+//! Owns: the switch, and what is begun or given a timeout in sole mode. Does not own: the table for that
+//! (`tables::coherence::sharing`), what is cached in either mode (`tokens`, `cache`, the front end).
 //!
-//! A mount that is alone caches without asking, and its front end may keep names and attributes for a while. With
-//! company it caches what tokens and locks back, and lends nothing on. Invariants: the server is told that the switch
-//! to company is done after everything begun alone has ended and everything lent alone has expired; what was asked for
-//! under one rule is not lent under another. In company, what a server granted counts as long as that server is heard
-//! (`lease`). The master alone says which rule is in force and whether the session goes on.
+//! In sole mode a mount caches without tokens and locks, and its front end may cache names and attributes for a fixed
+//! time. In shared mode it caches only under tokens and locks (docs/locking/sharing.md). The master alone decides which
+//! mode is in force and whether the session goes on.
+//!
+//! Invariants: the server is answered that the switch to shared mode is complete only after every operation that began
+//! in sole mode has ended and every timeout that was given in sole mode is over. An answer that was requested in one
+//! mode is not cached in the other. In shared mode, what a server granted is used only while that server is heard
+//! (`lease`).
 
 use crate::coherence::front_pages;
 use crate::mount::Mount;
@@ -20,17 +23,18 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// Silence of the master after which a lone mount of several servers takes it that others have come: two of its pings.
-/// Servers count on it (`crates/server`, `front::sharing`).
+/// If the master is silent for so long (two of its pings), a mount in sole mode with several servers assumes that
+/// others have mounted. Servers count on it (`cluster/sessions` in `crates/server`).
 pub(crate) const CAUTION_NS: u64 = 10_000_000_000;
-/// Added to what a front end may keep: how late its clock may be.
+/// Added to a front end's timeouts: how late its clock may be.
 const LEND_MARGIN: Duration = Duration::from_millis(20);
-/// How often the server hears that a switch is being worked on: it takes who is silent for longer for deaf.
+/// How often the server is informed that a switch is being worked on. The server takes a mount that is silent for
+/// longer for unresponsive.
 const KEPT: Duration = Duration::from_secs(1);
-/// How often the switch looks whether what was begun alone has ended.
+/// How often the switch checks whether what was begun in sole mode has ended.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// An operation or loan that was begun alone.
+/// An operation that was begun, or a loan that was given, in sole mode.
 pub(crate) struct Begun(Arc<Mount>);
 
 impl Drop for Begun {
@@ -39,14 +43,14 @@ impl Drop for Begun {
     }
 }
 
-/// What a front end may keep of an answer: to be dropped once the answer has been given.
+/// The timeout that an answer to a front end carries. To be dropped once the answer was given.
 pub struct Lending {
     begun: Begun,
     life: Duration,
 }
 
 impl Lending {
-    /// For how long.
+    /// The timeout.
     pub fn life(&self) -> Duration {
         self.life
     }
@@ -60,36 +64,36 @@ impl Drop for Lending {
     }
 }
 
-/// A rule, as a front end notes it before it asks, and how much has happened to directories by then.
+/// The caching mode and the count of changes of directories, which a front end notes before it sends a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Rule {
     rule: u64,
     directories: u64,
 }
 
-/// Enters an operation, if the mount is alone: the switch to company waits for its end.
+/// Registers an operation if the mount is in sole mode. The switch to shared mode waits for its end.
 pub(crate) fn begin(mount: &Arc<Mount>) -> Option<Begun> {
     if !mount.coherence.sharing.is_alone() {
         return None;
     }
     mount.coherence.sharing.under_way.fetch_add(1, SeqCst);
     let begun = Begun(mount.clone());
-    // The switch sets the rule, then looks at the count.
+    // The switch sets the mode first and reads the count afterwards.
     (mount.coherence.sharing.rule.load(SeqCst) & 1 == 1).then_some(begun)
 }
 
-/// For a front end that is about to ask.
+/// The present mode, for a front end that is about to send a request.
 pub(crate) fn rule_for_front(mount: &Mount) -> Rule {
     Rule { rule: mount.coherence.sharing.rule(), directories: crate::coherence::directories::events(mount) }
 }
 
-/// Whether no directory has been changed since `rule` was noted: its attributes, as an answer shows them, may be kept.
-/// Those from before a change would hide what the change has told.
+/// Whether no directory was changed since `rule` was noted, so that attributes of directories in an answer may get a
+/// timeout. Attributes from before a change would hide what the answer to the change has shown.
 pub(crate) fn knows_directories(mount: &Mount, rule: Rule) -> bool {
     crate::coherence::directories::events(mount) == rule.directories
 }
 
-/// What a front end may keep of an answer to a question that it asked under `rule`.
+/// The timeout that a front end may give to the answer to a request that it sent under `rule`.
 pub(crate) fn lend(mount: &Arc<Mount>, Rule { rule, .. }: Rule) -> Option<Lending> {
     let life = mount.cluster.token_life();
     if rule & 1 == 0 || life.is_zero() {
@@ -99,8 +103,9 @@ pub(crate) fn lend(mount: &Arc<Mount>, Rule { rule, .. }: Rule) -> Option<Lendin
     (mount.coherence.sharing.rule() == rule).then_some(Lending { begun, life })
 }
 
-/// A lone mount has not heard the master for `CAUTION_NS`, which may let others in meanwhile, while it still reaches
-/// other servers: from now on it takes locks, and lends and trusts nothing.
+/// This mount is in sole mode and has not heard the master for `CAUTION_NS`, but still reaches other servers. The
+/// master may be admitting other mounts. From now on this mount takes locks, gives no timeouts and trusts nothing
+/// cached.
 pub(crate) fn be_cautious(mount: &Mount) {
     let sharing = &mount.coherence.sharing;
     if sharing.is_alone() && !sharing.is_lost() {
@@ -112,17 +117,17 @@ pub(crate) fn be_cautious(mount: &Mount) {
     }
 }
 
-/// The master says hello, at first or again.
+/// The master has answered a hello, the first one or a later one.
 pub(crate) fn welcomed(mount: &Mount, welcome: &Welcome) {
     let sharing = &mount.coherence.sharing;
     if sharing.cautious.swap(false, SeqCst) && welcome.alone {
-        // Whatever was cached before is asked for anew.
+        // Whatever was cached before is requested anew.
         sharing.set(true);
         mount.files.all().iter().for_each(|file| file.turn());
         unlock_pages(mount);
     }
     let boot = sharing.boot.swap(welcome.boot, SeqCst);
-    // Of a server that was started anew the count begins anew, also for who is known to it.
+    // A server that was restarted counts mounts anew, also for sessions that it knows.
     let before = sharing.mounts.swap(welcome.mounts, SeqCst);
     if boot == 0 || !welcome.resumed {
         let same = boot == welcome.boot && welcome.mounts == before + 1;
@@ -135,13 +140,13 @@ pub(crate) fn welcomed(mount: &Mount, welcome: &Welcome) {
     }
 }
 
-/// Whether a session that the server has ended may go on as if it had not: it was alone, and nobody else has come
-/// since.
+/// Whether a session that the server has ended may go on as if it had not: the mount was in sole mode, and no other
+/// mount has come since.
 pub(crate) fn may_go_on(mount: &Mount) -> bool {
     mount.coherence.sharing.undisturbed.load(SeqCst)
 }
 
-/// `Push::Company`: takes the rule over at once. Returns whether it has to be answered by `settle`.
+/// `Push::Company`: adopts the mode at once. Returns whether the push has to be answered by `settle`.
 pub(crate) fn told(mount: &Arc<Mount>, change: u64, alone: bool) -> bool {
     let sharing = &mount.coherence.sharing;
     let before = sharing.change.fetch_max(change, SeqCst);
@@ -167,7 +172,7 @@ pub(crate) fn told(mount: &Arc<Mount>, change: u64, alone: bool) -> bool {
     true
 }
 
-/// This mount is alone: no lock that goes asks for pages of files any more, and these need not be known for that.
+/// In sole mode the return of a lock drops no pages of files, so files need not be remembered for that.
 fn unlock_pages(mount: &Mount) {
     for file in mount.files.all() {
         file.pages.unlock();
@@ -175,8 +180,8 @@ fn unlock_pages(mount: &Mount) {
     }
 }
 
-/// Waits until nothing is used any more that was cached under the old rule, and says so; meanwhile it says that it is
-/// at it.
+/// Waits until nothing is used any more that was cached in the old mode, and answers the push then. Meanwhile it
+/// reports that it is at work.
 pub(crate) async fn settle<E: Env>(mount: Arc<Mount>, change: u64, env: E) {
     let settled = {
         let still = async {
@@ -200,7 +205,7 @@ pub(crate) async fn settle<E: Env>(mount: Arc<Mount>, change: u64, env: E) {
     }
 }
 
-/// False: the rule has changed once more, or the session is over.
+/// Returns false if the mode has changed once more, or the session is over.
 async fn until_settled<E: Env>(mount: &Arc<Mount>, change: u64, env: &E) -> bool {
     let sharing = &mount.coherence.sharing;
     if sharing.is_alone() || sharing.settled.load(SeqCst) {
@@ -210,12 +215,12 @@ async fn until_settled<E: Env>(mount: &Arc<Mount>, change: u64, env: &E) -> bool
         if sharing.change.load(SeqCst) != change || sharing.is_lost() {
             return false;
         }
-        // Names of the time in company before this one may still be on their way back.
+        // Names that were cached in an earlier time of shared mode may still be being invalidated.
         if sharing.under_way.load(SeqCst) > 0 || mount.coherence.tokens.names.is_any_going() {
             env.sleep(LOOK).await;
             continue;
         }
-        // Behind that look: a loan says until when it is before it counts as ended.
+        // Read after the count: a loan notes its end before it leaves the count.
         let lent_until = sharing.lent_until_ns.load(SeqCst);
         let left = lent_until.saturating_add(LEND_MARGIN.as_nanos() as u64);
         let now = mount.clock.now_ns();

@@ -1,12 +1,14 @@
-//! Names and attributes cached under tokens of the server (docs/locking/tokens.md).
+//! Names and attributes that are cached under tokens of the servers (docs/locking/tokens.md).
 //!
-//! Owns: the cache's use: asks, grants, own changes, revocations, look-ups served without a message. Does not own: the
-//! rules (`dlm`), when tokens are used at all (`sharing`).
+//! Owns: the use of the cache: requests, grants, this mount's own changes, revocations, and lookups that need no
+//! message. Does not own: the rules (`dlm`), when tokens are used at all (`sharing`).
 //!
-//! One cache for all targets: the answer to a look-up may bring grants of two. Invariants: `FileSize::token_end_ns` is
-//! not 0 only while the attributes token of the file is held and `Inode::size` is what it shows, changed under the
-//! cache's lock; a value is stored only if no change of this mount's own came between question and answer. A hit takes
-//! the lock shared and allocates nothing but the copy.
+//! There is one cache for all targets, because the answer to a lookup may bring grants of two. A hit takes the cache's
+//! lock shared and allocates nothing but the copy.
+//!
+//! Invariants: `FileSize::token_end_ns` is not 0 only while the attributes token of the file is held and `Inode::size`
+//! is what the token shows; it changes under the cache's lock. A value is stored only if no change of this mount came
+//! between request and answer.
 
 use crate::coherence::lease;
 use crate::coherence::lent_names;
@@ -25,12 +27,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// Keys that a change of a name in `dir` names to the directory's target.
+/// Keys that a request names to the directory's target if it changes a name in `dir`.
 pub(crate) fn name_keys(dir: Ino, name: &Name) -> [TokenKey; 3] {
     [TokenKey::Name(dir, name.token_hash()), TokenKey::Listing(dir), TokenKey::Attributes(dir)]
 }
 
-/// Calls with a message that may bring tokens or change what `keys` show.
+/// Sends a request that may bring tokens or change what `keys` show, and waits for the answer.
 pub(crate) async fn call(
     mount: &Arc<Mount>,
     target: TargetId,
@@ -38,15 +40,15 @@ pub(crate) async fn call(
     op: Request,
     keys: &[TokenKey],
 ) -> Result<Told> {
-    // Without it none of the tokens that the answer brings could be used, nor those of the answers after it: a mount
-    // that was alone for a while, or stopped, has not heard its servers.
+    // Without this question none of the tokens in the answer could be used, nor those in later answers: a mount that
+    // was in sole mode for a while, or was stopped, has not heard its servers.
     if let Err(e) = lease::touch_target(mount, target).await {
         tracing::debug!(%target, "the server does not say that it is there: {e}");
     }
     call_on(Lane::Normal, mount, target, cred, op, keys).await
 }
 
-/// Says that a file is about to have data on further targets; on the lane of write-back.
+/// Reports that a file is about to have data on further targets. Uses the lane of write-back.
 pub(crate) async fn spread(mount: &Arc<Mount>, ino: Ino) -> Result<Reply> {
     let keys = [TokenKey::Attributes(ino)];
     call_on(Lane::Urgent, mount, ino.target(), &Cred::root(), Request::Spread { ino }, &keys).await?.take()
@@ -106,36 +108,36 @@ async fn call_on(
     Ok(told)
 }
 
-/// An answer, and what it lets the client cache.
+/// An answer, with the tokens that it grants.
 pub(crate) struct Told {
     pub(crate) result: Result<Reply>,
     grants: Grants,
     payload: Option<Buf>,
-    /// What it says of the object of the request, and of those of a batch.
+    /// Whether the object of the request is contended; `contended_places` is the same for the parts of a batch.
     pub(crate) contended: bool,
     pub(crate) contended_places: Vec<usize>,
-    /// When it was asked for.
+    /// When the request was sent.
     pub(crate) asked_at: AskedAt,
-    /// The inode that it has changed and shows.
+    /// The inode that the request has changed and that the answer shows.
     changes: Option<Ino>,
-    /// When it was asked for, for directories and for inodes without attributes; none in company.
+    /// When the request was sent, for directories and for inodes without extended attributes. `None` in shared mode.
     asked: Option<(crate::coherence::directories::Asked, crate::coherence::bare::Asked)>,
     question: Question,
     _begun: Option<crate::coherence::sharing::Begun>,
 }
 
 impl Told {
-    /// The outcome, once.
+    /// The outcome. To be called once.
     pub(crate) fn take(&mut self) -> Result<Reply> {
         std::mem::replace(&mut self.result, Ok(Reply::Done))
     }
 
-    /// The bytes that came with it, once.
+    /// The bytes that came with the answer. To be called once.
     pub(crate) fn take_payload(&mut self) -> Option<Buf> {
         self.payload.take()
     }
 
-    /// The name is there, or is not.
+    /// Caches that the name shows this inode, or does not exist.
     pub(crate) fn keep_name(&self, dir: Ino, name: &Name, ino: Option<Ino>) {
         self.keep_name_of(dir, name, ino, self.grants.name);
     }
@@ -151,23 +153,23 @@ impl Told {
         mount.coherence.tokens.cache.write().store(mount.clock.boot_ns(), ask, key, wire_grant(grant), value);
     }
 
-    /// Takes the inode that the answer shows. Returns its attributes with what only this client knows laid over them.
+    /// Caches the inode that the answer shows. Returns its attributes joined with what only this mount knows.
     pub(crate) fn keep_view(&self, view: InodeView) -> Attr {
         self.keep_view_of(view, self.grants.attributes).0
     }
 
-    /// Whether the reply gives the right to cache the attributes that it shows: then they are all that there is to
-    /// know.
+    /// Whether the answer grants the token of the attributes that it shows, so that the server need not be asked for
+    /// them.
     pub(crate) fn grants_attributes(&self) -> bool {
         self.grants.attributes.is_some()
     }
 
-    /// As `keep_view`, and whether the size is true: no change of this client's own came between question and answer.
+    /// As `keep_view`. Also returns whether the size is right: no change of this mount came between request and answer.
     pub(crate) fn keep_size(&self, view: InodeView) -> (Attr, bool) {
         self.keep_view_of(view, self.grants.attributes)
     }
 
-    /// The same for one of several entries.
+    /// As `keep_view`, for one of several entries.
     pub(crate) fn keep_entry(
         &self,
         dir: Ino,
@@ -205,7 +207,7 @@ impl Told {
     }
 }
 
-/// Stores a view, if `fits`, and notes that the size of `sure` is certain.
+/// Stores a view if `fits`, and notes that the size of `sure` is certain.
 fn store_view(mount: &Mount, ask: Ask, view: InodeView, grant: TokenGrant, fits: bool, sure: Option<&Arc<Inode>>) {
     let now = mount.clock.boot_ns();
     let key = TokenKey::Attributes(view.attr.ino);
@@ -222,7 +224,7 @@ fn store_view(mount: &Mount, ask: Ask, view: InodeView, grant: TokenGrant, fits:
     }
 }
 
-/// Drops a value without giving the token back, and what older answers may bring.
+/// Drops a value without returning the token, and makes grants in answers under way void.
 fn drop_value(cache: &mut TokenCache<Value>, key: TokenKey) {
     let change = cache.changing(&[key]);
     cache.changed(change, None);
@@ -232,18 +234,19 @@ fn wire_grant(grant: TokenGrant) -> Grant {
     Grant { number: TokenNumber(grant.number), life_ns: u64::from(grant.life_ms) * 1_000_000 }
 }
 
-/// A message under way that asks for tokens or changes keys. Dropped without an answer, its change stays open for a
-/// while.
+/// A message under way that requests tokens or changes keys. If it is dropped without an answer, its change counts as
+/// unfinished for a while.
 struct Question {
     mount: Arc<Mount>,
     ask: Option<Ask>,
     change: Option<OwnChange>,
-    /// Names that it changes, which a front end still has.
+    /// Names that it changes and that a front end still caches.
     names: Takes,
 }
 
 impl Question {
-    /// Without tokens. What a front end still has of the time in company goes all the same.
+    /// A message without tokens, in sole mode. Names that a front end still caches from an earlier time of shared mode
+    /// are invalidated all the same.
     fn alone(mount: &Arc<Mount>, keys: &[TokenKey]) -> Question {
         Question { mount: mount.clone(), ask: None, change: None, names: lent_names::to_take(mount, keys) }
     }
@@ -262,12 +265,12 @@ impl Question {
         Question { mount: mount.clone(), ask, change, names }
     }
 
-    /// To be awaited before the question is sent: the front end would keep a name that it moves.
+    /// To be awaited before the message is sent, because the front end would keep the timeout of a name that it moves.
     async fn take_names_back(&mut self) {
         lent_names::take_back(&self.mount, std::mem::take(&mut self.names)).await;
     }
 
-    /// The answer has come: changes up to this number are of before it.
+    /// The answer has arrived. Changes up to this number came before it.
     fn ends(&mut self, number: Option<u64>) {
         if let Some(change) = self.change.take() {
             self.mount.coherence.tokens.cache.write().changed(change, number.map(TokenNumber));
@@ -287,14 +290,14 @@ impl Drop for Question {
     }
 }
 
-/// Takes back what a front end keeps of attributes. What may be on its way there is left.
+/// Invalidates attributes in a front end. Returns the inodes that may be becoming known there by an answer on its way.
 fn take_back(mount: &Mount, inodes: impl IntoIterator<Item = Ino>) -> Vec<Unknown> {
     let front = mount.coherence.sharing.pages();
     let forget = |ino| front.as_ref().is_none_or(|front| front.drop_attributes(ino));
     mount.coherence.tokens.lent.take_back(mount.clock.boot_ns(), inodes, forget)
 }
 
-/// As `take_back`, where nobody waits for what is on its way.
+/// As `take_back`, and deals with answers on their way in the background.
 fn take_back_soon(mount: &Arc<Mount>, inodes: impl IntoIterator<Item = Ino>) {
     let unknown = take_back(mount, inodes);
     if !unknown.is_empty() {
@@ -303,7 +306,7 @@ fn take_back_soon(mount: &Arc<Mount>, inodes: impl IntoIterator<Item = Ino>) {
     }
 }
 
-/// Waits until whatever was on its way to the front end is there, and taken back.
+/// Waits until every answer that was on its way has reached the front end, and invalidates it.
 async fn settle(mount: &Arc<Mount>, mut unknown: Vec<Unknown>) {
     while let Some(front) = mount.coherence.sharing.pages() {
         unknown.retain(|one| one.is_awaited(mount.clock.boot_ns(), |ino| front.drop_attributes(ino)));
@@ -318,7 +321,7 @@ fn inodes_of(keys: &[TokenKey]) -> impl Iterator<Item = Ino> {
     keys.iter().filter_map(|key| if let TokenKey::Attributes(ino) = key { Some(*ino) } else { None })
 }
 
-/// Takes the certainty of a size away; under the cache's lock.
+/// Makes the size of a file uncertain. To be called under the cache's lock.
 fn unsure(mount: &Mount, key: TokenKey) {
     if let TokenKey::Attributes(ino) = key
         && let Some(file) = mount.files.get(ino)
@@ -327,7 +330,7 @@ fn unsure(mount: &Mount, key: TokenKey) {
     }
 }
 
-/// The file has been changed by this mount in a way that its cached attributes do not show; its size stays certain.
+/// This mount has changed the file in a way that its cached attributes do not show. Its size stays certain.
 pub(crate) fn outdated(mount: &Arc<Mount>, ino: Ino) {
     if !mount.coherence.sharing.is_alone() {
         let key = TokenKey::Attributes(ino);
@@ -336,7 +339,7 @@ pub(crate) fn outdated(mount: &Arc<Mount>, ino: Ino) {
     }
 }
 
-/// `Push::Revoke`: takes it and answers, in one step.
+/// `Push::Revoke`: drops what is revoked and answers, in one step.
 pub(crate) fn revoke(mount: &Arc<Mount>, target: TargetId, id: u64, upto: u64, keys: Vec<TokenKey>) {
     mount.stats.count(Count::TokenRevoke);
     if !mount.coherence.tokens.answering.lock().insert((target, id)) {
@@ -358,7 +361,7 @@ pub(crate) fn revoke(mount: &Arc<Mount>, target: TargetId, id: u64, upto: u64, k
         let sent = mount.send(Lane::Answer, target, &Cred::root(), op, None, 0);
         let mount2 = mount.clone();
         mount.spawn(async move {
-            // Where it failed, the server asks again.
+            // If sending the answer failed, the server sends the revocation again.
             let _ = sent.await;
             mount2.coherence.tokens.answering.lock().remove(&(target, id));
         });
@@ -374,7 +377,7 @@ pub(crate) fn revoke(mount: &Arc<Mount>, target: TargetId, id: u64, upto: u64, k
     });
 }
 
-/// Nothing cached counts any more.
+/// Drops everything that is cached.
 pub(crate) fn lose_all(mount: &Arc<Mount>) {
     let mut cache = mount.coherence.tokens.cache.write();
     cache.lose_all();
@@ -387,8 +390,8 @@ pub(crate) fn lose_all(mount: &Arc<Mount>) {
     opened_ahead::lose(mount, None);
 }
 
-/// Nothing cached of these targets counts any more: their server has forgotten what it granted. Returns when a front
-/// end has none of their names any more.
+/// Drops what is cached of these targets, because their server has forgotten what it granted. Returns when a front end
+/// caches none of their names any more.
 pub(crate) async fn lose(mount: &Arc<Mount>, targets: &[TargetId]) {
     mount.coherence.tokens.cache.write().lose(|key| targets.contains(&key.target()));
     let files = mount.files.all().into_iter().filter(|file| targets.contains(&file.ino.target()));
@@ -420,15 +423,15 @@ pub(crate) fn tick(mount: &Mount) {
     });
 }
 
-/// What is cached of a name.
+/// The cached knowledge of a name.
 pub(crate) enum Found {
-    /// All that a look-up answers.
+    /// The complete answer to a lookup.
     Answer(Result<Attr>),
-    /// The inode; its attributes have to be asked for.
+    /// The inode only: its attributes have to be requested.
     Inode(Ino),
 }
 
-/// The time, if tokens of a target may be used now.
+/// The present time, if tokens of a target may be used now.
 pub(super) fn usable_now(mount: &Mount, target: TargetId) -> Option<u64> {
     if mount.coherence.sharing.is_alone() {
         return None;
@@ -437,16 +440,16 @@ pub(super) fn usable_now(mount: &Mount, target: TargetId) -> Option<u64> {
     mount.coherence.sharing.leases.in_touch(now, target).then_some(now)
 }
 
-/// Looks a name up in the cache, with the caller's permission to search.
+/// Looks a name up in the cache, and checks the caller's permission to search.
 pub(crate) fn find(mount: &Mount, cred: &Cred, dir: Ino, name: &[u8]) -> Option<Found> {
     let now = usable_now(mount, dir.target())?;
     let name = Name::new(name.to_vec()).ok()?;
     let cache = mount.coherence.tokens.cache.read();
-    // Who may search everything needs no look at the directory.
+    // A caller that may search everything needs no check of the directory.
     if !cred.may(Caps::DAC_OVERRIDE) && !cred.may(Caps::DAC_READ_SEARCH) {
         let Value::View(view) = cache.get(now, TokenKey::Attributes(dir))? else { return None };
         if view.xattrs || !may_search(&view.attr, cred) {
-            // An access list may say otherwise, or the refusal is the server's to give.
+            // An access list may decide otherwise, or it is up to the server to refuse.
             return None;
         }
     }
@@ -465,7 +468,7 @@ pub(crate) fn find(mount: &Mount, cred: &Cred, dir: Ino, name: &[u8]) -> Option<
     Some(attr.map_or(Found::Inode(ino), |attr| Found::Answer(Ok(attr))))
 }
 
-/// The attributes of an inode from the cache of tokens.
+/// The attributes of an inode, from the cache of tokens.
 pub(super) fn cached_attr(mount: &Mount, cache: &TokenCache<Value>, now: u64, ino: Ino) -> Option<Attr> {
     match cache.get(now, TokenKey::Attributes(ino)) {
         Some(Value::View(view)) if mount.coherence.sharing.leases.in_touch(now, ino.target()) => shown(mount, view),
@@ -473,7 +476,7 @@ pub(super) fn cached_attr(mount: &Mount, cache: &TokenCache<Value>, now: u64, in
     }
 }
 
-/// The attributes of an inode from the cache, or of a directory that this mount changed alone.
+/// The attributes of an inode: from the cache, or of a directory in sole mode.
 pub(crate) fn attr(mount: &Mount, ino: Ino) -> Option<Attr> {
     if let Some(attr) = crate::coherence::directories::attr(mount, ino) {
         mount.stats.count(Count::GetAttrOwn);
@@ -488,11 +491,11 @@ pub(crate) fn attr(mount: &Mount, ino: Ino) -> Option<Attr> {
     Some(attr)
 }
 
-/// For how long a front end may keep attributes: as long as the token lasts that shows just these. It is noted, and the
-/// front end is told when the token goes.
+/// The timeout that attributes may get in a front end: what is left of the life of the token, if the token shows
+/// exactly these. It is recorded, and the front end is told to invalidate them when the token goes.
 pub(crate) fn lend_attributes(mount: &Mount, attr: &Attr) -> Duration {
     let Some(now) = usable_now(mount, attr.ino.target()) else { return Duration::ZERO };
-    // The lock is held until it is noted: whoever takes the token comes behind that.
+    // The lock is held until that is recorded, so whoever revokes the token finds the record.
     let cache = mount.coherence.tokens.cache.read();
     match cache.lend(now, TokenKey::Attributes(attr.ino)) {
         Some((Value::View(view), left_ns)) if shown(mount, view) == Some(*attr) => {
@@ -507,7 +510,7 @@ pub(crate) fn holds_attributes(mount: &Mount, ino: Ino) -> bool {
     view(mount, ino).is_some()
 }
 
-/// What an inode is like, as long as its attributes token is held.
+/// The inode as it was answered, while its attributes token is held.
 pub(crate) fn view(mount: &Mount, ino: Ino) -> Option<InodeView> {
     let now = usable_now(mount, ino.target())?;
     match mount.coherence.tokens.cache.read().get(now, TokenKey::Attributes(ino)) {
@@ -522,7 +525,7 @@ pub(crate) fn lacks_xattrs(mount: &Mount, ino: Ino) -> bool {
     matches!(mount.coherence.tokens.cache.read().get(now, TokenKey::Attributes(ino)), Some(Value::View(view)) if !view.xattrs)
 }
 
-/// The attributes with what only this client knows, unless its own size is of another token.
+/// The attributes joined with what only this mount knows, unless its size belongs to another token.
 fn shown(mount: &Mount, view: &InodeView) -> Option<Attr> {
     if view.attr.kind != Kind::File {
         return Some(view.attr);
@@ -537,16 +540,16 @@ fn may_search(attr: &Attr, cred: &Cred) -> bool {
     cred.has_access(attr.kind, attr.perm, (attr.uid, attr.gid), 1)
 }
 
-/// Whether `Inode::size` is what the server would say with this mount's own changes: alone it is once it was asked for,
-/// in company as long as the attributes token is held.
+/// Whether `Inode::size` is what the server would answer, joined with this mount's own changes. In sole mode it is once
+/// it was requested, in shared mode as long as the attributes token is held.
 #[inline]
 pub(crate) fn is_sure(mount: &Mount, file: &Inode) -> bool {
     let rule = mount.coherence.sharing.rule();
     if rule & 1 == 1 { file.size.sure_rule.load(SeqCst) == rule } else { sure_until(mount, file) > 0 }
 }
 
-/// In company: the end of the token under which the size is certain now, or 0. The same number later says that it was
-/// certain all the time.
+/// In shared mode: the end of the token under which the size is certain now, or 0. If a later call returns the same
+/// number, the size was certain all the time.
 pub(crate) fn sure_until(mount: &Mount, file: &Inode) -> u64 {
     let end = file.size.token_end_ns.load(SeqCst);
     if end == 0 {

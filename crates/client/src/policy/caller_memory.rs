@@ -1,40 +1,40 @@
-//! Memory groups of the processes that call (FEATURES H4).
+//! `CallerMemory`: whether the memory cgroups of the calling processes are short of memory.
 //!
-//! Owns: which callers were seen lately and whether their groups are short of memory. Does not own: reading groups
-//! (`amphi_env::memory_groups`), nor what follows from it (`decision`).
+//! Owns: which callers were seen lately, and whether their cgroups are short. Does not own: reading cgroups
+//! (`amphi_env::memory_groups`), what follows from the result (`decision`).
 //!
-//! What a program writes here is buffered in the memory of the mount's process, not in the program's. Its own group
-//! matters all the same: what it maps lies in pages that its group pays for, and a program at its limit is being
-//! reclaimed, or about to be killed; its bytes should be safe on the servers rather than wait for their write-back.
+//! What a program writes is buffered in the memory of the mount's process, not in the program's. Still the program's
+//! own cgroup matters. It pays for the pages of its mappings, and a program at its limit is being reclaimed or about to
+//! be killed. Its bytes should then be safe on the servers rather than wait for write-back.
 //!
-//! Invariants: a request reads no file: it looks a caller up, or notes it, and goes by what was found last. The I/O
-//! half looks at most at `LOOKS_MAX` callers at a time. Caller 0 is of another process name space and stays unknown.
-//! What is known of a caller is at most `LIFE_NS` and one tick (`writeback.age_ms` / 4, at most 1 s) old; a process
-//! whose number was used before is judged by the other one's group for no longer than that.
+//! Invariants: a request reads no file. It looks its caller up, or notes it, and goes by the last result. The I/O half
+//! looks at `LOOKS_MAX` callers at a time. Caller 0 is in another process name space and stays unknown. What is known
+//! of a caller is at most `LIFE_NS` and one tick old (a tick is `writeback.age_ms` / 4, at most 1 s). If a process id
+//! was reused, the new process is judged by the cgroup of the old one for no longer than that.
 
 use amphi_env::memory_groups::{self, Trees};
 use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
-/// Callers that are known at a time; further ones are not judged until some have gone.
+/// Most callers that are known at a time; further callers are not judged until some have gone.
 const CALLERS_MAX: usize = 1024;
-/// Callers whose groups are asked for in one tick: about 10 us each.
+/// Callers whose cgroups are read in one tick, at about 10 us each.
 const LOOKS_MAX: usize = 64;
-/// A caller that did not ask for so long is forgotten, and where a group stands is read again.
+/// A caller without requests for so long is forgotten. The path of a caller's cgroup is read again after the same time.
 const LIFE_NS: u64 = 5_000_000_000;
-/// How exactly it is known when a caller asked: writing that down each time would cost its cache line.
+/// Precision of `asked_ns`: writing it with each request would make its cache line move between processors.
 const EXACT_NS: u64 = 100_000_000;
 
 struct Seen {
-    /// When it last asked.
+    /// Time of its last request.
     asked_ns: AtomicU64,
     short: AtomicBool,
-    /// Its line in `/proc`, and when that was read; nothing before.
+    /// The caller's cgroups as `/proc` shows them, and when that was read. `None`: not read yet.
     groups: Option<(u64, String)>,
 }
 
-/// Callers by the number of their process or thread.
+/// Callers by their process or thread ids.
 #[derive(Default)]
 pub(crate) struct CallerMemory {
     seen: RwLock<BTreeMap<u32, Seen>>,
@@ -42,7 +42,7 @@ pub(crate) struct CallerMemory {
 }
 
 impl CallerMemory {
-    /// Whether the groups of `pid` were found short of memory; notes it for the next look.
+    /// Whether the cgroups of `pid` were found short of memory. Notes the caller for the next look.
     pub(crate) fn is_short(&self, pid: u32, now_ns: u64) -> bool {
         if pid == 0 {
             return false;
@@ -61,12 +61,12 @@ impl CallerMemory {
         false
     }
 
-    /// Callers whose groups are short.
+    /// Number of callers whose cgroups are short.
     pub(crate) fn short_callers(&self) -> usize {
         self.short.load(Relaxed)
     }
 
-    /// Forgets everybody.
+    /// Forgets all callers.
     pub(crate) fn clear(&self) {
         if !self.seen.read().is_empty() {
             self.seen.write().clear();
@@ -74,7 +74,7 @@ impl CallerMemory {
         }
     }
 
-    /// Looks at the groups of those who asked. Returns how many callers were asked for.
+    /// Reads the cgroups of callers that have sent requests. Returns how many callers were looked at.
     pub(crate) fn look(
         &self,
         read: &dyn Fn(&str) -> Option<String>,
@@ -94,7 +94,7 @@ impl CallerMemory {
             due.sort_unstable();
             due.into_iter().take(LOOKS_MAX).map(|(_, pid)| pid).collect()
         };
-        // Files are read without the lock.
+        // Files are read outside the lock.
         let found: Vec<_> = due.iter().map(|pid| (*pid, memory_groups::groups_of(read, *pid))).collect();
         {
             let mut seen = self.seen.write();

@@ -1,38 +1,39 @@
-//! The hybrid decision (FEATURES H1): one pure function from what is known of a request to the way it takes.
+//! The hybrid decision (docs/HYBRID.md): one pure function from what is known of a request to buffered or direct.
 //!
-//! Owns: the order of the rules and their names. Does not own: how the inputs are measured (`files`, `cache`). The
-//! order is that of autoIO (FAST'24): size outside the window decides by itself; inside, contention, then memory, then
-//! locality, and what the ways were measured to carry where it is lacking. A large request too goes through the cache
-//! where nothing speaks against that and it was measured to be the faster way.
+//! Owns: the order of the rules, and their names. Does not own: how the inputs are measured (`files`, `cache`).
+//!
+//! The order is that of autoIO (FAST'24): a size outside the window decides by itself. Within the window contention
+//! decides, then memory, then locality, and without locality also the measured throughput of both ways. A large request
+//! also goes through the cache if no rule speaks against that and the cache was measured to be faster.
 
 use amphi_types::IoMode;
 
-/// Reads and writes are counted separately.
+/// Reads or writes, which are counted separately.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
     Read,
     Write,
 }
 
-/// How a request goes.
+/// The way of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
-    /// Through the page cache.
+    /// Through the page cache of the mount.
     Buffered,
-    /// Straight to the targets.
+    /// Directly to the targets.
     Direct,
 }
 
 macro_rules! reasons {
     ($($name:ident = $text:literal, $help:literal;)*) => {
-        /// Why a request went the way it went.
+        /// Why a request was buffered or direct.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[repr(u8)]
         pub enum Reason { $(#[doc = $help] $name,)* }
         impl Reason {
-            /// All, in the order of their numbers.
+            /// All reasons, in the order of their numbers.
             pub const ALL: &'static [Reason] = &[$(Reason::$name,)*];
-            /// Name in counters.
+            /// The name in counters.
             pub fn name(self) -> &'static str { match self { $(Reason::$name => $text,)* } }
         }
     };
@@ -57,49 +58,50 @@ reasons! {
 /// What is known of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Input {
-    /// Bytes that the application asked for and that are not served from the cache, pieces counted together.
+    /// Bytes that the application requested and that the cache does not serve; pieces of one call are added up.
     pub size: u64,
     /// The file is open with `O_DIRECT`.
     pub o_direct: bool,
-    /// What was asked for of this open file.
+    /// The mode that was set for this open file.
     pub open_mode: IoMode,
-    /// What the owner of the file asked for.
+    /// The mode that was set for the file.
     pub file_mode: IoMode,
-    /// What the process asked for that opened it; nothing if it said nothing.
+    /// The mode that the opening process asks for; `None` if it says nothing.
     pub process_mode: Option<IoMode>,
-    /// What the mount is set to.
+    /// The mode of the mount.
     pub mount_mode: IoMode,
-    /// Large threshold for this way and the file's kind of storage, bytes.
+    /// Large threshold in bytes, for reads or writes and the kind of storage of this file.
     pub large_bytes: u64,
     /// Small threshold, bytes.
     pub small_bytes: u64,
-    /// A read for pages of the kernel, which keeps them: the cache would hold what nobody asks for again.
+    /// The read fills pages of the kernel, which keeps them. So the mount's cache would hold bytes that nobody requests
+    /// again.
     pub kernel_keeps: bool,
-    /// A server said lately that an object of the file is contended.
+    /// A server reported lately that an object of the file is contended.
     pub contended: bool,
-    /// The cache, the memory group of the mount or that of the caller has reached its share of the limit.
+    /// The cache, or the memory cgroup of the mount or of the caller, has reached its share of the limit.
     pub memory_short: bool,
-    /// The file's cached bytes have reached their share of the limit per file.
+    /// The cached bytes of the file have reached their share of the limit for one file.
     pub overcache: bool,
-    /// The file's pages were not used again lately, and this request is no probe; a large one never is.
+    /// The file's pages were not used again lately, and this request is no probe. A large request is never a probe.
     pub no_locality: bool,
-    /// Requests like this were measured to land sooner through the cache.
+    /// Requests like this were measured to be faster through the cache.
     pub cache_is_faster: bool,
-    /// The request is no multiple of blocks, and such requests may not pass the cache.
+    /// The request is not a multiple of blocks, and such requests may not bypass the cache.
     pub misfit: bool,
 }
 
-/// The way and why.
+/// The way of a request, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Decision {
-    /// The way.
+    /// Buffered or direct.
     pub mode: Mode,
-    /// Why.
+    /// The rule that decided.
     pub reason: Reason,
 }
 
-/// What was asked for by whoever counts most: the open file, the file, its opener's process, the mount. `Auto` of the
-/// first two says nothing, since that is what they begin with; that of a process means it.
+/// The mode that was set with the highest precedence: for the open file, the file, the process that opened it, the
+/// mount. `Auto` is no setting for the first two, which start with it. For a process it is a setting.
 pub(crate) fn asked(open_and_file: [IoMode; 2], process: Option<IoMode>, mount: IoMode) -> IoMode {
     let nearest = open_and_file.into_iter().find(|mode| *mode != IoMode::Auto);
     nearest.or(process).unwrap_or(mount)
@@ -127,7 +129,7 @@ fn by_rules(input: &Input) -> Decision {
         IoMode::Auto => {}
     }
     if input.size >= input.large_bytes {
-        // Who leaves the cache alone because others use it again, or because it is short, does so at any speed.
+        // If the cache is left alone because others need it or because it is short, speed does not count.
         let others_lose = input.contended || input.memory_short || input.overcache || !input.no_locality;
         match input.cache_is_faster && !others_lose {
             true => buffered(Reason::BufferedFaster),

@@ -1,49 +1,49 @@
-//! How much memory the cache may take, where new memory is dear.
+//! `Growth`: how much memory the cache may take where new memory is expensive.
 //!
-//! Owns: when new memory is dear, and the bound that follows. Does not own: measuring what a page costs
-//! (`amphi_env::buf`) or what the disks carry (`throughput`), eviction (`pagecache`).
+//! Owns: whether new memory is expensive, and the bound that follows. Does not own: measuring what a page costs
+//! (`amphi_env::buf`) and what the disks carry (`throughput`), eviction (`pagecache`).
 //!
 //! A page that a process touches for the first time costs a third of a microsecond on bare metal. On a virtual machine
-//! whose host takes free memory back it costs ten: 0.4 GB/s, less than the disks of most servers carry. A stream that
-//! goes through the cache then waits for memory rather than for storage, although what it wrote 256 MiB ago is clean
-//! and in the way. So where a new page costs more than the disk takes for one, the cache turns round in the memory that
-//! it has: it evicts instead of growing. What was evicted and is read again shows that more would have been kept with
-//! profit; so much more it may take, once: a set that is read again costs one more pass of the disk.
+//! whose host takes free memory back it costs ten microseconds: 0.4 GB/s, less than the disks of most servers carry. A
+//! stream through the cache then waits for memory rather than for storage, although the bytes that it wrote 256 MiB
+//! earlier are clean and could be evicted. So if a new page costs more than the disk needs for a page, the cache evicts
+//! instead of growing. When evicted bytes are read again, keeping them would have been better. The cache may then grow
+//! by as much, once; so a data set that is read repeatedly costs one more pass of the disk.
 //!
-//! Invariants: the bound is never below the memory that the cache starts with (`cache.populate_bytes`), nor above
-//! `cache.bytes`; where memory is cheap, or nothing was measured, it is `cache.bytes`.
+//! Invariants: the bound is never below the memory with which the cache starts (`cache.populate_bytes`), nor above
+//! `cache.bytes`. Where memory is cheap, or nothing was measured, it is `cache.bytes`.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// What the disk is taken to carry as long as nothing was measured, bytes per second.
+/// Throughput of the disk that is assumed until something was measured, in bytes per second.
 const UNKNOWN_PER_S: u64 = 1_500_000_000;
 /// Bytes of a page.
 const PAGE: u64 = 4096;
 const SECOND_NS: u64 = 1_000_000_000;
 
-/// Whether new memory is dear, as the I/O half has found it.
+/// Whether new memory is expensive, as the I/O half has measured it.
 #[derive(Default)]
 pub(crate) struct Growth {
     dear: AtomicBool,
 }
 
-/// What the bound is made of, bytes.
+/// The inputs of the bound, in bytes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory {
     /// The most that the cache may ever take.
     pub(crate) most: u64,
-    /// What it starts with.
+    /// The memory with which it starts.
     pub(crate) first: u64,
-    /// What it has.
+    /// The memory that it uses.
     pub(crate) used: u64,
-    /// Touched memory that waits for its next use.
+    /// Memory that was touched before and is free for the next use.
     pub(crate) waiting: u64,
-    /// What was evicted and read again.
+    /// Bytes that were evicted and read again.
     pub(crate) returned: u64,
 }
 
 impl Growth {
-    /// Compares what a new page costs with what the disks carry.
+    /// Compares the cost of a new page with what the disks carry.
     pub(crate) fn look(&self, new_page_ns: Option<u64>, disk_per_s: Option<u64>) {
         self.dear.store(new_page_ns.is_some_and(|ns| is_dear(ns, disk_per_s)), Relaxed);
     }
@@ -58,7 +58,7 @@ fn is_dear(new_page_ns: u64, disk_per_s: Option<u64>) -> bool {
     new_page_ns > PAGE * SECOND_NS / disk_per_s.unwrap_or(UNKNOWN_PER_S).max(1)
 }
 
-/// How much the cache may take where new memory is dear.
+/// How much the cache may take if new memory is expensive.
 pub(crate) fn bound(memory: Memory) -> u64 {
     let Memory { most, first, used, waiting, returned } = memory;
     first.saturating_add(returned).max(used.saturating_add(waiting)).max(first).min(most)

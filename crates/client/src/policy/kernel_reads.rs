@@ -1,57 +1,58 @@
-//! Who serves the reads of an open file: the kernel from its page cache, or the mount. One pure function, beside the
-//! hybrid decision.
+//! Who serves the reads of an open file, the kernel's page cache or the mount: one pure function, beside the hybrid
+//! decision.
 //!
-//! Owns: the order of the rules and their names. Does not own: what they ask for at an open (`ops::front`), what is
-//! known of those who read (`readers`), how pages are taken back (`ops::pages`).
+//! Owns: the order of the rules and their names. Does not own: how the inputs are obtained at an open (`ops::front`),
+//! what is known of readers (`readers`), how pages are dropped (`ops::pages`).
 //!
-//! A read that the kernel serves costs no request: 1 us instead of 20. A file whose reads the kernel serves although
-//! the mount would be better takes 1.2 times as long; one whose reads the mount serves although the kernel would be
-//! better takes 4 to 20 times as long. So the kernel serves whatever is unknown, and the mount what is known to be read
-//! in large pieces, each once, of which it keeps no copy. A read that the mount serves is one event beside writes
-//! (Promise S2), which the kernel's are not; so the kernel serves only files that nobody has open for writing when they
-//! are opened. The answer holds for the life of the open file, since the kernel takes it with the answer to an open
-//! alone; how wide its reads are locked when the file has become contended is decided with each of them (`ops::pages`).
+//! A read that the kernel serves costs no request: 1 us instead of 20. If the kernel serves a file and the mount would
+//! be better, the reads take 1.2 times as long. In the opposite case they take 4 to 20 times as long. So the kernel
+//! serves files of which nothing is known. The mount serves files that are known to be read in large pieces, each once;
+//! it keeps no copy of them. A read that the mount serves is atomic beside writes (promise S2), and a read that the
+//! kernel serves is not. So the kernel serves only files that nobody has open for writing at the open. The decision
+//! holds for the life of the open file, because the kernel takes it with the answer to an open only. If the file
+//! becomes contended later, `ops::pages` decides with each read how wide a lock it takes.
 
 use super::readers::Pieces;
 use amphi_types::{IoMode, KernelCache};
 
-/// Who serves reads, and why.
+/// Who serves the reads, and why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Server {
-    /// The file is smaller than what is read past all caches.
+    /// The file is smaller than the size from which reads bypass all caches.
     KernelSmallFile,
-    /// It may be executed: programs and libraries are read in pages, and again.
+    /// The file may be executed. Programs and libraries are read in pages, and repeatedly.
     KernelExecutable,
-    /// It is known to be read in small pieces.
+    /// The file is known to be read in small pieces.
     KernelSmallReads,
-    /// Nothing is known of how it is read.
+    /// Nothing is known about the size of pieces in which the file is read.
     KernelUnknown,
     /// The program says that it reads small pieces.
     KernelAdvised,
-    /// The file or the mount is set to the kernel's cache.
+    /// The file or the mount is set to use the kernel's cache.
     KernelUser,
-    /// The file or the mount is set to do without the kernel's cache.
+    /// The file or the mount is set not to use the kernel's cache.
     MountOff,
-    /// The open file may write, or passes caches.
+    /// The file is open for writing too, or bypasses caches.
     MountOpen,
-    /// The file, the process or the mount is set to a mode.
+    /// A mode is set for the file, the process or the mount.
     MountUser,
-    /// A server said lately that the file is contended.
+    /// A server reported lately that the file is contended.
     MountContended,
-    /// Somebody has it open for writing, or nobody vouches that nobody has.
+    /// Somebody has the file open for writing, or nobody guarantees that nobody has.
     MountWritten,
-    /// It is large, and the memory group of the mount or of the caller is short: pages would be taken from others.
+    /// The file is large, and the memory cgroup of the mount or of the caller is short, so pages would be taken from
+    /// others.
     MountMemory,
     /// The program says that it reads large pieces.
     MountAdvised,
-    /// It is known to be read in large pieces.
+    /// The file is known to be read in large pieces.
     MountLarge,
-    /// To look anew at a program whose long streams the kernel serves.
+    /// A new look at a program whose long streams the kernel serves.
     MountLook,
 }
 
 impl Server {
-    /// Whether that is the kernel.
+    /// Whether the kernel serves the reads.
     pub(crate) fn is_kernel(self) -> bool {
         use Server::{
             KernelAdvised, KernelExecutable, KernelSmallFile, KernelSmallReads, KernelUnknown, KernelUser,
@@ -69,33 +70,33 @@ impl Server {
 /// What is known of an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Input {
-    /// What the file asks for, or else the mount.
+    /// The setting of the file, or else that of the mount.
     pub(crate) kernel_cache: KernelCache,
-    /// Open for reading alone, without `O_DIRECT`, outside of any group.
+    /// The file is open for reading only, without `O_DIRECT`, and in no group.
     pub(crate) only_reads: bool,
-    /// What was asked for by whoever counts most.
+    /// The mode that was set with the highest precedence.
     pub(crate) asked: IoMode,
-    /// A server said lately that an object of the file is contended.
+    /// A server reported lately that an object of the file is contended.
     pub(crate) contended: bool,
-    /// Somebody has it open for writing, or may have.
+    /// Somebody has the file open for writing, or may have.
     pub(crate) written: bool,
-    /// It may be executed by somebody.
+    /// Somebody may execute the file.
     pub(crate) executable: bool,
     /// Bytes of the file.
     pub(crate) size: u64,
-    /// From this size on reads pass the cache.
+    /// From this size on, reads bypass the cache.
     pub(crate) large_bytes: u64,
-    /// The memory group of the mount or that of the caller has reached its share of the limit.
+    /// The memory cgroup of the mount or of the caller has reached its share of the limit.
     pub(crate) memory_short: bool,
-    /// In which pieces the program says that it reads.
+    /// The size of pieces in which the program says that it reads.
     pub(crate) advised: Option<Pieces>,
-    /// In which pieces the file is known to be read.
+    /// The size of pieces in which the file is known to be read.
     pub(crate) known: Option<Pieces>,
-    /// A look at the program is due.
+    /// A new look at the program is due.
     pub(crate) look: bool,
 }
 
-/// What is asked for by whoever counts most: the file, then the mount. `Auto` of a file says nothing.
+/// The setting with the highest precedence: the file's, then the mount's. `Auto` of a file is no setting.
 pub(crate) fn asked(file: KernelCache, mount: KernelCache) -> KernelCache {
     if file == KernelCache::Auto { mount } else { file }
 }
@@ -126,7 +127,7 @@ pub(crate) fn decide(input: &Input) -> Server {
     }
 }
 
-/// Of a large file: by the pieces in which it is read.
+/// Decides for a large file, by the pieces in which it is read.
 fn by_pieces(input: &Input) -> Server {
     match (input.advised, input.known) {
         (Some(Pieces::Large), _) => Server::MountAdvised,

@@ -1,31 +1,32 @@
-//! Read-ahead of one open file (FEATURES B3): a pure state machine from reads to ranges to fetch.
+//! `ReadAhead`: read-ahead of one open file, a pure state machine from reads to the ranges to fetch.
 //!
-//! Owns: recognising sequential and strided streams, the size of the window, noticing that read-ahead is useless.
+//! Owns: recognising sequential and strided streams, the size of the window, and noticing that read-ahead is useless.
 //! Does not own: fetching, what is cached already.
 //!
-//! Several streams of one file (threads that read different parts) are told apart by where they go on. A sequential
-//! stream is ahead by a window that doubles with each refill up to a bound [64 MiB], but by at least [10] requests of
-//! its present size. A strided stream (equal length, equal distance, three times) is ahead by that many requests. When
-//! much more was fetched than used, more matches are asked for before anything is fetched again, twice as many each
-//! time; use brings that back. So random access costs nothing, and access that only looks sequential little.
+//! Several streams of one open file (threads that read different parts) are distinguished by where they continue. For a
+//! sequential stream a window is fetched ahead that doubles with each refill, up to a bound [64 MiB], and is at least
+//! [10] requests of its present size. For a strided stream (same length and same distance, three times) so many
+//! requests are fetched ahead. When much more was fetched than used, more matches are required before anything is
+//! fetched again, twice as many each time; use reverses that. So random access costs nothing, and access that only
+//! looks sequential costs little.
 
 use amphi_types::ByteRange;
 use smallvec::SmallVec;
 
-/// Streams told apart in one open file.
+/// Most streams that are distinguished in one open file.
 const STREAMS: usize = 8;
-/// Matches of a pattern before anything is fetched ahead; more after read-ahead was useless.
+/// Matches of a pattern before anything is fetched ahead. More are required after read-ahead was useless.
 const SURE_SEQUENTIAL: u32 = 1;
 const SURE_STRIDED: u32 = 3;
-/// Most additional matches asked for.
+/// Most additional matches that are required.
 const CAUTION_MAX: u32 = 63;
-/// Used bytes after which caution is reconsidered.
+/// After so many used bytes the required matches are reconsidered.
 const TRUST_BYTES: u64 = 4 << 20;
 /// First window of a sequential stream, bytes.
 const WINDOW_MIN: u64 = 256 << 10;
-/// Bytes that may be fetched and not used before read-ahead of an open file pauses, as a multiple of what was used.
+/// How many bytes may be fetched in vain before read-ahead of an open file pauses, as a multiple of the used bytes.
 const WASTE_FACTOR: u64 = 4;
-/// Waste below this is ignored, bytes.
+/// So many bytes in vain are ignored.
 const WASTE_MIN: u64 = 16 << 20;
 
 /// Bounds that the tunables set.
@@ -33,18 +34,18 @@ const WASTE_MIN: u64 = 16 << 20;
 pub struct Limits {
     /// Largest window, bytes.
     pub window_max: u64,
-    /// Requests to be ahead of a stream.
+    /// Number of requests to be ahead of a stream.
     pub requests: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct Stream {
     last: ByteRange,
-    /// Distance from the start of one request to the next; 0 = unknown.
+    /// Distance from the start of one request to the next; 0 if it is not known.
     stride: u64,
     matches: u32,
     window: u64,
-    /// Fetched up to here.
+    /// The end of what was fetched.
     ahead_to: u64,
     age: u64,
 }
@@ -55,10 +56,10 @@ impl Stream {
     }
 }
 
-/// Ranges to fetch, ascending.
+/// Ranges to fetch, in ascending order.
 pub type Plan = SmallVec<[ByteRange; 4]>;
 
-/// State of one open file.
+/// Read-ahead of one open file.
 #[derive(Debug, Default)]
 pub struct ReadAhead {
     streams: SmallVec<[Stream; 2]>,
@@ -69,7 +70,7 @@ pub struct ReadAhead {
 }
 
 impl ReadAhead {
-    /// Takes note of a read and says what to fetch ahead of it. `size` is the length of the file.
+    /// Notes a read, and returns what to fetch ahead of it. `size` is the length of the file.
     pub fn on_read(&mut self, range: ByteRange, size: u64, limits: Limits) -> Plan {
         self.clock += 1;
         let mut plan = Plan::new();
@@ -96,7 +97,7 @@ impl ReadAhead {
                 strided(s, range, size, limits, &mut plan);
             }
             if s.matches < SURE_STRIDED {
-                // It may as well be another stream's first read.
+                // The read may also be another stream's first one.
                 self.start(range, 0);
             }
         } else {
@@ -108,7 +109,7 @@ impl ReadAhead {
         plan
     }
 
-    /// Weighs what was fetched against what was used.
+    /// Compares the bytes that were fetched with those that were used.
     fn judge(&mut self, plan: &mut Plan) {
         let planned: u64 = plan.iter().map(ByteRange::len).sum();
         if planned > 0 && self.is_useless() {
@@ -125,7 +126,7 @@ impl ReadAhead {
         }
     }
 
-    /// A read that fits no stream begins one; `stride` is the distance to the nearest one before it.
+    /// Begins a stream with a read that continues none. `stride` is the distance to the nearest read before it.
     fn start(&mut self, range: ByteRange, stride: u64) {
         if self.streams.len() == STREAMS
             && let Some(oldest) = (0..STREAMS).min_by_key(|&i| self.streams[i].age)
@@ -135,14 +136,15 @@ impl ReadAhead {
         self.streams.push(Stream { last: range, stride, matches: 0, window: 0, ahead_to: range.end, age: self.clock });
     }
 
-    /// The distance to the next read, if the stream that has just read `range` is strided for sure.
+    /// The distance to the next read, if the stream that has just read `range` is certainly strided.
     pub fn stride_of(&self, range: ByteRange) -> Option<u64> {
         let sure = SURE_STRIDED + self.caution;
         let is_it = |s: &&Stream| s.last == range && s.stride > range.len() && s.matches >= sure;
         self.streams.iter().find(is_it).map(|s| s.stride)
     }
 
-    /// Whether a stream has bytes ahead of it. If not, reads that the cache serves need not be told.
+    /// Whether any stream has fetched bytes ahead of it. If not, reads that the cache serves need not be passed to
+    /// `on_read`.
     pub fn is_active(&self) -> bool {
         self.streams.iter().any(|s| s.ahead_to > s.last.end)
     }
@@ -151,7 +153,7 @@ impl ReadAhead {
         self.planned_bytes > WASTE_MIN + WASTE_FACTOR * self.used_bytes + self.outstanding()
     }
 
-    /// Bytes fetched ahead that their streams have not reached yet.
+    /// Bytes that were fetched ahead and that their streams have not reached yet.
     fn outstanding(&self) -> u64 {
         self.streams.iter().map(|s| s.ahead_to.saturating_sub(s.last.end)).sum()
     }
@@ -162,7 +164,7 @@ fn sequential(s: &mut Stream, range: ByteRange, size: u64, limits: Limits, plan:
     if s.ahead_to < range.end {
         s.ahead_to = range.end;
     }
-    // Refill when half of the window is used, so that fetching goes on while the reader reads.
+    // Refill when half of the window is used, so that fetching goes on while the program reads.
     if s.ahead_to - range.end > s.window / 2 {
         return;
     }
@@ -176,7 +178,7 @@ fn sequential(s: &mut Stream, range: ByteRange, size: u64, limits: Limits, plan:
 
 fn strided(s: &mut Stream, range: ByteRange, size: u64, limits: Limits, plan: &mut Plan) {
     let count = limits.requests.min((limits.window_max / range.len()).max(1));
-    // `ahead_to` of a strided stream is the start of the next request that was not fetched.
+    // For a strided stream, `ahead_to` is the start of the next request that was not fetched.
     let mut next = s.ahead_to;
     if s.ahead_to <= range.end {
         next = range.start + s.stride;

@@ -1,99 +1,100 @@
-//! What is known of those who read: how large the pieces are for which a program asks, for which the files of a
-//! directory, or one file, are asked for.
+//! `Readers`: in which pieces programs read, and in which pieces files and the files of a directory are read.
 //!
-//! Owns: what the mount has seen of reads that it served (`Habit`), and when it looks anew at those that the kernel
-//! serves. Does not own: what follows from it (`kernel_reads`), what an open file has counted (`inode::open_file`).
+//! Owns: what the mount has seen of reads that it served (`Habit`), and when it looks again at a program whose reads
+//! the kernel serves. Does not own: what follows from that (`kernel_reads`), the counts of one open file
+//! (`inode::open_file`).
 //!
-//! Pieces are seen only where the mount serves the reads: the kernel asks for as much as it reads ahead. So a program
-//! whose long streams go through the kernel is looked at now and then, for the life of one open file. A look or a guess
-//! that is wrong costs up to `WRONG` times the read, one that is right saves a fifth of it. Therefore the first look
-//! comes after `FIRST` streams, and each time that the mount was chosen wrongly, by a look or by what was known, the
-//! next one waits four times as long; it waits less again once as many opens were guessed right. So what looks and
-//! wrong guesses cost together grows with the logarithm of the opens alone, whoever reads (see the tests).
+//! The size of the pieces is visible only where the mount serves the reads, because the kernel requests as much as it
+//! reads ahead. So from time to time the mount serves one open file of a program whose long streams go through the
+//! kernel (a *look*). A wrong look or guess costs up to `WRONG` times the read; a right one saves a fifth of the read.
+//! Therefore the first look comes after `FIRST` streams. After each wrong choice of the mount, by a look or by a guess,
+//! the wait for the next look is four times as long. The wait becomes shorter again when as many opens were guessed
+//! right. So the total cost of looks and wrong guesses grows with the logarithm of the number of opens, whatever the
+//! program does (see the tests).
 //!
-//! Invariants: nothing here waits; each table has a bound. A habit that was forgotten is one that is unknown.
+//! Invariants: nothing here waits, and each table has a bound. A forgotten habit is an unknown one.
 
 use amphi_types::Ino;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
-/// Streams through the kernel before the first look.
+/// Number of streams that the kernel serves before the first look.
 const FIRST: u32 = 64;
-/// How often the wait for the next look grows by four, at most.
+/// How often the wait for the next look can be multiplied by four.
 const WRONG_MAX: u32 = 8;
-/// Habits of each kind that are known at a time; all are forgotten when there are more.
+/// Most habits of each kind. When there are more, all are forgotten.
 const HABITS_MAX: usize = 4096;
-/// Fewer reads of an open file say nothing of its readers, unless they are large.
+/// An open file with fewer reads says nothing about its readers, unless the reads are large.
 const READS_MIN: u64 = 16;
-/// A stream has at least so many times the large threshold.
+/// A stream is at least so many times as long as the large threshold.
 const STREAM_PARTS: u64 = 4;
 
-/// How large the pieces are in which somebody reads.
+/// The size of the pieces in which something is read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pieces {
-    /// Smaller than what is read past all caches.
+    /// Smaller than the size from which reads bypass all caches.
     Small,
-    /// At least as large.
+    /// At least that size.
     Large,
 }
 
-/// Why an open file has its reads served as they are.
+/// Why the reads of an open file are served by whom they are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Chosen {
-    /// Nobody has asked: there is no front end with pages.
+    /// There is no front end with pages, so there was no choice.
     #[default]
     NotAsked,
-    /// Something else than the habits of readers decided.
+    /// Another rule than the habits of readers decided who serves the reads.
     Otherwise,
-    /// By the kernel.
+    /// The kernel serves the reads.
     Kernel,
-    /// By the mount, for what is known.
+    /// The mount serves the reads, because of a known habit.
     Known,
-    /// By the mount, to look anew.
+    /// The mount serves the reads, for a new look at the program.
     Look,
 }
 
-/// What an open file has read until its close.
+/// The reads of an open file until its close.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reads {
-    /// Requests of the application.
+    /// Number of requests of the application.
     pub(crate) requests: u64,
-    /// Their bytes.
+    /// Bytes of these requests.
     pub(crate) bytes: u64,
 }
 
 impl Reads {
-    /// In which pieces a file was read whose reads came here, if they say it.
+    /// In which pieces a file was read whose reads the mount served, if that can be told.
     pub(crate) fn pieces(self, large_bytes: u64) -> Option<Pieces> {
         let large = self.bytes / self.requests.max(1) >= large_bytes;
         self.says_something(large_bytes).then_some(if large { Pieces::Large } else { Pieces::Small })
     }
 
-    /// Whether it is enough to say anything.
+    /// Whether there were enough reads to say anything.
     pub(crate) fn says_something(self, large_bytes: u64) -> bool {
         self.requests >= READS_MIN || self.bytes >= large_bytes
     }
 
-    /// Whether a file was read as a stream whose reads the kernel served.
+    /// Whether the file was read as a stream whose reads the kernel served.
     fn is_stream(self, small_bytes: u64, large_bytes: u64) -> bool {
         self.bytes >= large_bytes.saturating_mul(STREAM_PARTS) && self.bytes / self.requests.max(1) >= small_bytes
     }
 }
 
-/// What is known of one reader.
+/// The habit of one reader.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Habit {
     known: Option<Pieces>,
-    /// Streams, or large reads that count as little as these, since the mount was chosen last; while it is chosen, how
-    /// often that was right.
+    /// While the kernel serves the reads: streams, and large reads that count as little as these, since the mount was
+    /// chosen last. While the mount is chosen: how often that was right.
     streams: u32,
-    /// How often the mount was chosen wrongly, less what was made good.
+    /// How often the mount was chosen wrongly, minus what was made good.
     wrong: u32,
 }
 
 impl Habit {
-    /// Whether one of its next opens is to be looked at anew.
+    /// Whether a look at one of its next opens is due.
     pub(crate) fn is_due(&self) -> bool {
         self.known != Some(Pieces::Large) && self.streams >= self.patience()
     }
@@ -107,7 +108,7 @@ impl Habit {
         self.streams = self.streams.saturating_add(1);
     }
 
-    /// The mount begins to serve an open file to look anew: that counts as wrong until it shows otherwise.
+    /// The mount begins a look at an open file. It counts as a wrong choice until it proves to be right.
     fn looks(&mut self) {
         (self.wrong, self.streams) = ((self.wrong + 1).min(WRONG_MAX), 0);
     }
@@ -117,7 +118,7 @@ impl Habit {
         (self.known, self.wrong) = (Some(Pieces::Large), self.wrong.saturating_sub(1));
     }
 
-    /// The mount has served an open file, since that was `guessed` or for another reason.
+    /// The mount has served an open file, because of a habit (`guessed`) or for another reason.
     fn saw(&mut self, pieces: Pieces, guessed: bool) {
         match pieces {
             Pieces::Large if self.known == Some(Pieces::Large) => {
@@ -126,7 +127,7 @@ impl Habit {
                     (self.wrong, self.streams) = (self.wrong - 1, 0);
                 }
             }
-            // What was wrong before has to show more often that it has changed.
+            // After wrong choices, more large reads are required as evidence that the habit has changed.
             Pieces::Large if self.wrong > 0 && self.streams < self.patience() => self.streamed(),
             Pieces::Large => (self.known, self.streams) = (Some(Pieces::Large), 0),
             Pieces::Small => {
@@ -137,18 +138,18 @@ impl Habit {
     }
 }
 
-/// Who reads: what is known of each is known apart.
+/// A reader: the file, its directory and the program, each with a habit of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Reader {
     /// The file itself.
     pub(crate) file: Ino,
-    /// The directory that it was found in, if that is known.
+    /// The directory in which the file was found, if that is known.
     pub(crate) directory: Option<Ino>,
-    /// The executable of the program; 0: all programs of which it is not known.
+    /// The executable of the program. 0 stands for all programs whose executable is not known.
     pub(crate) program: u64,
 }
 
-/// What is known of a file, of files of its directory, and of the program that opens it.
+/// The habits of a file, of the files of its directory, and of the program that opens it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Known {
     pub(crate) file: Habit,
@@ -157,8 +158,8 @@ pub(crate) struct Known {
 }
 
 impl Known {
-    /// In which pieces a file is read next: large where one of them is known for that and none for the contrary. Those
-    /// programs of which nothing is known are too many to speak for it.
+    /// In which pieces the file will be read: in large ones if at least one habit says so and none says the contrary.
+    /// Programs with an unknown executable are too many to count here.
     pub(crate) fn pieces(&self, program_is_known: bool) -> Option<Pieces> {
         let program = self.program.known.filter(|pieces| program_is_known || *pieces == Pieces::Small);
         let mut known = [self.file.known, self.directory.known, program].into_iter().flatten();
@@ -194,7 +195,7 @@ struct Tables {
 pub(crate) struct Readers(Mutex<Tables>);
 
 impl Readers {
-    /// The mount serves one of its open files to look anew.
+    /// The mount begins a look at one of its open files.
     pub(crate) fn looks(&self, reader: Reader) {
         self.0.lock().programs.change(reader.program, Habit::looks);
     }
@@ -209,7 +210,7 @@ impl Readers {
         }
     }
 
-    /// A reader has closed a file. `bounds`: the small and the large threshold.
+    /// A reader has closed a file. `bounds` are the small and the large threshold.
     pub(crate) fn closed(&self, reader: Reader, chosen: Chosen, reads: Reads, bounds: (u64, u64)) {
         match chosen {
             Chosen::NotAsked => {}
@@ -227,7 +228,7 @@ impl Readers {
                 }
                 match (chosen, pieces) {
                     (Chosen::Look, Pieces::Large) => tables.programs.change(reader.program, Habit::found),
-                    // It was counted as wrong when it began.
+                    // The look was counted as wrong when it began.
                     (Chosen::Look, Pieces::Small) => tables.programs.change(reader.program, |h| h.saw(pieces, false)),
                     _ => tables.programs.change(reader.program, saw),
                 }

@@ -1,27 +1,28 @@
-//! Locks ahead of a writer of records: where writes of one length follow each other at one distance, as those of a
-//! process do that writes every n-th record of a shared file, the locks of the next records are asked for before the
-//! writer comes to them.
+//! `Records`: lock-ahead for a writer of records at equal distances.
 //!
-//! Owns: recognising the pattern, how far ahead it is. Does not own: asking (`ahead`), giving back after the use
-//! (`Pin`).
+//! When a process writes every n-th record of a shared file, its writes have one length and one distance. The locks of
+//! the next records are requested before the writer comes to them.
 //!
-//! Invariants: at most `count` records are asked for beyond the last write, and none before the same distance has come
-//! three times; a write that does not follow begins anew.
+//! Owns: recognising the pattern, and how far ahead locks are requested. Does not own: the requests (`ahead`),
+//! returning the locks after use (`Pin`).
+//!
+//! Invariants: at most `count` records are requested beyond the last write, and none before the same distance was seen
+//! three times. A write that does not continue the pattern starts anew.
 
 use amphi_types::{ByteRange, limits};
 use smallvec::SmallVec;
 
-/// Equal distances before locks are asked for.
+/// Equal distances that are required before locks are requested.
 const SURE: u32 = 3;
 
-/// The last writes of one open file past the cache.
+/// The last direct writes of one open file.
 #[derive(Debug)]
 pub(crate) struct Records {
     last: ByteRange,
-    /// From the start of one write to the next.
+    /// Distance from the start of one write to the next.
     distance: u64,
     matches: u32,
-    /// Start of the next record that was not asked for.
+    /// Start of the next record whose lock was not requested.
     next: u64,
 }
 
@@ -32,8 +33,8 @@ impl Default for Records {
 }
 
 impl Records {
-    /// Takes note of a write; the records to ask for, so that `count` are ahead: some at a time, when half of them are
-    /// used.
+    /// Notes a write. Returns the records to request, so that `count` are ahead. Records are requested several at a
+    /// time, when half of those ahead are used.
     pub(crate) fn note(&mut self, range: ByteRange, count: u64) -> SmallVec<[ByteRange; 8]> {
         let distance = range.start.wrapping_sub(self.last.start);
         let follows = range.start > self.last.start && range.len() == self.last.len();
@@ -60,12 +61,12 @@ impl Records {
         records.take_while(within).map(|start| ByteRange::at(start, range.len())).collect()
     }
 
-    /// The lock of the last record was not there, although it had been asked for: somebody else wants these bytes, too.
+    /// The lock of the last record was requested but is not there, so another mount wants these bytes too.
     pub(crate) fn missed(&mut self) {
         (self.matches, self.next) = (0, 0);
     }
 
-    /// Whether the lock of `range` has been asked for.
+    /// Whether the lock of `range` was requested.
     pub(crate) fn is_ahead(&self, range: ByteRange) -> bool {
         range.end <= self.next && range.start > self.last.start
     }

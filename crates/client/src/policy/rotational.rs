@@ -1,14 +1,16 @@
-//! Targets on rotating storage (FEATURES H12), as their servers said.
+//! `Rotational`: the targets on rotating storage, as their servers reported.
 //!
-//! Owns: that set. Does not own: how a server knows, what follows (`decision`). A server says it with each connection,
-//! so nothing is known of one before the first request to it.
+//! Owns: that set. Does not own: how a server knows, what follows (`decision`).
+//!
+//! A server reports it with each connection, so nothing is known of a server before the first request to it. Bound: the
+//! targets of the cluster.
 
 use amphi_types::{Ino, Layout, TargetId};
 use parking_lot::RwLock;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// The set. Bounded by the targets of the cluster.
+/// The set of these targets.
 #[derive(Default)]
 pub(crate) struct Rotational {
     targets: RwLock<BTreeSet<TargetId>>,
@@ -16,7 +18,7 @@ pub(crate) struct Rotational {
 }
 
 impl Rotational {
-    /// A server that has the targets `own` says which of them are.
+    /// A server with the targets `own` reports which of them are rotating.
     pub(crate) fn learn(&self, own: &[TargetId], rotating: &[TargetId]) {
         let mut targets = self.targets.write();
         targets.retain(|t| !own.contains(t));
@@ -24,12 +26,12 @@ impl Rotational {
         self.any.store(!targets.is_empty(), Relaxed);
     }
 
-    /// Whether there are any: asked first, since the layout of a file has a lock.
+    /// Whether there are any. It is checked first, because the layout of a file is behind a lock.
     pub(crate) fn are_there(&self) -> bool {
         self.any.load(Relaxed)
     }
 
-    /// Whether one of the targets that hold the first `bytes` of a file is among them.
+    /// Whether any target that holds the first `bytes` of a file is in the set.
     pub(crate) fn hold(&self, ino: Ino, layout: &Layout, bytes: u64) -> bool {
         let targets = self.targets.read();
         let stripes = layout.stripes_below(bytes).min(u32::from(layout.pool));

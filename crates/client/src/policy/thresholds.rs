@@ -1,46 +1,50 @@
-//! From which size on requests go direct, as it was measured (FEATURES H13).
+//! `Thresholds`: from which size on requests go direct, as measured.
 //!
-//! Owns: a threshold for reads and one for writes, each alone and in company, and the trials that move them. Does not
-//! own: what was set or is the default (`tunables`), the order of the rules (`decision`): contention, memory and
-//! locality speak as before, and while they do nothing is tried.
+//! Owns: a threshold for reads and one for writes, each for sole and for shared mode, and the trials that move them.
+//! Does not own: what was set or is the default (`tunables`), the order of the rules (`decision`). Contention, memory
+//! and locality decide as before, and while they do, nothing is tried.
 //!
-//! Sizes are put into classes, each twice as large as the one before. Of a class one way is the usual one: direct from
-//! the threshold on, through the cache below. What the other way would carry is tried now and then, for one byte in
-//! eight at most. When the other way has led by five percent in eight stretches, and by more than they differ among
-//! themselves, the threshold moves, so that this class and all beyond it go that way.
+//! Sizes are put into classes, each twice as large as the one before. For each class one way is the usual one: direct
+//! from the threshold on, through the cache below it. From time to time, for at most one byte in eight, requests are
+//! sent the other way to measure it. The threshold moves when the other way was faster in eight samples, by five
+//! percent and by more than the samples differ among themselves. From then on, requests of this class and of all larger
+//! classes go that way.
 //!
-//! Invariants
-//! * The threshold stays within an eighth and eight times the default. One that was set does not move.
-//! * A trial costs what it takes longer than the usual way would have. Nothing is tried while all trials together have
-//!   cost more than 2 % of the time with I/O and 50 ms, and a trial that comes to cost as much ends.
-//! * That of reads never goes below the default: whether a file is read again is not known at its first pass, and a
-//!   page that is read again from the cache costs nothing. Of writes it does, unless what was written is read back
-//!   (`Locality::is_not_read_back`).
+//! Invariants:
 //!
-//! What is measured is what landed in a stretch of time (`throughput`). Samples older than 30 s of I/O do not count:
-//! disks become slower, and others use them.
+//! * The threshold stays between an eighth of the default and eight times the default. A threshold that was set does
+//!   not move.
+//! * The cost of a trial is the time that it takes longer than the usual way would have taken. Nothing is tried while
+//!   all trials together have cost more than 50 ms plus 2 % of the time with I/O. A trial that comes to cost as much is
+//!   ended.
+//! * The threshold for reads never goes below the default: on the first pass it is not known whether a file is read
+//!   again, and a page that is read again from the cache costs nothing. The threshold for writes may, unless what was
+//!   written is read back (`Locality::is_not_read_back`).
+//!
+//! A sample is what landed in a stretch of time (`throughput`). Samples older than 30 s of I/O do not count, because
+//! disks become slower and others use them.
 
 use crate::policy::decision::{Mode, Way};
 use crate::policy::throughput::{Meter, SAMPLE_BYTES};
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// The smallest class begins here.
+/// Begin of the smallest class.
 const CLASS_MIN_BYTES: u64 = 4 << 10;
-/// 4 KiB to 16 MiB and more.
+/// Classes from 4 KiB to 16 MiB and more.
 const CLASSES: usize = 13;
-/// How many classes a threshold may move: to an eighth, or eight times.
+/// By how many classes a threshold may move: to an eighth, or to eight times.
 const REACH: usize = 3;
-/// Stretches of each way that decide.
+/// Samples of each way that decide.
 const SAMPLES: usize = 8;
-/// By so many percent the other way has to lead.
+/// By so many percent the other way has to be faster.
 const LEAD_PERCENT: u64 = 5;
-/// Trials may cost one part in so many of the time with I/O, beside `FREE_NS`.
+/// The share of the time with I/O that trials may cost, as its inverse; `FREE_NS` is free besides.
 const COST_PART: u64 = 50;
 const FREE_NS: u64 = 50_000_000;
-/// One byte in so many may be tried.
+/// One byte in so many may be used for trials.
 const TRIAL_PART: u64 = 8;
-/// Older samples do not count, in time with I/O.
+/// Samples older than this do not count, measured in time with I/O.
 const OLD_NS: u64 = 30_000_000_000;
 const SECOND_NS: u64 = 1_000_000_000;
 
@@ -60,7 +64,7 @@ struct Samples {
     next: usize,
 }
 
-/// Of samples: the middle one, and how far the quarters lie apart.
+/// The median of samples, and the distance between their quartiles.
 #[derive(Clone, Copy, Debug)]
 struct Middle {
     per_s: u64,
@@ -73,7 +77,7 @@ impl Samples {
         self.next = (self.next + 1) % SAMPLES;
     }
 
-    /// `None` with fewer than `least` that count.
+    /// The median; `None` if fewer than `least` samples count.
     fn middle(&self, least: usize, io_ns: u64) -> Option<Middle> {
         let counts = |&&(per_s, at_ns): &&(u64, u64)| per_s > 0 && io_ns.saturating_sub(at_ns) <= OLD_NS;
         let mut rates = [0; SAMPLES];
@@ -91,12 +95,12 @@ impl Samples {
     }
 }
 
-/// A class goes the other way for a while.
+/// A trial: a class goes the other way for a while.
 #[derive(Clone, Copy, Debug)]
 struct Trial {
     class: usize,
     mode: Mode,
-    /// What the usual way carries.
+    /// Throughput of the usual way.
     usual_per_s: u64,
     begun_ns: u64,
     left_bytes: u64,
@@ -104,32 +108,32 @@ struct Trial {
 }
 
 impl Trial {
-    /// What it has cost until now.
+    /// What the trial has cost so far.
     fn cost_ns(&self, io_ns: u64) -> u64 {
         let usual = u128::from(self.landed_bytes) * u128::from(SECOND_NS) / u128::from(self.usual_per_s.max(1));
         io_ns.saturating_sub(self.begun_ns).saturating_sub(usual as u64)
     }
 }
 
-/// Of one way of I/O, alone or in company.
+/// The state for reads or writes, in one of the two caching modes.
 #[derive(Debug)]
 struct Table {
     way: Way,
-    /// Classes of the default and of the threshold: those from it on go direct.
+    /// Classes of the default and of the present threshold. Classes from the threshold on go direct.
     default: usize,
     at: usize,
     meter: Meter,
-    /// By class, through the cache and direct.
+    /// Samples by class, each through the cache and direct.
     samples: [[Samples; 2]; CLASSES],
     trial: Option<Trial>,
     cost_ns: u64,
     /// Bytes that went the usual way since the last trial.
     usual_bytes: u64,
-    /// Of the last request that went through the cache.
+    /// Class of the last request that went through the cache.
     cached_class: usize,
 }
 
-/// Which arm of a class, for the meter.
+/// The index of a class and way, for the meter.
 fn arm(class: usize, mode: Mode) -> usize {
     2 * class + usize::from(mode == Mode::Direct)
 }
@@ -168,7 +172,7 @@ impl Table {
         FREE_NS + self.meter.io_ns() / COST_PART
     }
 
-    /// How a request of a class goes that no other rule speaks of.
+    /// The way of a request if no other rule decides.
     fn mode(&mut self, class: usize, bytes: u64, usual: Mode, may_try: bool) -> Mode {
         if let Some(trial) = self.trial.as_mut().filter(|trial| trial.class == class) {
             if may_try && trial.mode != usual && trial.left_bytes > 0 {
@@ -185,7 +189,7 @@ impl Table {
     }
 
     fn begin_trial(&mut self, class: usize, usual: Mode) -> bool {
-        // Twice as much as a sample: the first of it lands beside what went the usual way before.
+        // Twice the bytes of a sample, because the first of them land beside requests that went the usual way.
         let left_bytes = 2 * self.sample_bytes();
         if self.usual_bytes < TRIAL_PART * left_bytes || self.cost_ns > self.may_cost_ns() {
             return false;
@@ -200,7 +204,8 @@ impl Table {
         true
     }
 
-    /// `sampled`: it has brought its sample. Otherwise what has landed is one, if it is much or was dear.
+    /// Ends the trial. `sampled`: it has given its sample. Otherwise what has landed counts as one, if it is much or
+    /// the trial was expensive.
     fn end_trial(&mut self, sampled: bool) {
         let Some(trial) = self.trial.take() else { return };
         let io_ns = self.meter.io_ns();
@@ -213,7 +218,7 @@ impl Table {
         }
     }
 
-    /// Bytes have gone one way.
+    /// Notes bytes that have gone one way.
     fn note(&mut self, direct: Option<u64>, bytes: u64, times_ns: (u64, u64), shows: bool) {
         let (class, mode) = match direct {
             Some(request) => (class(request), Mode::Direct),
@@ -242,7 +247,7 @@ impl Table {
         let of_class = &mut self.samples[class];
         of_class[usize::from(mode == Mode::Direct)].add(per_s, io_ns);
         let [Some(cached), Some(direct)] = of_class.map(|samples| samples.middle(SAMPLES, io_ns)) else { return };
-        // A middle of eight lies within a third of their spread of where it should.
+        // The median of eight samples is within a third of their quartile distance of the true one.
         let leads = |one: Middle, other: Middle| {
             one.per_s > other.per_s.saturating_add(other.per_s / 100 * LEAD_PERCENT + (one.spread + other.spread) / 3)
         };
@@ -255,10 +260,10 @@ impl Table {
     }
 }
 
-/// What a mount has learnt.
+/// All that a mount has measured about thresholds.
 #[derive(Debug)]
 pub(crate) struct Thresholds {
-    /// By way, alone and in company.
+    /// By way, for sole and for shared mode.
     tables: [[Mutex<Table>; 2]; 2],
     in_company: AtomicBool,
 }
@@ -277,17 +282,17 @@ impl Default for Thresholds {
 pub(crate) struct Asked {
     pub(crate) way: Way,
     pub(crate) bytes: u64,
-    /// The threshold that nobody has set.
+    /// The threshold if none was set.
     pub(crate) default_bytes: u64,
     pub(crate) in_company: bool,
-    /// What goes through the cache is used again: nothing goes direct that would not by default.
+    /// What goes through the cache is used again, so nothing goes direct that would not by default.
     pub(crate) is_reused: bool,
-    /// No other rule speaks of it.
+    /// No other rule decides about the request.
     pub(crate) may_try: bool,
 }
 
 impl Thresholds {
-    /// Whether a request counts as a large one.
+    /// Whether a request counts as large.
     pub(crate) fn is_large(&self, asked: Asked) -> bool {
         let Asked { way, bytes, default_bytes, in_company, is_reused, may_try } = asked;
         let (class, default) = (class(bytes), class(default_bytes));
@@ -309,18 +314,18 @@ impl Thresholds {
         mode == Mode::Direct
     }
 
-    /// `bytes` have landed: past the cache in requests of `direct` bytes, or through it. `shows`: nothing ran beside
-    /// them that would spoil the stretch.
+    /// `bytes` have landed: direct in requests of `direct` bytes, or through the cache. `shows`: nothing ran beside
+    /// them that would spoil the sample.
     pub(crate) fn note(&self, way: Way, direct: Option<u64>, bytes: u64, times_ns: (u64, u64), shows: bool) {
         let in_company = self.in_company.load(Relaxed);
         let mut table = self.tables[way as usize][usize::from(in_company)].lock();
-        // Nobody has asked yet.
+        // No request has come yet.
         if table.default > 0 {
             table.note(direct, bytes, times_ns, shows);
         }
     }
 
-    /// The thresholds alone and in company, bytes, where they have moved.
+    /// The thresholds in sole and in shared mode, in bytes, where they have moved.
     pub(crate) fn moved(&self, way: Way) -> [Option<u64>; 2] {
         [0, 1].map(|company| {
             let table = self.tables[way as usize][company].lock();

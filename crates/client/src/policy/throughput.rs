@@ -1,60 +1,65 @@
-//! What the two ways have been measured to carry, for requests that the cache does not help (FEATURES H13).
+//! `Throughput`: the measured throughput of buffered and direct requests, for requests that gain nothing from hits.
 //!
-//! Owns: the rates and the comparison. Does not own: when it is asked (`decision`: only for files without locality, in
-//! the window and above).
+//! Owns: the rates and their comparison. Does not own: when they are used (`decision`: only for files without locality,
+//! from the small threshold on).
 //!
-//! A rate is what landed in a stretch of time in which all went one way, by the clock: so what the processors had to do
-//! counts as well as network and disks. Each way of I/O (read, write) has one stretch at a time: direct requests of one
-//! size, or reads that the cache answered, or write-back. Reads are measured where they are answered: read-ahead comes
-//! in bursts, each at the speed of the disk. Pauses of the applications do not count; time in which one of them waited
-//! for the request does, however long: with many streams read-ahead brings a hundred megabytes at once, for which all
-//! wait and which all read in no time.
+//! A rate is the number of bytes that landed in a *stretch* of time in which all requests went one way, by the clock.
+//! So the work of the processors counts as well as network and disks. For reads and for writes there is one stretch at
+//! a time: of direct requests of one size, of reads that the cache answered, or of write-back. Reads are measured where
+//! they are answered, because read-ahead arrives in bursts, each at the speed of the disk. Pauses of the applications
+//! do not count. Time in which an application waited for its request does count, however long: with many streams,
+//! read-ahead brings a hundred megabytes at once, for which all streams wait and which all then read in no time.
 //!
-//! Invariants: a stretch ends without a sample when too much goes another way, or when its user says that it shows
-//! nothing (direct writes beside write-back of earlier ones, direct reads beside read-ahead from before them,
-//! write-back that nobody waits for, or for little of which). Without a rate for both ways the rule of the paper
-//! stands: direct; what was measured direct alone is tried through the cache, writes for a bounded number of bytes,
-//! since write-back shows nothing while nobody is kept busy by it. A way that was not used for long counts for five
-//! percent more with each second of I/O, so it is tried again, the sooner the closer they were; a trial costs a sample,
-//! 64 MiB of reads, 32 of writes. Time without I/O does not count: a program that works in bursts would pay for a trial
-//! in each. Whichever way is taken stays until the other is better by five percent: each change costs what is under way
-//! the old way.
+//! Invariants:
 //!
-//! In the same way large direct reads that follow each other are measured with the next one asked for ahead
-//! (`direct_ahead`) and without: where memory is slower than what reads into it, a second buffer that is not in the
-//! processor's cache costs more than the wait that it saves.
+//! * A stretch ends without a sample when too many bytes go another way, or when its user says that it shows nothing.
+//!   It shows nothing for direct writes beside write-back of earlier ones, for direct reads beside read-ahead from
+//!   before them, and for write-back for which few or no programs wait.
+//! * Until there is a rate for both ways, the rule of the paper holds: direct. If only direct requests were measured,
+//!   requests are tried through the cache. Writes are tried for a bounded number of bytes, because write-back shows
+//!   nothing while no program is held up by it.
+//! * The rate of a way that was not used for long is raised by five percent with each second of I/O, so that the way is
+//!   tried again; the closer the two were, the sooner. A trial costs a sample: 64 MiB of reads, 32 MiB of writes. Time
+//!   without I/O does not count, or a program that works in bursts would pay for a trial in each burst.
+//! * The way in use stays until the other one is better by five percent, because each change delays what is still under
+//!   way.
+//!
+//! In the same way, large direct reads that follow each other are measured with the next one requested ahead
+//! (`direct_ahead`) and without. If memory is slower than what reads into it, a second buffer outside the processor's
+//! cache costs more than the wait that it saves.
 
 use crate::policy::decision::Way;
 use crate::policy::thresholds::Thresholds;
 use parking_lot::Mutex;
 
-/// Bytes that make a sample, of reads and of writes. Sixteen streams are 80 MiB ahead: shorter samples of reads show
-/// what was fetched before they began.
+/// Bytes of a sample, for reads and for writes. Sixteen streams read 80 MiB ahead, so shorter samples of reads would
+/// show what was fetched before they began.
 pub(crate) const SAMPLE_BYTES: [u64; 2] = by_way(64 << 20, 32 << 20);
 /// One byte in so many may go another way without ending a stretch.
 const STRANGE_PART: u64 = 8;
-/// Writes of which the cache's rate is not known are tried through it for so many bytes, and again when `TRIAL_REST`
-/// times as many have gone direct: at a quarter of the speed that would cost a tenth of the time.
+/// If the rate of writes through the cache is not known, so many bytes are tried through it, and again after
+/// `TRIAL_REST` times as many have gone direct. If the cache had a quarter of the speed, that would cost a tenth of the
+/// time.
 const TRIAL_BYTES: u64 = 4 * SAMPLE_BYTES[Way::Write as usize];
 const TRIAL_REST: u64 = 32;
-/// Samples of one way that count together: each is a few dozen milliseconds long, and disks that others use as well
-/// differ by a half between two.
+/// Samples of one way that are averaged. Each is a few dozen milliseconds long, and if others use the disks as well,
+/// two samples differ by a half.
 const MEAN_OF: u64 = 8;
-/// What was measured longer ago, in time with I/O, counts as one sample beside the next.
+/// Samples older than this, in time with I/O, together count as one sample beside the next.
 const OLD_NS: u64 = 5_000_000_000;
 /// A longer time without anything is a pause.
 const PAUSE_NS: u64 = 50_000_000;
-/// The smallest class of sizes begins here; each following at twice as much.
+/// Begin of the smallest class of sizes; each further class begins at twice the size.
 const CLASS_MIN_BYTES: u64 = 32 << 10;
-/// 32 KiB to 4 MiB and more.
+/// Classes from 32 KiB to 4 MiB and more.
 const CLASSES: usize = 8;
-/// Reads below this do not go direct for lack of locality, so it does not matter how quickly the cache serves them.
+/// Smaller reads do not go direct for lack of locality, so it does not matter how fast the cache serves them.
 const READ_MIN_BYTES: u64 = CLASS_MIN_BYTES;
-/// Write-back or read-ahead of at most this beside direct requests does not spoil their measurement.
+/// Write-back or read-ahead of at most this many bytes beside direct requests does not spoil their measurement.
 pub(crate) const CALM_FLIGHT_BYTES: u64 = 1 << 20;
-/// Of this many percent of the cache's rate, direct is as good: it leaves the cache to others.
+/// With so many percent of the cache's rate, direct counts as equally good, because it leaves the cache to others.
 const EQUAL_PERCENT: u64 = 95;
-/// A file of whose pages so many 1024ths are used again keeps the cache, however much direct requests carry.
+/// If so many 1024ths of a file's pages are used again, the file keeps the cache, however fast direct requests are.
 const SHARE_MAX: u64 = 512;
 
 /// Where bytes went.
@@ -62,22 +67,22 @@ const SHARE_MAX: u64 = 512;
 pub(crate) enum Course {
     /// Through the cache.
     Cached,
-    /// Past it, in application requests of so many bytes.
+    /// Direct, in application requests of so many bytes.
     Direct(u64),
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Rate {
-    /// Bytes per second, the mean of the last samples; 0 without one.
+    /// Bytes per second, the mean of the last samples; 0 without a sample.
     per_s: u64,
-    /// How many these are.
+    /// Number of these samples.
     samples: u64,
     /// When the last sample was complete, in time with I/O.
     at_ns: u64,
 }
 
 impl Rate {
-    /// Five percent more for each second with I/O since it was measured.
+    /// The rate, raised by five percent for each second with I/O since it was measured.
     fn hoped(&self, io_ns: u64) -> Option<u64> {
         let age_ms = io_ns.saturating_sub(self.at_ns) / 1_000_000;
         (self.per_s > 0).then(|| self.per_s.saturating_add((self.per_s / 20_000).saturating_mul(age_ms)))
@@ -87,7 +92,7 @@ impl Rate {
 /// A stretch of time in which bytes went one way.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stretch {
-    /// Which rate it is of.
+    /// The index of the rate that is measured.
     of: usize,
     last_ns: u64,
     /// Time without pauses.
@@ -100,19 +105,19 @@ struct Stretch {
 #[derive(Debug, Default)]
 pub(crate) struct Meter {
     stretch: Stretch,
-    /// Time in which there was I/O of this kind, and the end of the last of it by the clock.
+    /// Time in which there was I/O of this kind, and when that ended last, by the clock.
     io_ns: u64,
     last_ns: u64,
 }
 
 impl Meter {
-    /// Time in which there was I/O until now.
+    /// Time in which there was I/O so far.
     pub(crate) fn io_ns(&self) -> u64 {
         self.io_ns
     }
 
-    /// `bytes`, asked for at `since_ns`, have gone the way `of`. A stretch of `sample_bytes` that ends with them: bytes
-    /// per second.
+    /// `bytes`, requested at `since_ns`, have gone the way `of`. If a stretch of `sample_bytes` ends with them, returns
+    /// its bytes per second.
     pub(crate) fn note(
         &mut self,
         sample_bytes: u64,
@@ -154,15 +159,15 @@ impl Meter {
     }
 }
 
-/// Of reads, or of writes: direct by class, the cache last. Of large direct reads: asked for ahead by class, then not,
-/// by class.
+/// The rates of reads or of writes: direct by class, then the cache. For large direct reads: requested ahead, by class,
+/// then not requested ahead, by class.
 #[derive(Debug, Default)]
 struct Side {
     rates: [Rate; 2 * CLASSES],
     meter: Meter,
-    /// Of each class: the cache was better when it was last asked.
+    /// By class: the cache was better at the last comparison.
     cached_wins: [bool; CLASSES],
-    /// Bytes that were tried through the cache without its rate being known, when the last of them were, and what went
+    /// Bytes that were tried through the cache while its rate was not known, when the last of them were, and what went
     /// direct since there were enough of them.
     tried_bytes: u64,
     tried_ns: u64,
@@ -180,7 +185,7 @@ const fn by_way(read: u64, write: u64) -> [u64; 2] {
 }
 
 impl Side {
-    /// Bytes have gone direct: after enough of them the cache may be tried again.
+    /// Bytes have gone direct. After enough of them the cache may be tried again.
     fn rest(&mut self, bytes: u64) {
         if self.tried_bytes >= TRIAL_BYTES {
             self.rested_bytes += bytes;
@@ -190,12 +195,12 @@ impl Side {
         }
     }
 
-    /// Writers try the cache right now.
+    /// Whether writes are being tried through the cache.
     fn is_trying(&self, now_ns: u64) -> bool {
         self.rates[CACHED].per_s == 0 && self.tried_bytes > 0 && now_ns.saturating_sub(self.tried_ns) < PAUSE_NS
     }
 
-    /// `bytes`, asked for at `since_ns`, have gone one way.
+    /// `bytes` have gone one way; `times_ns` are when they were requested and when they arrived.
     fn note(&mut self, sample_bytes: u64, of: usize, bytes: u64, times_ns: (u64, u64), shows: bool) {
         let Some(sample) = self.meter.note(sample_bytes, of, bytes, times_ns, shows) else { return };
         let (rate, io_ns) = (&mut self.rates[of], self.meter.io_ns);
@@ -208,7 +213,7 @@ impl Side {
     }
 }
 
-/// What a mount has learnt.
+/// What a mount has measured.
 #[derive(Debug, Default)]
 pub(crate) struct Throughput {
     sides: [Mutex<Side>; 2],
@@ -222,7 +227,7 @@ fn class(bytes: u64) -> usize {
     (doublings as usize).min(CLASSES - 1)
 }
 
-/// Where a class begins.
+/// Begin of a class, in KiB.
 fn kib(class: usize) -> u64 {
     (CLASS_MIN_BYTES >> 10) << class
 }
@@ -235,12 +240,12 @@ fn index(course: Course) -> usize {
 }
 
 impl Throughput {
-    /// `bytes` have landed on a target. `shows`: nothing ran beside it that would spoil the stretch.
+    /// `bytes` have landed on a target. `shows`: nothing ran beside them that would spoil the stretch.
     pub(crate) fn note(&self, way: Way, course: Course, bytes: u64, now_ns: u64, shows: bool) {
         self.note_since(way, course, bytes, (now_ns, now_ns), shows);
     }
 
-    /// `bytes` have come from a target, for a read that has waited since a time.
+    /// `bytes` have come from a target, for a read that has waited since `since_ns`.
     pub(crate) fn note_read(&self, course: Course, bytes: u64, (since_ns, now_ns): (u64, u64), shows: bool) {
         self.note_since(Way::Read, course, bytes, (since_ns, now_ns), shows);
     }
@@ -256,8 +261,8 @@ impl Throughput {
         side.note(sample_bytes, index(course), bytes, from_to_ns, shows);
     }
 
-    /// Write-back of `bytes` has landed. `waited`: somebody waited for it, or soon would. Writers who try the cache
-    /// keep it busy as well as they do direct requests, so that shows it too.
+    /// Write-back of `bytes` has landed. `waited`: a program waited for it, or soon would. Writes that are tried
+    /// through the cache keep write-back as busy as direct requests would, so it counts for them too.
     pub(crate) fn note_write_back(&self, bytes: u64, now_ns: u64, waited: bool) {
         self.thresholds.note(Way::Write, None, bytes, (now_ns, now_ns), waited);
         let mut side = self.sides[Way::Write as usize].lock();
@@ -274,8 +279,8 @@ impl Throughput {
         }
     }
 
-    /// The cache has answered a read of `bytes`, of a stream that is or may be read ahead, at once or, with `since_ns`,
-    /// after it was waited for.
+    /// The cache has answered a read of `bytes` in a stream that is or may be read ahead: at once, or after a wait
+    /// since `since_ns`.
     pub(crate) fn note_cached_read(&self, bytes: u64, since_ns: Option<u64>, now_ns: impl Fn() -> u64) {
         if bytes >= READ_MIN_BYTES {
             let now_ns = now_ns();
@@ -283,15 +288,15 @@ impl Throughput {
         }
     }
 
-    /// A large direct read of `bytes` that may have followed another has come, while reads of its size were asked for
-    /// `ahead` or not.
+    /// A large direct read of `bytes`, which may have followed another one, has arrived. `ahead`: whether reads of its
+    /// size were being requested ahead.
     pub(crate) fn note_large_read(&self, ahead: bool, bytes: u64, from_to_ns: (u64, u64), shows: bool) {
         let of = class(bytes) + if ahead { 0 } else { UNASKED };
         self.ahead.lock().note(SAMPLE_BYTES[Way::Read as usize], of, bytes, from_to_ns, shows);
     }
 
-    /// Whether large direct reads of this size that follow each other come sooner, or as soon, when the next one is
-    /// asked for ahead.
+    /// Whether large direct reads of this size that follow each other are as fast or faster when the next one is
+    /// requested ahead.
     pub(crate) fn ahead_pays(&self, request: u64) -> bool {
         let side = self.ahead.lock();
         let class = class(request);
@@ -302,7 +307,7 @@ impl Throughput {
         }
     }
 
-    /// Whether requests of this size would land sooner through the cache, although it does not help them.
+    /// Whether requests of this size would be faster through the cache, although they gain nothing from hits.
     pub(crate) fn cache_is_faster(&self, way: Way, request: u64) -> bool {
         let mut side = self.sides[way as usize].lock();
         let (class, io_ns) = (class(request), side.meter.io_ns);
@@ -315,15 +320,16 @@ impl Throughput {
                 side.cached_wins[class] = direct < cached;
                 side.cached_wins[class]
             }
-            // Reads are measured always, write-back only while it keeps somebody busy: that trial might have no end.
+            // Reads are always measured, but write-back only while it holds up a program. So a trial of writes might
+            // have no end.
             (None, Some(_)) => way == Way::Read || side.tried_bytes < TRIAL_BYTES,
             _ => false,
         }
     }
 
-    /// What share of its pages a file must use again so that the cache pays for requests of this size, in 1024ths: what
-    /// is hit costs nothing, so the cache's way takes `1 - share` of its time for the whole. 0 while one of the rates
-    /// is not known.
+    /// The share of its pages, in 1024ths, that a file must use again so that the cache pays for requests of this size.
+    /// Hits cost nothing, so with the cache the file takes `1 - share` of the time. The result is 0 while one of the
+    /// rates is not known.
     pub(crate) fn least_share(&self, way: Way, request: u64) -> u64 {
         let side = self.sides[way as usize].lock();
         let (cached, direct) = (side.rates[CACHED].per_s, side.rates[class(request)].per_s);
@@ -334,13 +340,13 @@ impl Throughput {
         (share as u64).min(SHARE_MAX)
     }
 
-    /// What direct requests of the quickest kind carry, bytes per second.
+    /// Throughput of the fastest kind of direct requests, in bytes per second.
     pub(crate) fn fastest_direct(&self) -> Option<u64> {
         let of = |side: &Mutex<Side>| side.lock().rates[..CACHED].iter().map(|rate| rate.per_s).max();
         self.sides.iter().filter_map(of).max().filter(|per_s| *per_s > 0)
     }
 
-    /// What is known, in MiB/s: a name and a number for each rate.
+    /// The known rates in MiB/s, each with a name.
     pub(crate) fn shown(&self) -> Vec<(String, u64)> {
         let mut all = Vec::new();
         for (way, name) in [(Way::Read, "read"), (Way::Write, "write")] {

@@ -1,6 +1,6 @@
-//! What this mount holds of the cluster, and what it keeps by that.
+//! Everything that this mount has been granted by servers, and what it caches under that.
 //!
-//! Owns: the tables that coherence goes by. Does not own: messages (`coherence`, `locks`).
+//! Owns: the tables of coherence. Does not own: messages (`coherence`, `locks`).
 
 pub(crate) mod bare;
 pub(crate) mod directories;
@@ -27,12 +27,12 @@ use std::sync::Arc;
 use tokens::Tokens;
 use walks::Walks;
 
-/// What this mount holds of the cluster, and what it keeps by that.
+/// What this mount has been granted, and what it caches under that.
 pub(crate) struct Coherence {
     pub(crate) locks: Locks,
     pub(crate) tokens: Tokens,
     pub(crate) directories: Directories,
-    /// Files without a name that are open here.
+    /// Files without a name that are open on this mount.
     pub(crate) unlinked: Unlinked,
     pub(crate) walks: Walks,
     pub(crate) bare: Bare,
@@ -42,7 +42,7 @@ pub(crate) struct Coherence {
 }
 
 impl Coherence {
-    /// Of a mount that holds nothing yet.
+    /// The tables of a mount that has been granted nothing yet.
     pub(crate) fn new(tunables: &Tunables) -> Coherence {
         Coherence {
             locks: Locks::new(tunables),

@@ -1,7 +1,7 @@
-//! What is under way ahead of the programs.
+//! State of prefetching: what is requested ahead of the programs.
 //!
-//! Owns: the tables that prefetching goes by, and how much is under way. Does not own: asking (`prefetch`), the cache
-//! that the bytes land in (`cache`).
+//! Owns: the tables of prefetching, and how many bytes are under way. Does not own: the requests (`prefetch`), the
+//! cache that receives the bytes (`cache`).
 
 pub(crate) mod direct_streams;
 pub(crate) mod joint;
@@ -16,11 +16,11 @@ use joint::JointStreams;
 use small_files::SmallFilePrefetch;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-/// What is under way ahead of the programs.
+/// State of prefetching.
 #[derive(Default)]
 pub(crate) struct Prefetch {
     pub(crate) small_files: SmallFilePrefetch,
-    /// Direct reads that were asked for ahead.
+    /// Streams of direct reads whose next reads are requested ahead.
     pub(crate) direct_streams: DirectStreams,
     /// Open files that are read as one sequence.
     pub(crate) joint: JointStreams,
@@ -31,7 +31,7 @@ pub(crate) struct Prefetch {
 }
 
 impl Prefetch {
-    /// Whether so little is read ahead that direct reads show what they carry alone.
+    /// Whether so little is being read ahead that the rate of direct reads can be measured.
     pub(crate) fn fills_are_calm(&self) -> bool {
         let fills = self.fill_bytes.load(SeqCst).saturating_sub(self.direct_streams.bytes.load(SeqCst));
         fills <= CALM_FLIGHT_BYTES

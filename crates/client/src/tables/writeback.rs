@@ -1,7 +1,7 @@
-//! What is dirty or under way to the targets, and what became of it.
+//! State of write-back: what is dirty or under way to the targets, and what became of it.
 //!
-//! Owns: the tables that write-back goes by, and how much is under way. Does not own: sending (`writeback`), dirty
-//! ranges themselves (`cache`).
+//! Owns: the tables of write-back, and how much is under way. Does not own: sending (`writeback`), the dirty ranges
+//! themselves (`cache`).
 
 pub(crate) mod backlog;
 pub(crate) mod closes;
@@ -22,10 +22,10 @@ use spreading::Spreading;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 
-/// Runs under way, for all files, in requests of their own or in batches.
+/// Most runs under way, for all files, in requests of their own or in batches.
 pub(crate) const FLIGHT_PARTS_MAX: usize = 4096;
 
-/// What is dirty or under way to the targets, and what became of it.
+/// State of write-back.
 #[derive(Default)]
 pub(crate) struct WriteBack {
     pub(crate) spreading: Spreading,
@@ -36,18 +36,18 @@ pub(crate) struct WriteBack {
     pub(crate) flight_bytes: AtomicU64,
     /// Runs under way.
     pub(crate) flight_parts: AtomicUsize,
-    /// Memory of direct writes under way that have returned.
+    /// Memory of direct writes that have returned and are still under way.
     pub(crate) piped_bytes: AtomicU64,
-    /// Targets that writes will not find full.
+    /// Targets that are known to have free space for writes.
     pub(crate) free_space: FreeSpace,
-    /// What targets keep for what is dirty.
+    /// Free blocks that targets keep for dirty bytes.
     pub(crate) grants: Arc<Grants>,
     /// What could not be written back.
     pub(crate) errors: WritebackErrors,
     pub(crate) backlog: Backlog,
-    /// Requests that have ended, and who waits for one.
+    /// Number of requests that have ended, and the tasks that wait for one.
     pub(crate) landings: AtomicU64,
     pub(crate) landed: Signal,
-    /// Programs that wait for much of it.
+    /// Programs that wait until much of it is written back.
     pub(crate) drains: AtomicU64,
 }

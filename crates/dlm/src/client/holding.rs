@@ -1,6 +1,6 @@
-//! Getting and using locks: ask, granted, pin, unpin.
+//! Requesting and using locks: ask, granted, pin, unpin.
 //!
-//! Owns: the way of a lock to its users. Does not own: its way back (`returning`).
+//! Owns: the life of a lock until it is returned. Does not own: its return (`returning`).
 
 use super::{Asked, Granted, Held, Hit, LockCache, LockRef, RequestId, Stage};
 use crate::mode::{GroupId, LockId, Mode};
@@ -8,9 +8,9 @@ use crate::tree::Entry;
 use amphi_types::{ByteRange, ObjectId, RangeSet, SessionId};
 
 impl LockCache {
-    /// Pins a lock that permits `mode` on all of `range`. An I/O that a single lock does not cover asks for one over
-    /// all its bytes: an I/O never waits for a lock while it pins another one of the same object (see
-    /// `docs/locking/extent_locks.md`).
+    /// Pins a lock that permits `mode` on all of `range`. For an I/O that no single lock covers, request one lock over
+    /// all its bytes: an I/O never waits for a lock while it pins another one of the same object
+    /// (`docs/locking/extent_locks.md`).
     pub fn pin(&mut self, now_ns: u64, object: ObjectId, mode: Mode, range: ByteRange) -> Hit {
         match self.covers(object, mode, range) {
             Some(id) => {
@@ -31,7 +31,7 @@ impl LockCache {
         }
     }
 
-    /// The parts of `range` that lie under no lock of the table, locks on their way back included, that permits `mode`.
+    /// The parts of `range` for which no lock of the table permits `mode`. Locks that are being returned count.
     pub fn bare(&self, object: ObjectId, mode: Mode, range: ByteRange) -> Vec<ByteRange> {
         let Some(locks) = self.objects.get(&object) else { return vec![range] };
         let mut covered = RangeSet::new();
@@ -52,7 +52,7 @@ impl LockCache {
         }
     }
 
-    /// The I/O under the lock is done: its data is in the cache, or on the target.
+    /// The I/O under the lock is done: its data is in the cache or on the target.
     pub fn unpin(&mut self, lock: LockRef) {
         let Some(held) = self.locks.get_mut(&lock.id) else { return };
         debug_assert!(held.users > 0, "unpinned more often than pinned");
@@ -62,7 +62,7 @@ impl LockCache {
         }
     }
 
-    /// Notes that a request for a lock goes to the server.
+    /// Notes that a request for a lock is sent to the server.
     pub fn ask(&mut self, object: ObjectId, mode: Mode, range: ByteRange) -> RequestId {
         self.next_request += 1;
         let request = RequestId(self.next_request);
@@ -71,7 +71,7 @@ impl LockCache {
         request
     }
 
-    /// An unanswered request whose lock will cover this I/O, so that it can wait for that answer and then try again.
+    /// An unanswered request whose lock will cover this I/O, which can wait for that answer and then try again.
     pub fn asked(&self, object: ObjectId, mode: Mode, range: ByteRange) -> Option<RequestId> {
         self.objects.get(&object)?.asked.iter().copied().find(|request| {
             self.asked.get(request).is_some_and(|asked| asked.mode.covers(mode) && asked.range.contains(&range))
@@ -119,9 +119,9 @@ impl LockCache {
         Granted::Pinned(LockRef { id })
     }
 
-    /// The server granted a group lock of the object, which is held until it is given back ([`LockCache::give_back`]):
-    /// it neither ages nor counts for the bound. The caller has seen to it that no own I/O asks for locks of the object
-    /// meanwhile.
+    /// The server granted a group lock of the object. It is held until it is returned ([`LockCache::give_back`]), does
+    /// not age, and does not count for the bound. The caller has made sure that no I/O of its own requests locks of the
+    /// object meanwhile.
     pub fn hold_group(&mut self, now_ns: u64, id: LockId, object: ObjectId, group: GroupId) {
         if self.locks.contains_key(&id) {
             return;
@@ -151,20 +151,21 @@ impl LockCache {
         self.locks.get(&id).map(|held| (held.range, held.group))
     }
 
-    /// The locks that would be given back next by age, oldest first, with their objects.
+    /// The locks that would be returned next by age, oldest first, with their objects.
     pub fn oldest(&self) -> Vec<(LockId, ObjectId)> {
         let object = |id: &LockId| self.locks.get(id).map(|held| (*id, held.object));
         self.by_age.iter().take(self.limits.trim_batch).filter_map(|(_, id)| object(id)).collect()
     }
 
-    /// The lock was used at `at_ns` without being pinned.
+    /// Notes that the lock was used at `at_ns` without being pinned.
     pub fn used(&mut self, id: LockId, at_ns: u64) {
         if let Some(held) = self.locks.get_mut(&id) {
             held.last_used_ns = held.last_used_ns.max(at_ns);
         }
     }
 
-    /// The request was refused, or nobody waits for its answer any more. A lock granted for it later is given back.
+    /// The request was refused, or nobody waits for its answer any more. A lock that is granted for it later is
+    /// returned.
     pub fn withdraw(&mut self, request: RequestId) {
         if let Some(asked) = self.asked.remove(&request) {
             if let Some(locks) = self.objects.get_mut(&asked.object) {
@@ -174,7 +175,7 @@ impl LockCache {
         }
     }
 
-    /// Forgets early callbacks that no unanswered request can be meant by.
+    /// Forgets early callbacks that no unanswered request can belong to.
     fn forget_answered(&mut self, object: ObjectId) {
         if let Some(locks) = self.objects.get_mut(&object) {
             match locks.asked.first() {

@@ -1,6 +1,6 @@
-//! Locks around one that was asked back.
+//! Unused locks of files near one whose lock was called back.
 //!
-//! Owns: finding locks that nobody uses on files whose inode numbers are close. Does not own: whether they go
+//! Owns: finding locks without users on files whose inode numbers are close. Does not own: whether they are returned
 //! (`LockCache::give_back`).
 
 use super::{LockCache, Stage};
@@ -15,7 +15,7 @@ impl LockCache {
     }
 
     /// Usable locks of `mode` without a user, on objects of other files at most `reach` inode numbers away from
-    /// `object`: the nearest first, of `looked_at` objects at most. Locks of groups are not among them.
+    /// `object`. The nearest come first, and at most `looked_at` objects are examined. Group locks are left out.
     pub fn idle_near(
         &self,
         object: ObjectId,

@@ -1,10 +1,11 @@
-//! Giving locks back: callbacks, age, bound, loss.
+//! Returning locks: after callbacks, by age, by the bound, or because they were lost.
 //!
-//! Owns: the way of a lock from usable to the cancel message. Does not own: who uses it (`holding`).
+//! Owns: the steps of a lock from usable to the cancel message. Does not own: who uses it (`holding`).
 //!
-//! Two own locks may overlap. What another usable write lock covers may stay dirty, so it is not flushed; what any
-//! other lock in the table covers may stay cached, so it is not dropped. A lock leaves the table with its drop, hence
-//! of two overlapping locks on their way back the later one drops what they share.
+//! Two locks of one client may overlap. Bytes that another usable write lock covers may stay dirty, so they are not
+//! flushed. Bytes that any other lock in the table covers may stay cached, so they are not dropped. A lock leaves the
+//! table when its drop is handed out. So of two overlapping locks that are being returned, the later one drops the
+//! bytes that they share.
 
 use super::{CANCEL_BATCH, CallbackPlan, HeldLock, LockAction, LockCache, Stage};
 use crate::mode::{LockId, Mode};
@@ -12,7 +13,7 @@ use crate::tree::Entry;
 use amphi_types::{ByteRange, ObjectId, RangeSet, SessionId};
 
 impl LockCache {
-    /// The server asks for a lock back.
+    /// The server calls a lock back.
     pub fn callback(&mut self, now_ns: u64, id: LockId, object: ObjectId) -> CallbackPlan {
         self.now_ns = self.now_ns.max(now_ns);
         if let Some(held) = self.locks.get_mut(&id) {
@@ -39,8 +40,8 @@ impl LockCache {
         }
     }
 
-    /// All dirty data that the last [`LockAction::Flush`] of this lock named is on the target, or was given up with an
-    /// error that its writers will be told.
+    /// All dirty data that the last [`LockAction::Flush`] of this lock named is on the target, or was lost with an
+    /// error that its writers will get.
     pub fn flushed(&mut self, id: LockId) {
         if let Some(held) = self.locks.get_mut(&id)
             && held.stage == Stage::Flushing
@@ -50,7 +51,7 @@ impl LockCache {
         }
     }
 
-    /// The next thing to do.
+    /// The next action.
     pub fn poll_action(&mut self) -> Option<LockAction> {
         while let Some(id) = self.ready.pop_front() {
             let Some(held) = self.locks.get_mut(&id) else { continue };
@@ -91,7 +92,7 @@ impl LockCache {
         None
     }
 
-    /// Up to `max` locks given back, for another message to the target to take along.
+    /// Up to `max` returned locks, for another message to the target to take along.
     pub fn take_cancels(&mut self, max: usize) -> Vec<LockId> {
         let mut ids = Vec::with_capacity(max.min(self.cancels.len()));
         while ids.len() < max
@@ -105,7 +106,7 @@ impl LockCache {
         ids
     }
 
-    /// Lets time pass: gives back aged locks and sends cancels that waited for company.
+    /// Lets time pass: returns aged locks, and sends cancels that were delayed.
     pub fn tick(&mut self, now_ns: u64) {
         self.now_ns = self.now_ns.max(now_ns);
         self.trim(now_ns);
@@ -117,15 +118,15 @@ impl LockCache {
         aged.into_iter().chain(self.cancels_due_ns).min()
     }
 
-    /// Gives back a lock without being asked, for instance because its file was removed.
+    /// Returns a lock without a callback, for instance because its file was removed.
     pub fn give_back(&mut self, id: LockId) {
         if self.locks.get(&id).is_some_and(|held| held.stage == Stage::Usable) {
             self.close(id);
         }
     }
 
-    /// Every lock held, to be restored by a server that has restarted. Cancels not yet sent are forgotten, since that
-    /// server never knew the locks; unanswered requests are sent again by whoever resends messages.
+    /// Every lock that is held, to be presented to a restarted server. Cancels that were not sent are forgotten,
+    /// because that server never knew the locks. Unanswered requests are sent again by the caller's message layer.
     pub fn represent(&mut self) -> Vec<HeldLock> {
         self.cancels.clear();
         self.cancels_due_ns = None;
@@ -139,20 +140,20 @@ impl LockCache {
         self.locks.iter().filter_map(lock).collect()
     }
 
-    /// The server no longer knows the lock (it refused to restore it): no new users, its data is dropped without a
-    /// flush.
+    /// The server no longer knows the lock (it refused to restore it). The lock gets no new users, and its data is
+    /// dropped without a flush.
     pub fn lose(&mut self, id: LockId) {
         let Some(held) = self.locks.get_mut(&id) else { return };
         held.lost = true;
         match held.stage {
             Stage::Usable => self.close(id),
-            // Its place in `ready`, or the coming `flushed`, leads it to the drop.
+            // Its entry in `ready`, or the coming call of `flushed`, leads to the drop.
             Stage::ToFlush => held.stage = Stage::ToDrop,
             Stage::Closing | Stage::Flushing | Stage::ToDrop => {}
         }
     }
 
-    /// The server evicted this client: every lock and request is void.
+    /// The server evicted this client, so every lock and request is void.
     pub fn lose_all(&mut self) {
         self.represent();
         let ids: Vec<LockId> = self.locks.keys().copied().collect();
@@ -167,11 +168,11 @@ impl LockCache {
         self.cancels_due_ns = Some(self.cancels_due_ns.map_or(due_ns, |before_ns| before_ns.min(due_ns)));
     }
 
-    /// Starts the way back: no new users from here on.
+    /// Begins to return a lock. From here on it gets no new users.
     fn close(&mut self, id: LockId) {
         let Some(held) = self.locks.get_mut(&id) else { return };
         held.stage = Stage::Closing;
-        // Others wait for the end of a group without a callback.
+        // Others wait for the end of a group without sending a callback.
         held.urgent |= held.group.is_some();
         self.by_age.remove(&(held.stamp_ns, id));
         let (users, object, range, mode) = (held.users, held.object, held.range, held.mode);
@@ -184,7 +185,7 @@ impl LockCache {
         }
     }
 
-    /// The last user of a closing lock is gone.
+    /// The last user of a closing lock is done.
     pub(super) fn close_unused(&mut self, id: LockId) {
         if let Some(held) = self.locks.get_mut(&id) {
             held.stage = if held.mode == Mode::Write && !held.lost { Stage::ToFlush } else { Stage::ToDrop };
@@ -192,7 +193,7 @@ impl LockCache {
         }
     }
 
-    /// Gives back aged locks, and the oldest beyond the bound; locks in use are passed over.
+    /// Returns aged locks, and the oldest beyond the bound. Locks in use are skipped.
     pub(super) fn trim(&mut self, now_ns: u64) {
         for _ in 0..self.limits.trim_batch {
             let Some(&(stamp_ns, id)) = self.by_age.first() else { return };
@@ -215,7 +216,7 @@ impl LockCache {
         }
     }
 
-    /// The parts of `range` covered by no other lock of the table (`any`), or by no usable write lock.
+    /// The parts of `range` that are covered by no other lock of the table (`any`), or by no other usable write lock.
     fn beyond_other_locks(&self, id: LockId, object: ObjectId, range: ByteRange, any: bool) -> Vec<ByteRange> {
         let Some(locks) = self.objects.get(&object) else { return vec![range] };
         let [read, write] = locks.usable;

@@ -1,19 +1,19 @@
-//! Whether a wait would close a circle of owners: `EDEADLK` of `fcntl`.
+//! Deadlock detection: whether a wait would close a cycle of owners (`EDEADLK` of `fcntl`).
 //!
-//! Owns: the search over who waits for whom. Does not own: tables.
+//! Owns: the search over who waits for whom. Does not own: the tables.
 //!
-//! An owner waits for every other owner that holds a lock in the way of one of its requests; that it stands behind an
-//! earlier request does not count, since that ends by itself. As on Linux the search knows owners, not threads: a
-//! process with several threads may be refused although one of its other threads could still unlock. It ends at OFD
-//! owners, for whom Linux does not look either, and at the bound, where it assumes that there is no circle. Circles
-//! over several servers are not seen.
+//! An owner waits for every other owner that holds a lock in conflict with one of its requests. Waiting behind an
+//! earlier request does not count, because that ends by itself. As on Linux, the search knows owners, not threads: a
+//! process with several threads may be refused although another of its threads could still unlock. The search stops at
+//! OFD owners, for which Linux does not search either, and at the bound, where it assumes that there is no cycle.
+//! Cycles over several servers are not found.
 
 use super::{File, FileLock, FileLocks, LockFamily, LockKind, Party, WaitId, conflicting, exempt};
 use crate::tree::Search;
 use amphi_types::ByteRange;
 use std::collections::BTreeSet;
 
-/// A search under way.
+/// The state of a search.
 struct Walk {
     steps_left: usize,
     seen: BTreeSet<Party>,
@@ -21,9 +21,9 @@ struct Walk {
 }
 
 impl FileLocks {
-    /// Whether somebody whom this request would wait for waits for its owner.
+    /// Whether any owner that this request would wait for waits for the request's owner.
     pub(super) fn closes_cycle(&self, party: Option<Party>, lock: &FileLock, file: &File, range: ByteRange) -> bool {
-        // Nobody waits for an owner without locks, which is what an unknown one is.
+        // An unknown owner has no locks, so nobody waits for it.
         let (Some(party), LockFamily::Posix) = (party, lock.owner.family) else { return false };
         #[cfg(test)]
         if self.planted == Some(super::tests::PlantedBug::NoCycles) {
@@ -49,7 +49,7 @@ impl FileLocks {
         false
     }
 
-    /// Adds the owners of all held locks in the way of a request of `party`.
+    /// Adds the owners of all held locks that conflict with a request of `party`.
     fn visit_holders(&self, walk: &mut Walk, file: &File, party: Party, kind: LockKind, range: ByteRange) {
         for tree in conflicting(kind) {
             let mut found = Vec::new();

@@ -1,10 +1,10 @@
-//! What one owner holds of one file: a new lock replaces, cuts, joins and converts its ranges in one step.
+//! The locks of one owner on one file: a new lock replaces, cuts, joins and converts its ranges in one step.
 //!
-//! Owns: the arithmetic of an owner's own ranges and carrying it out in the tables. Does not own: conflicts with
-//! others.
+//! Owns: the arithmetic of an owner's own ranges, and applying it to the tables. Does not own: conflicts with other
+//! owners.
 //!
-//! Invariant: pieces of one owner on one file are disjoint, and two that touch differ in kind. A change looks only at
-//! the pieces in its range and at its two ends.
+//! Invariant: the pieces of one owner on one file are disjoint, and two adjacent ones differ in kind. A change looks
+//! only at the pieces in its range and at its two ends.
 
 use super::{File, FileLock, FileLocks, LockKind, Party, Piece, Table, WaitId};
 use crate::mode::LockId;
@@ -13,7 +13,7 @@ use amphi_types::{ByteRange, Ino, SessionId};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
 
-/// One piece to be held.
+/// A piece that the owner shall hold.
 #[derive(Clone, Copy)]
 struct Wanted {
     range: ByteRange,
@@ -21,17 +21,17 @@ struct Wanted {
     pid: u32,
 }
 
-/// How the pieces of an owner on a file change.
+/// A change of the pieces of an owner on a file.
 pub(super) struct Plan {
-    /// Starts of pieces that go.
+    /// Starts of pieces to remove.
     gone: SmallVec<[u64; 4]>,
-    /// Pieces that come.
+    /// Pieces to add.
     come: SmallVec<[Wanted; 3]>,
     acquires: bool,
 }
 
 impl Plan {
-    /// Pieces more than before.
+    /// By how many the number of pieces grows.
     pub(super) fn growth(&self) -> isize {
         self.come.len() as isize - self.gone.len() as isize
     }
@@ -60,7 +60,7 @@ impl FileLocks {
         FileLock { owner, pid: piece.pid, ino, kind: piece.kind, range: ByteRange::new(start, piece.end) }
     }
 
-    /// What has to change for the owner to hold `range` as `to` says, or none of it.
+    /// The change after which the owner holds `range` as `to` says, or nothing of it.
     pub(super) fn plan(&self, party: Option<Party>, ino: Ino, range: ByteRange, to: Option<(LockKind, u32)>) -> Plan {
         let mut plan = Plan { gone: SmallVec::new(), come: SmallVec::new(), acquires: to.is_some() };
         let mut joined = range;
@@ -89,7 +89,7 @@ impl FileLocks {
         plan
     }
 
-    /// Carries a plan out; requests that may be granted by it are added to `woken`.
+    /// Applies a plan. Requests that it may let be granted are added to `woken`.
     pub(super) fn carry_out(&mut self, party: Party, ino: Ino, table: Table, plan: Plan, woken: &mut BTreeSet<WaitId>) {
         if plan.gone.is_empty() && plan.come.is_empty() {
             return;
@@ -116,7 +116,7 @@ impl FileLocks {
         let Some(state) = self.parties.get_mut(&party) else { return };
         state.locks = state.locks + plan.come.len() - plan.gone.len();
         if plan.acquires && state.waits > 0 {
-            // As a holder the owner does not stand behind earlier requests any more.
+            // The owner is a holder now, so its requests do not wait behind earlier ones any more.
             let own = self.waits_of.range((party, WaitId(0))..=(party, WaitId(u64::MAX)));
             woken.extend(own.map(|&(_, id)| id).filter(|id| self.waits.get(id).is_some_and(|wait| wait.ino == ino)));
         }

@@ -1,10 +1,10 @@
-//! Requests that wait: who looks again when, and in which order they are granted.
+//! Waiting requests for file locks: when each is checked again, and in which order they are granted.
 //!
-//! Owns: the queue, watches, the regular looks. Does not own: whether a wait is a deadlock.
+//! Owns: the queue, the watches, the regular checks. Does not own: whether a wait is a deadlock.
 //!
-//! Invariant: a waiting request watches one thing that keeps it from being granted, a held lock or an earlier request;
-//! it looks again when that changes, when its owner becomes a holder on the file, and each `yield_ns`. All that may be
-//! granted by one step look in the order of asking.
+//! Invariant: a waiting request watches one thing that keeps it from being granted: a held lock or an earlier request.
+//! It is checked again when that changes, when its owner becomes a holder on the file, and each `yield_ns`. Requests
+//! that one step may let be granted are checked in the order in which they came.
 
 use super::{File, FileLock, FileLocks, Party, Table, Wait, WaitGranted, WaitId};
 use crate::mode::LockId;
@@ -13,8 +13,8 @@ use amphi_types::{ByteRange, Ino, SessionId};
 use std::collections::BTreeSet;
 
 impl FileLocks {
-    /// Ends the wait of a request, for an interrupted caller. `false` if it does not wait: it was granted, and that
-    /// stands, or its session was dropped.
+    /// Ends the wait of a request whose caller was interrupted. `false` if it does not wait: it was granted, which is
+    /// not undone, or its session was dropped.
     pub fn cancel(&mut self, id: WaitId) -> bool {
         let mut woken = BTreeSet::new();
         let Some(wait) = self.take_wait(id, &mut woken) else { return false };
@@ -28,7 +28,7 @@ impl FileLocks {
         self.due.first().map(|&(due_ns, _)| due_ns)
     }
 
-    /// Lets requests pass that only earlier waiting ones stand in the way of, if they are due.
+    /// Lets requests that are due pass earlier waiting requests, if only those keep them from being granted.
     pub fn handle_timeout(&mut self, now_ns: u64) {
         while let Some(&(due_ns, id)) = self.due.first()
             && due_ns <= now_ns
@@ -36,7 +36,7 @@ impl FileLocks {
             let next_ns = now_ns.saturating_add(self.limits.yield_ns);
             self.due.remove(&(due_ns, id));
             let Some(wait) = self.waits.get_mut(&id) else { continue };
-            // At the end of time there is no later look.
+            // At the end of the clock's range there is no later check.
             if next_ns > now_ns {
                 wait.due_ns = next_ns;
                 self.due.insert((next_ns, id));
@@ -51,8 +51,8 @@ impl FileLocks {
         }
     }
 
-    /// Whether requests of the owner stand behind earlier ones. Who already has a lock on the file may be what an
-    /// earlier request waits for, so it does not.
+    /// Whether requests of the owner wait behind earlier ones. An owner that already has a lock on the file does not,
+    /// because an earlier request may be waiting for that lock.
     pub(super) fn yields(&self, party: Option<Party>, ino: Ino) -> bool {
         #[cfg(test)]
         if self.planted == Some(super::tests::PlantedBug::JumpQueue) {
@@ -86,7 +86,7 @@ impl FileLocks {
         id
     }
 
-    /// Takes a request out of the queue; who watched it has to look again.
+    /// Removes a request from the queue. Those that watched it have to be checked again.
     pub(super) fn take_wait(&mut self, id: WaitId, woken: &mut BTreeSet<WaitId>) -> Option<Wait> {
         self.unwatch(id);
         let wait = self.waits.remove(&id)?;
@@ -113,7 +113,7 @@ impl FileLocks {
         woken.extend(self.watchers.range((of, WaitId(0))..=(of, WaitId(u64::MAX))).map(|&(_, id)| id));
     }
 
-    /// Lets requests look again until none can be granted. Each grant ends a wait, so this ends.
+    /// Checks requests until none can be granted. Each grant ends a wait, so this ends.
     pub(super) fn settle(&mut self, mut woken: BTreeSet<WaitId>) {
         while let Some(id) = woken.pop_first() {
             self.look_again(id, &mut woken);

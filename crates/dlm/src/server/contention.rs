@@ -1,37 +1,43 @@
-//! Which objects are contended: conflicts and ping-pongs in a sliding window, remembered after the last lock is gone.
+//! Detection of contended objects: conflicts and ping-pongs in a sliding window, remembered after the last lock is
+//! gone.
 //!
-//! Owns: one small window for each object with a recent conflict. Does not own: what counts as a conflict (`queue`),
-//! which hand-overs are ping-pong (`hand_overs`).
+//! Owns: a small window for each object with a recent conflict. Does not own: what counts as a conflict (`queue`),
+//! which hand-overs are ping-pongs (`hand_overs`).
 //!
-//! The window has two halves of half its length each; their sum covers between one half and one whole window. An object
-//! becomes contended
-//! * by number: `threshold` conflicts within half a window always do that, and only as many within one window do;
-//! * by waiting: `ping_pongs` hand-overs within the window that bounced, and took `waited_ns` together.
+//! The window consists of two halves; their sum covers between one half and one whole window. An object becomes
+//! contended
 //!
-//! Counting alone is slow where it matters: with 10 ms for each hand-over it takes 160 ms to notice what a few could
-//! tell. Time alone, or time of those who wait, says nothing: a big file that is handed over once takes a second, and
-//! of ten readers each waits for it. So only hand-overs to and fro count. A crowd that comes for parts of its own looks
-//! like ping-pong at first, each loses the grown lock once; so it takes a few. What still waits counts from the moment
-//! at which its loser asks again, and not before: the second who asks for a big file is not told to go direct.
+//! * by number: `threshold` conflicts within half a window always suffice, and only as many within one window do;
+//! * by waiting: `ping_pongs` ping-pongs within the window, which took `waited_ns` together.
 //!
-//! A program that writes one shared file after the other is found out anew with each, and in a file of some seconds
-//! that is a good part. So for `FORESEEN_NS` after an object became contended the next `foreseen` ones become it by
-//! their first ping-pong, of `1 / EARLY_PART` of the time; then one has to be found out in full again. An object that
-//! is handed over once, however often that happens, is not judged by it.
+//! Counting alone is slow where it matters: with 10 ms for each hand-over, it takes 160 ms to notice what a few
+//! hand-overs show. Waiting time alone says nothing: one hand-over of a large file takes a second, and each of ten
+//! readers waits for that second. So only hand-overs back and forth count. Many mounts that each write a part of their
+//! own look like ping-pong at first, because each loses the grown lock once. So several ping-pongs are required. The
+//! time of a hand-over that still lasts counts from the moment at which the losing session requests the object again,
+//! and not before. So the second mount that requests a large file is not advised to go direct.
 //!
-//! Contended lasts `hold_ns` beyond the last conflict, and beyond the last ping-pong by which it is contended, whatever
-//! locks are left, so the state does not flap when clients go direct and leave no cached lock behind.
+//! A program may write one shared file after the other. If each file had to be detected anew, a file that is written
+//! for some seconds would be in the caches for a good part of that time. So within `FORESEEN_NS` after an object became
+//! contended, the next `foreseen` objects become contended with their first ping-pong, if it took `1 / EARLY_PART` of
+//! the time. After these, one object has to be detected in full again. An object that is handed over once is never
+//! judged by this rule.
 //!
-//! Numbers: 16 conflicts in 4 s, so a steady rate is noticed from about 4 conflicts/s; 2 ping-pongs of 5 ms together.
-//! Held 5 s. Bound: `max_objects` windows of about 400 bytes; beyond, the one with the oldest conflict is forgotten.
+//! An object stays contended for `hold_ns` after the last conflict, and after the last ping-pong that made it
+//! contended, whatever locks are left. So the state does not flap when clients go direct and leave no cached lock
+//! behind.
+//!
+//! Numbers: 16 conflicts in 4 s, so a steady rate is noticed from about 4 conflicts/s; 2 ping-pongs of 5 ms together;
+//! held for 5 s. Bound: `max_objects` windows of about 400 bytes. When there are more, the window with the oldest
+//! conflict is forgotten.
 
 use super::hand_overs::HandOvers;
 use amphi_types::{ObjectId, SessionId};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// How long one contended object makes others expected.
+/// How long after one object became contended the rule for others holds.
 const FORESEEN_NS: u64 = 60_000_000_000;
-/// Part of `waited_ns` that is enough where contention is expected.
+/// The part of `waited_ns` that is enough under that rule, as its inverse.
 const EARLY_PART: u64 = 5;
 
 /// Tunables of the detector.
@@ -41,17 +47,17 @@ pub struct ContentionLimits {
     pub window_ns: u64,
     /// Conflicts in one window that make an object contended.
     pub threshold: usize,
-    /// Bounced hand-overs in one window that make an object contended if they took long; 0: they never do.
+    /// Ping-pongs in one window that make an object contended if they took long enough. 0: they never do.
     pub ping_pongs: usize,
-    /// How long they took together, at least.
+    /// How long they have to take together, at least.
     pub waited_ns: u64,
-    /// Objects that become contended by their first ping-pong after one that was found out in full; 0: none.
+    /// Number of objects that become contended with their first ping-pong, after one was detected in full. 0: none.
     pub foreseen: usize,
     /// How long an object stays contended after its last conflict.
     pub hold_ns: u64,
-    /// Objects remembered.
+    /// Most objects that are remembered.
     pub max_objects: usize,
-    /// Whether conflicts are counted and objects called contended at all.
+    /// Whether conflicts are counted and objects reported as contended at all.
     pub enabled: bool,
 }
 
@@ -70,20 +76,20 @@ impl Default for ContentionLimits {
     }
 }
 
-/// What was found so far.
+/// Statistics of the detector.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Found {
     pub conflicts: u64,
     pub contended: u64,
     /// Of these: by waiting.
     pub by_waiting: u64,
-    /// Of these: because others were before.
+    /// Of these: with their first ping-pong, because other objects were contended before.
     pub foreseen: u64,
     pub ping_pongs: u64,
     pub ping_pongs_ns: u64,
 }
 
-/// A number of each half of a window.
+/// A count for each half of a window.
 #[derive(Clone, Copy, Default)]
 struct Halves {
     previous: u64,
@@ -99,7 +105,7 @@ impl Halves {
         self.previous.saturating_add(self.current)
     }
 
-    /// Goes on by one half, or by more.
+    /// Moves the window by one half, or by more.
     fn shift(&mut self, one: bool) {
         *self = Halves { previous: if one { self.current } else { 0 }, current: 0 };
     }
@@ -117,8 +123,8 @@ struct Window {
 }
 
 impl Window {
-    /// Moves the window up to now. Clocks of one target do not run backwards; if one did, the window simply does not
-    /// move.
+    /// Moves the window to the present time. Clocks of one target do not run backwards; if one did, the window would
+    /// not move.
     fn advance(&mut self, now_ns: u64, limits: &ContentionLimits) {
         let half = (now_ns / (limits.window_ns / 2).max(1)).max(self.half);
         if half > self.half {
@@ -136,12 +142,12 @@ impl Window {
             && self.ping_pongs_ns.sum() >= limits.waited_ns
     }
 
-    /// The same where contention is expected.
+    /// Whether there were enough ping-pongs under the rule for further objects.
     fn bounces_early(&self, limits: &ContentionLimits) -> bool {
         limits.ping_pongs > 0 && self.ping_pongs.sum() > 0 && self.ping_pongs_ns.sum() >= limits.waited_ns / EARLY_PART
     }
 
-    /// Contended for the hold time from now on if `so`. Whether it was not before.
+    /// If `so`, the object is contended for the hold time from now on. Returns whether it was not contended before.
     fn judge(&mut self, now_ns: u64, limits: &ContentionLimits, so: bool) -> bool {
         let begins = so && now_ns >= self.contended_until_ns;
         if so {
@@ -157,7 +163,7 @@ pub(crate) struct Contention {
     windows: BTreeMap<ObjectId, Window>,
     by_age: BTreeSet<(u64, ObjectId)>,
     found: Found,
-    /// Objects that may still be judged early, until then.
+    /// Number of objects to which the rule for further objects still applies, and until when.
     foreseen: usize,
     foreseen_until_ns: u64,
 }
@@ -168,27 +174,27 @@ impl Contention {
         Contention { limits, windows, by_age, found: Found::default(), foreseen: 0, foreseen_until_ns: 0 }
     }
 
-    /// An object was found out in full.
+    /// An object was detected in full, so the rule for further objects holds.
     fn foresee(&mut self, now_ns: u64) {
         (self.foreseen, self.foreseen_until_ns) = (self.limits.foreseen, now_ns.saturating_add(FORESEEN_NS));
     }
 
-    /// Other limits from now on. What was noted under another window counts as if it had been this one.
+    /// Sets other limits from now on. What was counted under another window counts as if it had been this one.
     pub fn tune(&mut self, limits: ContentionLimits) {
         self.limits = limits;
     }
 
-    /// What was found so far.
+    /// Statistics so far.
     pub fn found(&self) -> Found {
         self.found
     }
 
-    /// Most conflicts of one request that are worth counting.
+    /// Most conflicts of one request that have to be counted.
     pub fn cap(&self) -> usize {
         if self.limits.enabled { self.limits.threshold } else { 0 }
     }
 
-    /// Notes a request that met `count` conflicting locks.
+    /// Notes a request that conflicted with `count` locks or requests.
     pub fn conflicts(&mut self, now_ns: u64, object: ObjectId, count: usize) {
         let count = count.min(self.cap());
         if count == 0 {
@@ -211,14 +217,14 @@ impl Contention {
         self.expire(now_ns);
     }
 
-    /// A lock that stands in the way of a request is asked back. Only of objects with a conflict noted.
+    /// Notes that a lock was called back because a request conflicts with it. Only for objects with a noted conflict.
     pub fn called_back(&mut self, now_ns: u64, object: ObjectId, loser: SessionId) {
         if let Some(window) = self.windows.get_mut(&object) {
             window.hand_overs.called_back(now_ns, loser);
         }
     }
 
-    /// A lock that was asked back is free.
+    /// Notes that a lock which was called back is released.
     pub fn free(&mut self, now_ns: u64, object: ObjectId, loser: SessionId) {
         let Some(window) = self.windows.get_mut(&object) else { return };
         let waited_ns = window.hand_overs.free(now_ns, loser);
@@ -227,7 +233,7 @@ impl Contention {
         }
     }
 
-    /// A session asks for bytes of an object, to cache them or for one direct request.
+    /// Notes that a session requests bytes of an object, to cache them or for one direct request.
     pub fn asked(&mut self, now_ns: u64, object: ObjectId, session: SessionId) {
         if !self.limits.enabled || self.limits.ping_pongs == 0 {
             return;
@@ -237,7 +243,7 @@ impl Contention {
         self.ping_pong(now_ns, object, 1, waited_ns);
     }
 
-    /// So many more hand-overs bounce, and so much more of their time has passed.
+    /// Adds so many ping-pongs, and so much of their time.
     fn ping_pong(&mut self, now_ns: u64, object: ObjectId, ping_pongs: u64, waited_ns: u64) {
         let Some(window) = self.windows.get_mut(&object) else { return };
         window.advance(now_ns, &self.limits);
@@ -264,7 +270,7 @@ impl Contention {
         self.limits.enabled && self.windows.get(&object).is_some_and(|window| now_ns < window.contended_until_ns)
     }
 
-    /// Forgets windows that can no longer matter, and the oldest beyond the bound.
+    /// Forgets windows that do not matter any more, and the oldest ones beyond the bound.
     fn expire(&mut self, now_ns: u64) {
         let useful_ns = self.limits.window_ns.max(self.limits.hold_ns);
         while let Some(&(last_ns, object)) = self.by_age.first() {

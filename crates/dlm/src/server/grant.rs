@@ -1,12 +1,12 @@
-//! How far a grant grows.
+//! Growth: how far a grant is widened beyond its request.
 //!
 //! Owns: the growth rules. Does not own: whether a request may be granted (`queue`).
 //!
-//! Rules: alone on the object, a lock covers all of it, so a single user sends one request. With any incompatible lock
-//! or request on the object it grows upward only, to the next one: files are mostly written forward, and growing down
-//! would take what a neighbour is about to ask for. With more than `crowd_locks` of them growth ends
-//! `crowd_growth_bytes` after the start, unless either is 0. What is added never overlaps a conflicting granted lock or
-//! waiting request.
+//! Rules: without any incompatible lock or request on the object, a grant covers all of it, so a single user sends one
+//! request. With incompatible locks or requests, a grant grows only upward, to the next of them. Files are mostly
+//! written forward, and growing downward would take what a neighbour is about to request. With more than `crowd_locks`
+//! incompatible ones, growth ends `crowd_growth_bytes` after the start, unless either is 0. What is added never
+//! overlaps a conflicting granted lock or waiting request.
 
 use super::{Action, LockSpace, Object, State, class, conflicting, party};
 use crate::mode::{Growth, LockId, Mode, Owner};
@@ -14,7 +14,7 @@ use crate::tree::{Entry, Search};
 use amphi_types::ByteRange;
 
 impl LockSpace {
-    /// Grants a request that nothing blocks and that is in no waiting tree (any more).
+    /// Grants a request that nothing blocks and that is in no tree of waiting requests (any more).
     pub(super) fn grant(&mut self, now_ns: u64, id: LockId) {
         self.grant_one(now_ns, id);
         let lock = &self.locks[&id];
@@ -30,7 +30,8 @@ impl LockSpace {
         let grows = self.limits.grows && growth == Growth::Largest && !owner.is_direct();
         let range = if grows { self.grown(&view, owner, mode, asked) } else { asked };
 
-        // Somebody who asked later may already wait for these very bytes: then the lock is lent for one use.
+        // A later request may already wait for these very bytes. In that case the lock is called back at once, and
+        // serves one use.
         let wanted = if owner.is_direct() || owner.group().is_some() {
             None
         } else {
@@ -57,7 +58,7 @@ impl LockSpace {
     fn grown(&self, view: &Object, owner: Owner, mode: Mode, asked: ByteRange) -> ByteRange {
         let (crowd, most) = (self.limits.crowd_locks, self.limits.crowd_growth_bytes);
         let cuts = crowd > 0 && most > 0;
-        // One tells that it is not alone, more than `crowd` that growth is cut.
+        // One incompatible lock shows that others use the object; more than `crowd` show that growth is cut.
         let cap = if cuts { crowd.saturating_add(1) } else { 1 };
         let mut incompatible = 0;
         let mut end = u64::MAX;

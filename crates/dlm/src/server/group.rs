@@ -1,12 +1,12 @@
-//! Groups: who is a member, and what changes for waiting requests when a group begins or loses a member.
+//! Group locks: the members, and what changes for waiting requests when a group begins or loses a member.
 //!
-//! Owns: the table of members, the class of their direct requests. Does not own: which locks conflict (`mode`), queues
-//! (`queue`).
+//! Owns: the table of members, and which direct requests are those of members. Does not own: which locks conflict
+//! (`mode`), queues (`queue`).
 //!
-//! A group is in force on an object while a lock of it is granted there; nothing else is granted then but direct
-//! requests of its members. Who joins a group in force, and members' direct requests, pass all others that wait: these
-//! wait for the end of the group, and that may wait for just these. So a group that always has a member keeps others
-//! out, which is what it is for.
+//! A group is in force on an object while a lock of it is granted there. While a group is in force, nothing else is
+//! granted but direct requests of its members. A request to join a group in force, and members' direct requests, pass
+//! all other waiting requests: those wait for the end of the group, and the end of the group may wait for just these.
+//! So a group that always has a member keeps others out, which is its purpose.
 
 use super::{GROUP, LockSpace, Object, State, class, conflicting};
 use crate::mode::{GroupId, LockId, Mode, Owner};
@@ -20,20 +20,22 @@ impl LockSpace {
         self.forest.highest(view.granted[GROUP], None).map(|entry| GroupId(entry.session.0))
     }
 
-    /// Whether a lock of another group is held or asked for.
+    /// Whether a lock of another group is held or requested.
     pub fn has_other_group(&self, object: ObjectId, group: GroupId) -> bool {
         let others = Search::overlap(ByteRange::ALL, Some(SessionId(group.0)));
         let Some(view) = self.objects.get(&object) else { return false };
         [view.granted[GROUP], view.waiting[GROUP]].iter().any(|tree| self.forest.find(*tree, &others).is_some())
     }
 
-    /// Whether anybody waits for the end of the group in force on an object. Members' own requests wait for each other.
+    /// Whether anybody waits for the end of the group in force on an object. Members' own requests wait for each other
+    /// and do not count.
     pub fn group_wanted(&self, object: ObjectId) -> bool {
         let Some(view) = self.objects.get(&object) else { return false };
         self.in_force(view).is_some() && view.waiting[..=GROUP].iter().any(|tree| !tree.is_empty())
     }
 
-    /// Whether a request of the session for that group lock waits (`false`) or was granted (`true`).
+    /// Whether the session's request for that group lock was granted (`true`) or waits (`false`). `None`: there is no
+    /// such request.
     pub fn group_request(&self, session: SessionId, id: LockId, object: ObjectId, group: GroupId) -> Option<bool> {
         let lock = self.locks.get(&id)?;
         let same = lock.owner == Owner::Group(session, group) && lock.object == object;
@@ -49,7 +51,7 @@ impl LockSpace {
         found.into_iter().filter_map(|id| self.locks.get(&id).map(|lock| (id, lock.owner.session())))
     }
 
-    /// A direct request of a member is one under the group.
+    /// The owner of a direct request: `Member` if the session is a member of the group in force.
     pub(super) fn as_member(&self, object: ObjectId, owner: Owner) -> Owner {
         match owner {
             Owner::Direct(session) | Owner::Holder(session) | Owner::Member(session, _) => {
@@ -63,7 +65,7 @@ impl LockSpace {
         }
     }
 
-    /// An earlier request of a member that excludes this one.
+    /// An earlier request of a member that conflicts with this one.
     pub(super) fn waiting_member(
         &self,
         view: &Object,
@@ -81,8 +83,8 @@ impl LockSpace {
         self.members.entry((object, session)).or_insert((group, 0)).1 += 1;
     }
 
-    /// A group lock was granted: others of the group that wait are granted as well, and the members' direct requests go
-    /// on.
+    /// A group lock was granted. Other waiting requests of the group are granted as well, and the members' direct
+    /// requests go on.
     pub(super) fn joined(&mut self, now_ns: u64, object: ObjectId, session: SessionId, group: GroupId) {
         self.note_member(object, session, group);
         let mut waiting = Vec::new();
@@ -105,7 +107,7 @@ impl LockSpace {
         self.reclass(now_ns, &sessions);
     }
 
-    /// A group lock is gone. Whether its session is no member any more.
+    /// A group lock is gone. Returns whether its session is no longer a member.
     pub(super) fn leave(&mut self, object: ObjectId, owner: Owner) -> bool {
         let key = (object, owner.session());
         let Some((_, locks)) = self.members.get_mut(&key) else { return false };
@@ -117,8 +119,8 @@ impl LockSpace {
         gone
     }
 
-    /// Direct requests of these sessions that wait are under the group from now on, or no longer. They and who waits
-    /// for them look again.
+    /// Waiting direct requests of these sessions belong to the group from now on, or no longer do. These requests, and
+    /// the requests that wait for them, are checked again.
     pub(super) fn reclass(&mut self, now_ns: u64, sessions: &BTreeSet<(ObjectId, SessionId)>) {
         let mut again = BTreeSet::new();
         for &(object, session) in sessions {

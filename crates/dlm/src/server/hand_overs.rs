@@ -1,33 +1,34 @@
-//! Locks of one object that were asked back, and whether who lost them wanted them for long.
+//! Hand-overs of the locks of one object, and which of them are ping-pongs.
 //!
-//! Owns: of the last [`PARTIES`] sessions that were asked for a lock of the object: when, when it came free, and
-//! whether the session came back for more too soon. Does not own: what follows from that (`contention`).
+//! Owns: of the last [`PARTIES`] sessions whose locks of the object were called back: when, when the lock was released,
+//! and whether the session requested the object again too soon. Does not own: what follows from that (`contention`).
 //!
-//! A hand-over lasts from the callback to the release: so long whoever met the lock waits at least, and so much is
-//! saved if nobody caches. It *bounces* if the session that lost the lock asks for bytes of the object again while
-//! the hand-over lasts, or before others had the lock for a quarter of that time. Then the object is handed to and fro
-//! and mostly under way. A file that one process has written and others read is handed over too, and that may take
-//! seconds; but its writer does not ask again. Who takes turns asks again, but only when the other is done.
+//! A hand-over lasts from the callback to the release. That is the least time that the conflicting request waits, and
+//! it would be saved if nobody cached. A hand-over is a *ping-pong* (it *bounces*) if the session that loses the lock
+//! requests bytes of the object again while the hand-over lasts, or before others had the lock for a quarter of that
+//! time. In ping-pong, the object goes back and forth and is mostly on its way. A file that one process has written and
+//! others read is handed over too, which may take seconds, but its writer does not request it again. Processes that
+//! take strict turns request it again only when the other one is done.
 //!
-//! Invariants: a hand-over bounces at most once; its time counts once, however many wait for it. Numbers: 32 bytes
-//! for each party.
+//! Invariants: a hand-over is a ping-pong at most once. Its time counts once, however many requests wait for it.
+//! Numbers: 32 bytes for each session.
 
 use amphi_types::SessionId;
 
-/// Sessions remembered. Ping-pong of more is soon seen by the number of their conflicts.
+/// Sessions that are remembered. Ping-pong of more sessions is soon noticed by the number of conflicts.
 const PARTIES: usize = 8;
-/// Others have a lock for less than this part of the time of its hand-over if it bounces.
+/// In a ping-pong others have the lock for less than this part of the hand-over's time, given as its inverse.
 const USE_PART: u64 = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Asked back, and not asked for again yet.
+    /// Called back, and not requested again yet.
     Called { since_ns: u64 },
-    /// Bounced, and not free yet; the time until then is counted.
+    /// A ping-pong whose lock is not released yet; `counted_ns` of its time is counted already.
     Bounced { counted_ns: u64 },
-    /// Came free after `lasted_ns`.
+    /// Released after `lasted_ns`.
     Free { at_ns: u64, lasted_ns: u64 },
-    /// Nothing more to find.
+    /// Nothing more can be learnt from this hand-over.
     Over,
 }
 
@@ -41,12 +42,12 @@ struct HandOver {
 #[derive(Clone, Default)]
 pub(super) struct HandOvers {
     parties: [Option<HandOver>; PARTIES],
-    /// Place of the next party that is new.
+    /// Where the next new session is put.
     next: usize,
 }
 
 impl HandOvers {
-    /// The session is asked for a lock. One that is being asked for several has them handed over together.
+    /// A lock of the session is called back. If several are, they count as one hand-over.
     pub fn called_back(&mut self, now_ns: u64, loser: SessionId) {
         let called = Stage::Called { since_ns: now_ns };
         match self.of(loser) {
@@ -59,7 +60,7 @@ impl HandOvers {
         }
     }
 
-    /// A lock that the session was asked for is free. Returns what has to be added to the time of ping-pong.
+    /// A lock of the session that was called back is released. Returns what has to be added to the time of ping-pongs.
     pub fn free(&mut self, now_ns: u64, loser: SessionId) -> u64 {
         let Some(known) = self.of(loser) else { return 0 };
         match known.stage {
@@ -75,8 +76,8 @@ impl HandOvers {
         }
     }
 
-    /// The session asks for bytes of the object. If it wants back what it lost: how long that hand-over has taken so
-    /// far, ns; what follows is told by [`HandOvers::free`].
+    /// The session requests bytes of the object. If that makes a hand-over a ping-pong, returns how many ns that
+    /// hand-over has taken so far. The rest is returned by [`HandOvers::free`].
     pub fn asked(&mut self, now_ns: u64, session: SessionId) -> Option<u64> {
         let known = self.of(session)?;
         let (bounced_ns, stage) = match known.stage {

@@ -1,12 +1,12 @@
-//! The fair queue: asking, giving back, and who may go on.
+//! The fair queue of lock requests: enqueue, cancel, and which request can be granted next.
 //!
-//! Owns: the moves of a request from asked to waiting to granted to gone. Does not own: how far a grant grows
+//! Owns: the steps of a request from enqueued to waiting to granted to gone. Does not own: how far a grant grows
 //! (`grant`).
 //!
-//! A request waits for every conflicting granted lock and every conflicting request asked for before it. Of these it
-//! watches just one; when that one is gone it looks again, and either finds another or is granted. So giving back a
-//! lock costs what it wakes, not the length of the queue. A watched request that is granted stays watched: it still
-//! excludes.
+//! A request waits for every conflicting granted lock and every earlier conflicting request. Of these it watches just
+//! one. When that one is gone, the request is checked again, and either watches another one or is granted. So the
+//! return of a lock costs what it wakes, not the length of the queue. A watched request that is granted stays watched,
+//! because it still conflicts.
 
 use super::{Action, Dropped, GROUP, Lock, LockRequest, LockSpace, Object, Refusal, State, class, conflicting, party};
 use crate::mode::{Growth, LockId, Mode, Owner};
@@ -15,14 +15,14 @@ use amphi_types::{ByteRange, ObjectId, RangeSet, SessionId};
 use std::collections::BTreeSet;
 
 impl LockSpace {
-    /// Asks for a lock. Granted at once or later, always through [`LockSpace::poll_action`], in the order of asking as
-    /// far as requests conflict.
+    /// Requests a lock. It is granted at once or later, always through [`LockSpace::poll_action`]; conflicting requests
+    /// are granted in the order in which they came.
     pub fn enqueue(&mut self, now_ns: u64, request: LockRequest) -> Result<LockId, Refusal> {
         self.enter(now_ns, request, true)
     }
 
-    /// Lock-ahead: granted at once just as asked, or refused as [`Refusal::WouldBlock`], which counts as one conflict.
-    /// Nobody is called back for it.
+    /// Lock-ahead: granted at once exactly as requested, or refused with [`Refusal::WouldBlock`], which counts as one
+    /// conflict. No callback is sent for it.
     pub fn enqueue_ahead(&mut self, now_ns: u64, request: LockRequest) -> Result<LockId, Refusal> {
         self.enter(now_ns, LockRequest { growth: Growth::Exact, ..request }, false)
     }
@@ -76,8 +76,8 @@ impl LockSpace {
         Ok(id)
     }
 
-    /// The client gives locks back, or withdraws requests. Ids that are not its own, or already gone, are passed over:
-    /// that is the normal race between a cancel and an eviction. Returns how many there were.
+    /// The client returns locks, or withdraws requests. Ids that are not its own, or already gone, are ignored: that is
+    /// the normal race between a cancel and an eviction. Returns how many there were.
     pub fn cancel(&mut self, now_ns: u64, session: SessionId, ids: &[LockId]) -> usize {
         let of_session = |lock: &Lock| !lock.owner.is_direct() && lock.owner.session() == session;
         let own = |id: &LockId| self.locks.get(id).is_some_and(of_session);
@@ -86,16 +86,16 @@ impl LockSpace {
         ids.len()
     }
 
-    /// A direct request is done, or given up while it waited.
+    /// A direct request is done, or was given up while it waited.
     pub fn release(&mut self, now_ns: u64, id: LockId) {
         if self.locks.get(&id).is_some_and(|lock| lock.owner.is_direct()) {
             self.remove(now_ns, &BTreeSet::from([id]));
         }
     }
 
-    /// The session is over: its cached locks and everything it waits for are dropped. Its direct requests that were
-    /// granted stay until they are released, since their I/O may be on its way to the disk; for the same reason the
-    /// caller first waits for writes that the session sent under cached locks and that were already submitted.
+    /// The session is over: its cached locks and all its waiting requests are dropped. Its granted direct requests stay
+    /// until they are released, because their I/O may be on its way to the disk. For the same reason the caller first
+    /// waits for writes that the session sent under cached locks and that were already submitted.
     pub fn drop_session(&mut self, now_ns: u64, session: SessionId) -> Dropped {
         let mut dropped = Dropped::default();
         let mut ids = BTreeSet::new();
@@ -115,8 +115,8 @@ impl LockSpace {
         dropped
     }
 
-    /// Restores a cached or group lock that a client held before the lock server restarted, under its old id. Called
-    /// while no new request is taken yet.
+    /// Restores a cached or group lock that a client held before the lock server restarted, under its old id. To be
+    /// called before new requests are accepted.
     pub fn restore(
         &mut self,
         owner: Owner,
@@ -149,8 +149,8 @@ impl LockSpace {
         Ok(())
     }
 
-    /// As [`LockSpace::restore`], under a new id, for a client that goes on with that: as long as no new request is
-    /// taken.
+    /// As [`LockSpace::restore`], but under a new id, with which the client goes on. To be called before new requests
+    /// are accepted.
     pub fn take_in(&mut self, owner: Owner, object: ObjectId, mode: Mode, range: ByteRange) -> Result<LockId, Refusal> {
         if range.is_empty() {
             return Err(Refusal::EmptyRange);
@@ -177,7 +177,7 @@ impl LockSpace {
         }
     }
 
-    /// Whether a lock or request of somebody else excludes this lock.
+    /// Whether a lock or request of another owner conflicts with this lock.
     fn is_excluded(&self, owner: Owner, object: ObjectId, mode: Mode, range: ByteRange) -> bool {
         let view = self.objects.get(&object).copied().unwrap_or(Object::NEW);
         self.waiting_conflict(&view, owner, mode, range, LockId(u64::MAX)).is_some()
@@ -190,27 +190,27 @@ impl LockSpace {
         self.blocker_of(&view, owner, mode, range, LockId(u64::MAX)).is_some()
     }
 
-    /// Notes the conflicts of a request that comes now.
+    /// Counts the conflicts of a new request.
     fn note_conflicts(&mut self, now_ns: u64, view: &Object, request: &LockRequest) {
         let cap = self.contention.cap();
         let LockRequest { owner, object, mode, range, .. } = *request;
-        // What waits for a group could not do better by going direct.
+        // Requests that wait for a group would gain nothing by going direct.
         if cap > 0 && matches!(owner, Owner::Cached(_) | Owner::Direct(_)) {
             let conflicts = self.count_conflicts(view, owner, mode, range, cap);
             self.contention.conflicts(now_ns, object, conflicts);
         }
     }
 
-    /// Notes that a session wants bytes of the object, perhaps again.
+    /// Notes that a session requests bytes of the object, perhaps again.
     fn note_asking(&mut self, now_ns: u64, object: ObjectId, owner: Owner) {
         if let Owner::Cached(session) | Owner::Direct(session) = owner {
             self.contention.asked(now_ns, object, session);
         }
     }
 
-    /// Conflicting granted locks and waiting requests, up to `cap`. Granted ones count with their grown range: false
-    /// sharing is contention too. What the same session asked for does not count (its direct requests may share a page,
-    /// with locks of whole pages): contended is what others want.
+    /// Number of conflicting granted locks and waiting requests, up to `cap`. Granted locks count with their grown
+    /// range, because false sharing is contention too. Locks and requests of the same session do not count (its direct
+    /// requests may share a page, if locks cover whole pages): contention is what others want.
     fn count_conflicts(&self, view: &Object, owner: Owner, mode: Mode, range: ByteRange, cap: usize) -> usize {
         let mut count = 0;
         for (class, exempt) in conflicting(owner, mode).filter(|&(class, _)| class < GROUP) {
@@ -221,14 +221,14 @@ impl LockSpace {
         count
     }
 
-    /// One reason why the request has to wait. The request asked last comes first, so that a crowd behind one lock
+    /// One reason why the request has to wait. Of several requests it is the latest, so that a crowd behind one lock
     /// forms a chain in which each departure wakes one.
     fn blocker(&self, view: &Object, id: LockId) -> Option<LockId> {
         let lock = &self.locks[&id];
         self.blocker_of(view, lock.owner, lock.mode, lock.range, id)
     }
 
-    /// As `blocker`, of a request that counts as asked at `id`.
+    /// As `blocker`, for a request that counts as made at `id`.
     fn blocker_of(&self, view: &Object, owner: Owner, mode: Mode, range: ByteRange, id: LockId) -> Option<LockId> {
         #[cfg(test)]
         if self.planted_bug == Some(crate::tests::PlantedBug::JumpQueue) {
@@ -236,7 +236,7 @@ impl LockSpace {
         }
         let waiting = match owner {
             Owner::Group(_, group) if self.in_force(view) == Some(group) => return None,
-            // Everybody else waits for the end of the group, which waits for its members.
+            // All others wait for the end of the group, which waits for its members.
             Owner::Member(..) => self.waiting_member(view, owner, mode, range, id),
             Owner::Holder(_) => None,
             _ => self.waiting_conflict(view, owner, mode, range, id),
@@ -244,7 +244,7 @@ impl LockSpace {
         waiting.or_else(|| self.granted_conflict(view, owner, mode, range)).filter(|_| !self.planted_miss())
     }
 
-    /// A request of a `Holder` is an ordinary direct one if the session holds no cached lock on some of its bytes.
+    /// The owner of a `Holder` request: `Direct` if the session does not hold cached locks on all of the bytes.
     fn as_holder(&self, object: ObjectId, owner: Owner, range: ByteRange) -> Owner {
         let Owner::Holder(session) = owner else { return owner };
         let mut covered = RangeSet::new();
@@ -313,7 +313,7 @@ impl LockSpace {
         }
     }
 
-    /// Calls back every granted cached lock in the way of a request that waits.
+    /// Calls back every granted cached lock that conflicts with a waiting request.
     fn call_back_conflicting(&mut self, now_ns: u64, object: ObjectId, owner: Owner, mode: Mode, range: ByteRange) {
         let view = self.objects[&object];
         let mut found = Vec::new();
@@ -325,7 +325,7 @@ impl LockSpace {
         }
     }
 
-    /// Asks a lock back for a request of `asker`.
+    /// Calls a lock back for a request of `asker`.
     pub(super) fn send_callback(
         &mut self,
         now_ns: u64,
@@ -339,7 +339,7 @@ impl LockSpace {
         lock.deadline_ns = Some(deadline_ns);
         let (session, object) = (lock.owner.session(), lock.object);
         self.deadlines.insert((deadline_ns, id));
-        // What waits for a group could not do better by going direct.
+        // Requests that wait for a group would gain nothing by going direct.
         if asker.group().is_none() {
             self.contention.called_back(now_ns, object, session);
         }
@@ -351,7 +351,7 @@ impl LockSpace {
         self.actions.push_back(Action::Callback { id, session, object, wanted_mode, wanted_range, contended });
     }
 
-    /// Takes locks and requests out, then lets those who watched them look again, in the order of asking.
+    /// Removes locks and requests, and then checks the requests that watched them, in the order in which they came.
     fn remove(&mut self, now_ns: u64, ids: &BTreeSet<LockId>) {
         let mut woken = BTreeSet::new();
         let mut left = BTreeSet::new();
@@ -396,7 +396,7 @@ impl LockSpace {
         }
     }
 
-    /// Takes a request that is about to be granted out of those that wait.
+    /// Removes a request that is about to be granted from the waiting ones.
     pub(super) fn leave_queue(&mut self, id: LockId) {
         let Some(lock) = self.locks.get(&id) else { return };
         let Some(tables) = self.objects.get_mut(&lock.object) else { return };
@@ -405,7 +405,7 @@ impl LockSpace {
     }
 }
 
-/// The smallest range of whole units around `range`; the end of the address space stays where it is.
+/// The smallest range of whole units around `range`. The end of the address space stays where it is.
 fn widen(range: ByteRange, unit_bytes: u64) -> ByteRange {
     let mask = unit_bytes - 1;
     let end = range.end.checked_add(mask).map_or(u64::MAX, |end| end & !mask);

@@ -1,20 +1,21 @@
-//! What one client caches under the tokens of one target.
+//! `TokenCache`: what one client caches under tokens.
 //!
-//! Owns: cached values with the time at which each ends, the requests whose replies may bring tokens, changes of the
-//! client's own, and numbers below which a late grant is void. Does not own: messages, or the kernel's copies.
+//! Owns: cached values with the time at which each expires, the requests whose replies may bring tokens, the client's
+//! own changes, and the numbers up to which late grants are void. Does not own: messages, or the kernel's copies.
 //!
 //! Invariants, checked by the model tests:
-//! * a value is used only before its end, counted from when the request was sent, so before the server takes it for
-//!   expired;
-//! * from the moment a revocation is taken until a later grant, none of its keys is used, whatever replies still
-//!   arrive;
-//! * from the moment a change of its own is sent until a grant made after the change, its keys are not used either:
-//!   another client may see the change before the reply is here, and tell;
-//! * nothing here waits: a revocation can be answered as soon as it has been taken.
 //!
-//! Numbers: [`TokenCache::get`] is one lookup without allocation. 65,536 values; the one that ends first makes room.
-//! 4,096 void numbers by key, about 60 bytes each, kept only while an older request is unanswered; beyond, one for all
-//! keys.
+//! * A value is used only before its end, counted from when the request was sent. So its use ends before the server
+//!   takes the token for expired.
+//! * From the moment a revocation is received until a later grant, none of its keys is used, whatever replies still
+//!   arrive.
+//! * From the moment a change of this client is sent until a grant made after the change, its keys are not used either.
+//!   Another client may see the change before the reply is here, and tell a program of this client.
+//! * Nothing here waits, so a revocation can be answered as soon as it was applied.
+//!
+//! Numbers: [`TokenCache::get`] is one lookup without allocation. 65,536 values are cached, and the one that expires
+//! first makes room. 4,096 void numbers are kept by key, about 60 bytes each, only while an older request is
+//! unanswered. When there are more, one void number counts for all keys.
 
 #[cfg(test)]
 use super::PlantedBug;
@@ -24,9 +25,9 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 /// Tunables of a client's cache.
 #[derive(Clone, Copy, Debug, Hash)]
 pub struct TokenCacheLimits {
-    /// Values cached.
+    /// Most cached values.
     pub max_values: usize,
-    /// Keys whose void numbers are remembered one by one.
+    /// Most keys whose void numbers are remembered one by one.
     pub max_void: usize,
 }
 
@@ -36,7 +37,7 @@ impl Default for TokenCacheLimits {
     }
 }
 
-/// A request whose reply may bring tokens. Not a guard: give it to [`TokenCache::answered`] once.
+/// A request whose reply may bring tokens. An `Ask` is not a guard: pass it to [`TokenCache::answered`] once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[must_use = "an ask that is never answered keeps void numbers in memory"]
 pub struct Ask {
@@ -44,7 +45,7 @@ pub struct Ask {
     sent_ns: u64,
 }
 
-/// A change of the client's own that is under way. Not a guard: give it to [`TokenCache::changed`] once.
+/// A change of this client that is under way. An `OwnChange` is not a guard: pass it to [`TokenCache::changed`] once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[must_use = "keys of a change that never ends are never cached again"]
 pub struct OwnChange(u64);
@@ -56,7 +57,7 @@ struct Cached<V> {
     value: V,
 }
 
-/// Grants up to a number are void if asked for with one of the requests up to `newest`.
+/// Grants up to a number are void if they come with the reply to one of the requests up to `newest`.
 #[derive(Clone, Copy)]
 #[cfg_attr(test, derive(Hash))]
 struct Void {
@@ -70,25 +71,25 @@ impl Void {
     }
 }
 
-/// Values that one client caches of one target: a state machine without I/O.
+/// The values that one client caches: a state machine without I/O.
 #[cfg_attr(test, derive(Clone, Hash))]
 pub struct TokenCache<V> {
     limits: TokenCacheLimits,
     values: BTreeMap<TokenKey, Cached<V>>,
     by_end: BTreeSet<(u64, TokenKey)>,
     last_ask: u64,
-    /// Unanswered.
+    /// Requests that are unanswered.
     asks: BTreeSet<u64>,
     void: BTreeMap<TokenKey, Void>,
-    /// Keys in `void` in the order of their newest request; a key that was renewed is in it more than once.
+    /// Keys in `void` in the order of their newest request. A key whose entry was renewed occurs more than once.
     void_order: VecDeque<(u64, TokenKey)>,
-    /// For every key.
+    /// The void number for all keys.
     void_all: Option<Void>,
     /// Grants of earlier starts of the target are void.
     generation: u16,
     last_change: u64,
     changes: BTreeMap<OwnChange, Vec<TokenKey>>,
-    /// How many changes of its own concern a key.
+    /// By key: how many changes of this client concern it.
     changing: BTreeMap<TokenKey, usize>,
     #[cfg(test)]
     pub(crate) bug: Option<PlantedBug>,
@@ -115,15 +116,15 @@ impl<V> TokenCache<V> {
         }
     }
 
-    /// Called before a request is sent whose reply may bring tokens. `now_ns` is read from a clock that goes on while
-    /// the machine sleeps. A request that is sent again keeps its first ask.
+    /// To be called before a request is sent whose reply may bring tokens. `now_ns` is read from a clock that goes on
+    /// during suspend. A request that is sent again keeps its first ask.
     pub fn ask(&mut self, now_ns: u64) -> Ask {
         self.last_ask += 1;
         self.asks.insert(self.last_ask);
         Ask { id: self.last_ask, sent_ns: now_ns }
     }
 
-    /// Takes what a reply shows, if it still may be cached. Returns whether it was.
+    /// Stores what a reply shows, if it may still be cached. Returns whether it was stored.
     pub fn store(&mut self, now_ns: u64, ask: Ask, key: TokenKey, grant: Grant, value: V) -> bool {
         let sent_ns = ask.sent_ns;
         #[cfg(test)]
@@ -151,7 +152,7 @@ impl<V> TokenCache<V> {
         true
     }
 
-    /// The reply has been taken, or will never be (the call was given up, or lost with its session).
+    /// The reply was processed, or will never come (the call was given up, or lost with its session).
     pub fn answered(&mut self, ask: Ask) {
         self.asks.remove(&ask.id);
         let oldest = self.asks.first().copied().unwrap_or(u64::MAX);
@@ -173,15 +174,16 @@ impl<V> TokenCache<V> {
         self.lend(now_ns, key).map(|(value, _)| value)
     }
 
-    /// The cached value and for how long it may be lent on, to a kernel that will be told of a revocation too.
+    /// The cached value, and the timeout with which a kernel may cache it, provided that it is told of a revocation
+    /// too.
     pub fn lend(&self, now_ns: u64, key: TokenKey) -> Option<(&V, u64)> {
         let cached = self.values.get(&key).filter(|cached| now_ns < cached.end_ns)?;
         Some((&cached.value, cached.end_ns - now_ns))
     }
 
-    /// Takes a revocation, also one that arrives twice. Whoever was lent a value of these keys has to be told too,
-    /// whether it is still cached here or not; then the answer is sent, always. Returns how many values were dropped
-    /// here.
+    /// Applies a revocation, which may arrive twice. A kernel that caches values of these keys has to drop them,
+    /// whether or not they are still cached here. After that the answer to the revocation is always sent. Returns how
+    /// many values were dropped here.
     pub fn revoke(&mut self, revoke: &Revoke) -> usize {
         let mut dropped = 0;
         for &key in &revoke.keys {
@@ -198,7 +200,8 @@ impl<V> TokenCache<V> {
         dropped
     }
 
-    /// A request that changes these keys is about to be sent, and names them. They are not used until it is answered.
+    /// To be called before a request is sent that changes these keys and names them. The values of these keys are not
+    /// used until the request is answered.
     pub fn changing(&mut self, keys: &[TokenKey]) -> OwnChange {
         self.last_change += 1;
         let id = OwnChange(self.last_change);
@@ -214,9 +217,9 @@ impl<V> TokenCache<V> {
         id
     }
 
-    /// The change was answered, with the number from `TokenSpace::end_change`; called before grants of the same reply
-    /// are stored. `None` if it was not carried out and never will be: a call whose outcome is open has not ended, even
-    /// if its caller was interrupted.
+    /// The change was answered, with the number from `TokenSpace::end_change`. To be called before grants of the same
+    /// reply are stored. `None` if the change was not carried out and never will be. A call whose outcome is unknown
+    /// has not ended, even if its caller was interrupted.
     pub fn changed(&mut self, change: OwnChange, number: Option<TokenNumber>) {
         for key in self.changes.remove(&change).unwrap_or_default() {
             if let Some(count) = self.changing.get_mut(&key) {
@@ -233,8 +236,8 @@ impl<V> TokenCache<V> {
         }
     }
 
-    /// The target has started anew: values from before are dropped, and grants from before are void by their numbers.
-    /// After this the client presents itself. Requests that are sent again keep their asks, changes of its own go on.
+    /// The target has restarted: earlier values are dropped, and earlier grants are void by their numbers. After this
+    /// the client presents itself. Requests that are sent again keep their asks, and changes of this client go on.
     pub fn restarted(&mut self, generation: u16) {
         self.generation = self.generation.max(generation);
         self.values.clear();
@@ -248,14 +251,14 @@ impl<V> TokenCache<V> {
         self.void_every(TokenNumber(u64::MAX));
     }
 
-    /// The session is over, or its tokens cannot be trusted: drops every value and voids every grant on its way.
+    /// Drops every value and voids every grant on its way, because the session is over or its tokens cannot be trusted.
     pub fn lose_all(&mut self) {
         self.values.clear();
         self.by_end.clear();
         self.void_every(TokenNumber(u64::MAX));
     }
 
-    /// Number of values, expired ones included.
+    /// Number of values, including expired ones.
     pub fn len(&self) -> usize {
         self.values.len()
     }
@@ -279,8 +282,8 @@ impl<V> TokenCache<V> {
         }
     }
 
-    /// Grants of the key up to this number are void from now on. Only a reply to a request that is unanswered now can
-    /// bring one: the server made them before it sent what is being taken here.
+    /// Makes grants of the key up to this number void. Only the reply to a request that is unanswered now can bring
+    /// one, because the server made those grants before it sent what is being applied here.
     fn void(&mut self, key: TokenKey, upto: TokenNumber) {
         if self.asks.is_empty() {
             return;

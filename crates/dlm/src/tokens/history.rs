@@ -1,12 +1,13 @@
-//! Which directories are changed by several clients.
+//! `History`: which directories are changed by several clients (concurrently changed).
 //!
-//! Owns: the last changer of each directory and until when its listing is not worth a token. Does not own: the tokens.
+//! Owns: which session changed each directory last, and until when its listing is not worth a token. Does not own: the
+//! tokens.
 //!
-//! Invariants: at most `max_dirs` directories are remembered, the one changed longest ago is forgotten first;
-//! forgetting costs a revocation now and then, never coherence.
+//! Invariants: at most `max_dirs` directories are remembered, and the one whose last change is the oldest is forgotten
+//! first. Forgetting costs a revocation from time to time, never coherence.
 //!
-//! The number: a listing token that is revoked by each create of the others costs every one of them a round trip to
-//! every holder, so 2 changes by different sessions within 2 s end listing tokens of the directory for 5 s.
+//! The number: if each create of other clients revoked a listing token, it would cost each of them a round trip to
+//! every holder. So 2 changes by different sessions within 2 s end listing tokens of the directory for 5 s.
 
 use amphi_types::{Ino, SessionId};
 use std::collections::{BTreeMap, BTreeSet};
@@ -14,11 +15,11 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Tunables of the history.
 #[derive(Clone, Copy, Debug, Hash)]
 pub struct HistoryLimits {
-    /// Directories remembered.
+    /// Most directories that are remembered.
     pub max_dirs: usize,
-    /// Two changes by different sessions within this time make a directory shared.
+    /// Two changes by different sessions within this time make a directory concurrently changed.
     pub window_ns: u64,
-    /// A shared directory grants no listing token for this long after its last change that made it so.
+    /// So long after its last pair of such changes the directory grants no listing token.
     pub hold_ns: u64,
 }
 

@@ -1,21 +1,22 @@
-//! The tokens of one target.
+//! `TokenSpace`: the tokens of one target.
 //!
 //! Owns: which session may cache which key and until when, revocations and their deadlines, changes that wait for them
-//! (`change`), sessions that a restarted target waits for. Does not own: sessions (it is told when one ends), values,
-//! or the execution of changes. Like the rest of the crate it is a state machine: time is an argument, what has to be
-//! done is taken out with [`TokenSpace::poll_action`].
+//! (`change`), and sessions that a restarted target waits for. Does not own: sessions (the caller reports their end),
+//! values, or the execution of changes. Like the rest of the crate it is a state machine: time is an argument, and what
+//! has to be done is taken out with [`TokenSpace::poll_action`].
 //!
 //! Invariants, checked by the model tests:
-//! * while a change is ready, no session may use a cached value of its keys: each token on them was answered for,
-//!   belonged to a session that cannot use it any more, or has expired here and therefore earlier at the client;
-//! * a key with a change that waits or is ready gets no grant; so tokens of a key only become fewer while a change
-//!   waits;
-//! * a token is in `tokens` and in exactly one of `held` and `leaving`, and in the same set of its session;
-//! * a token under revocation stays in the table until the answer, so bounds count it and later changes wait for it.
 //!
-//! Numbers: a token ends `margin_ns` [1 s] after its life [30 s] as seen from here; about 200 bytes each, at most
-//! 1,048,576 of them and 131,072 for each session. From three quarters of a bound on, the oldest are revoked, 64 at a
-//! time.
+//! * While a change is ready, no session may use a cached value of its keys. Each token on them was answered for,
+//!   belonged to a session that cannot use it any more, or has expired here and therefore earlier at the client.
+//! * A key with a change that waits or is ready gets no grant. So tokens of a key only become fewer while a change
+//!   waits.
+//! * A token is in `tokens` and in exactly one of `held` and `leaving`, and in the same set of its session.
+//! * A token under revocation stays in the table until the answer, so bounds count it and later changes wait for it.
+//!
+//! Numbers: a token expires here `margin_ns` [1 s] after its life [30 s] is over. A token takes about 200 bytes; there
+//! are at most 1,048,576 of them, and 131,072 for each session. From three quarters of a bound on, the oldest are
+//! revoked, 64 at a time.
 
 mod change;
 
@@ -30,23 +31,24 @@ use amphi_types::{Ino, SessionId};
 use change::{Change, Queue};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Tokens that one [`TokenSpace::tick`] ends at most.
+/// Most tokens that one [`TokenSpace::tick`] ends.
 const EXPIRE_BATCH: usize = 1024;
 
 /// Tunables of a target's tokens.
 #[derive(Clone, Copy, Debug, Hash)]
 pub struct TokenLimits {
-    /// How long a client may use a token, counted from its request; 0 grants none.
+    /// How long a client may use a token, counted from its request. 0: none is granted.
     pub life_ns: u64,
-    /// How much longer a token counts here, counted from the grant: more than two clocks may drift apart within a life.
+    /// How much longer a token counts here, counted from the grant. It has to be more than two clocks may drift apart
+    /// within a life.
     pub margin_ns: u64,
-    /// Tokens of the target, those under revocation included.
+    /// Most tokens of the target, including those under revocation.
     pub max_tokens: usize,
-    /// Tokens of one session, those under revocation included.
+    /// Most tokens of one session, including those under revocation.
     pub max_session_tokens: usize,
-    /// Tokens revoked together when a bound comes near.
+    /// How many tokens are revoked together when a bound comes near.
     pub trim_batch: usize,
-    /// Revocations that a session may leave unanswered before it is granted nothing.
+    /// Most revocations that a session may leave unanswered before it is granted nothing.
     pub max_unanswered: usize,
     /// A session that has not answered a revocation after this time is overdue.
     pub callback_deadline_ns: u64,
@@ -72,13 +74,13 @@ impl Default for TokenLimits {
 /// Why a reply may not be cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoGrant {
-    /// Tokens are switched off.
+    /// Tokens are switched off, as in sole mode.
     Off,
     /// Another session writes the file.
     Written,
     /// A change of the key is under way.
     Changing,
-    /// Several clients change the directory.
+    /// The directory is concurrently changed.
     Shared,
     /// The session's earlier token for this key is being revoked, or it leaves too many revocations unanswered.
     Unanswered,
@@ -88,14 +90,14 @@ pub enum NoGrant {
     Full,
 }
 
-/// What the target has to do next.
+/// The next action of the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(test, derive(Hash))]
 pub enum TokenAction {
-    /// Send this to its session, and again after a new connection ([`TokenSpace::unanswered`]). It may overtake
-    /// replies.
+    /// Send this revocation to its session, and again after a new connection ([`TokenSpace::unanswered`]). The
+    /// revocation may overtake replies.
     Revoke(Revoke),
-    /// The change may be applied now; [`TokenSpace::end_change`] afterwards.
+    /// The change may be applied now, and [`TokenSpace::end_change`] is called afterwards.
     Ready(ChangeId),
 }
 
@@ -111,9 +113,10 @@ pub struct TokenOverdue {
 /// How a session ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SessionEnd {
-    /// It said so, or its process is known to be dead: it uses nothing any more.
+    /// The session ended itself, or its process is known to be dead, so it uses nothing any more.
     Stopped,
-    /// It is unreachable and does not know that it is over: it may use what it caches until that expires.
+    /// The session is unreachable and does not know that it is over. The client may use what it caches until that
+    /// expires.
     CutOff,
 }
 
@@ -122,7 +125,7 @@ pub enum SessionEnd {
 enum State {
     Held,
     Revoked(RevokeId),
-    /// Of a session that was cut off; only time ends it.
+    /// A token of a session that was cut off. Only time ends it.
     Orphan,
 }
 
@@ -134,7 +137,7 @@ struct Token {
     state: State,
 }
 
-/// Order of tokens: the one that expires first is the oldest.
+/// Order of tokens. The one that expires first is the oldest.
 type Age = (u64, TokenNumber);
 
 #[derive(Default)]
@@ -149,7 +152,7 @@ struct Session {
 struct Pending {
     revoke: Revoke,
     deadline_ns: u64,
-    /// For a change of the session that holds the tokens.
+    /// The revocation was caused by a change of the session that holds the tokens.
     own: bool,
 }
 
@@ -159,7 +162,7 @@ struct Recovery {
     until_ns: u64,
 }
 
-/// What was granted and asked back so far.
+/// Statistics of grants and revocations.
 #[cfg_attr(test, derive(Clone, Hash))]
 struct Counts {
     grants: u64,
@@ -170,7 +173,7 @@ struct Counts {
 #[cfg_attr(test, derive(Clone, Hash))]
 struct Revoking {
     pending: BTreeMap<RevokeId, Pending>,
-    /// Unanswered revocations that were not reported as overdue.
+    /// Deadlines of unanswered revocations that were not reported as overdue.
     deadlines: BTreeSet<(u64, RevokeId)>,
 }
 
@@ -179,11 +182,11 @@ struct Revoking {
 pub struct TokenSpace {
     limits: TokenLimits,
     generation: u16,
-    /// For people.
+    /// Statistics.
     counts: Counts,
     tokens: BTreeMap<(TokenKey, SessionId), Token>,
     held: BTreeMap<Age, (TokenKey, SessionId)>,
-    /// Under revocation, or orphans.
+    /// Tokens under revocation, and orphans.
     leaving: BTreeMap<Age, (TokenKey, SessionId)>,
     sessions: BTreeMap<SessionId, Session>,
     /// Revocations under way.
@@ -200,7 +203,7 @@ pub struct TokenSpace {
 }
 
 impl TokenSpace {
-    /// An empty table. `generation` counts the starts of the target: every start needs a larger one.
+    /// An empty table. `generation` counts the starts of the target; every start needs a larger one.
     pub fn new(limits: TokenLimits, generation: u16) -> TokenSpace {
         TokenSpace {
             limits,
@@ -227,18 +230,18 @@ impl TokenSpace {
         self.limits.callback_deadline_ns = callback_deadline_ns;
     }
 
-    /// What to do next; `None` when there is nothing.
+    /// The next action; `None` when there is none.
     pub fn poll_action(&mut self) -> Option<TokenAction> {
         self.actions.pop_front()
     }
 
-    /// Whether several sessions changed names of the directory lately: a token for it would be revoked soon.
+    /// Whether the directory is concurrently changed, so that a token for it would be revoked soon.
     pub fn is_shared(&self, now_ns: u64, dir: Ino) -> bool {
         self.history.is_shared(now_ns, dir)
     }
 
-    /// A token for what a reply shows. Called in the same step that reads the value, with nothing in between.
-    /// `written`: another session writes the file, so its size and times change without a change here.
+    /// Grants a token for what a reply shows. To be called in the same step that reads the value, with nothing in
+    /// between. `written`: another session writes the file, so its size and times change without a change here.
     pub fn grant(&mut self, now_ns: u64, session: SessionId, key: TokenKey, written: bool) -> Result<Grant, NoGrant> {
         let limits = self.limits;
         if limits.life_ns == 0 {
@@ -283,13 +286,13 @@ impl TokenSpace {
         Ok(Grant { number, life_ns: limits.life_ns })
     }
 
-    /// The newest number granted. Every grant up to it was read before this moment.
+    /// The newest number that was granted. Every grant up to it was read before this moment.
     pub fn number(&self) -> TokenNumber {
         TokenNumber::new(self.generation, self.counts.grants)
     }
 
-    /// The session answered: it has dropped what the revocation names and uses it no more. Answers to what is not known
-    /// (answered before, or the session was dropped) are passed over. Returns whether it was known.
+    /// The session answered: it has dropped what the revocation names, and uses it no more. Answers to unknown
+    /// revocations (answered before, or the session was dropped) are ignored. Returns whether the revocation was known.
     pub fn revoked(&mut self, session: SessionId, id: RevokeId) -> bool {
         if self.revoking.pending.get(&id).is_none_or(|pending| pending.revoke.session != session) {
             return false;
@@ -344,9 +347,9 @@ impl TokenSpace {
         ids.filter_map(|id| self.revoking.pending.get(id)).map(|pending| &pending.revoke)
     }
 
-    /// After a restart, before anything else: these sessions may use tokens that nobody here knows of. Changes wait
-    /// until each has presented itself or was dropped as stopped, or until the longest life that was ever granted is
-    /// over.
+    /// To be called first after a restart. These sessions may use tokens that this target does not know any more.
+    /// Changes wait until each of them has presented itself or was dropped as stopped, or until the longest life that
+    /// was ever granted is over.
     pub fn recover(&mut self, now_ns: u64, sessions: impl IntoIterator<Item = SessionId>, longest_life_ns: u64) {
         #[cfg(test)]
         if self.bug == Some(PlantedBug::SkipRecovery) {
@@ -357,7 +360,7 @@ impl TokenSpace {
         self.recovery = (!missing.is_empty()).then_some(Recovery { missing, until_ns });
     }
 
-    /// The session knows of the restart and has dropped everything it cached before.
+    /// The session knows of the restart and has dropped everything that it had cached before.
     pub fn present(&mut self, session: SessionId) {
         if let Some(recovery) = &mut self.recovery
             && recovery.missing.remove(&session)
@@ -372,13 +375,13 @@ impl TokenSpace {
         self.recovery.iter().flat_map(|recovery| recovery.missing.iter().copied())
     }
 
-    /// Ends tokens whose time is over, at most 1,024; [`TokenSpace::next_deadline`] says when to call again.
+    /// Ends expired tokens, at most 1,024. [`TokenSpace::next_deadline`] says when to call again.
     pub fn tick(&mut self, now_ns: u64) {
         if self.recovery.as_ref().is_some_and(|recovery| recovery.until_ns <= now_ns) {
             self.end_recovery();
         }
         for _ in 0..EXPIRE_BATCH {
-            // Those that are leaving come first: a change may wait for them.
+            // Tokens in `leaving` come first, because a change may wait for them.
             let expired = |ages: &BTreeMap<Age, (TokenKey, SessionId)>| {
                 ages.first_key_value().filter(|(age, _)| age.0 <= now_ns).map(|(_, &what)| what)
             };
@@ -389,7 +392,7 @@ impl TokenSpace {
         }
     }
 
-    /// When [`TokenSpace::tick`] and [`TokenSpace::poll_overdue`] have something to do next.
+    /// When [`TokenSpace::tick`] or [`TokenSpace::poll_overdue`] has to be called next.
     pub fn next_deadline(&self) -> Option<u64> {
         let recovery = self.recovery.as_ref().map(|recovery| recovery.until_ns);
         let overdue = self.revoking.deadlines.first().map(|&(deadline_ns, _)| deadline_ns);
@@ -397,15 +400,15 @@ impl TokenSpace {
         [recovery, overdue, ages[0], ages[1]].into_iter().flatten().min()
     }
 
-    /// Revocations that were made at least `quiet_ns` ago and are not answered; the oldest first.
+    /// Revocations that were made at least `quiet_ns` ago and are not answered, the oldest first.
     pub fn unanswered_for(&self, now_ns: u64, quiet_ns: u64) -> impl Iterator<Item = &Revoke> {
         let until_ns = now_ns.saturating_add(self.limits.callback_deadline_ns).saturating_sub(quiet_ns);
         let quiet = self.revoking.deadlines.range(..=(until_ns, RevokeId(u64::MAX)));
         quiet.filter_map(|(_, id)| self.revoking.pending.get(id).map(|pending| &pending.revoke))
     }
 
-    /// Whether a session has not answered a revocation that was made at least `quiet_ns` ago, for a change of somebody
-    /// else.
+    /// Whether a session has not answered a revocation that was made at least `quiet_ns` ago for another session's
+    /// change.
     pub fn leaves_unanswered(&self, session: SessionId, now_ns: u64, quiet_ns: u64) -> bool {
         let until_ns = now_ns.saturating_add(self.limits.callback_deadline_ns).saturating_sub(quiet_ns);
         let quiet = self.revoking.deadlines.range(..=(until_ns, RevokeId(u64::MAX)));
@@ -417,8 +420,9 @@ impl TokenSpace {
         !self.revoking.deadlines.is_empty()
     }
 
-    /// A session that left a revocation unanswered beyond its deadline; each revocation is reported once. Not one for a
-    /// change of that session itself: its end would help nobody, as changes wait for the end of the tokens anyway.
+    /// A session that left a revocation unanswered beyond its deadline. Each revocation is reported once. One for a
+    /// change of that session itself is not reported: evicting the session would not help, because changes wait for the
+    /// expiry of the tokens anyway.
     pub fn poll_overdue(&mut self, now_ns: u64) -> Option<TokenOverdue> {
         while let Some(&(deadline_ns, id)) =
             self.revoking.deadlines.first().filter(|(deadline_ns, _)| *deadline_ns <= now_ns)
@@ -431,7 +435,7 @@ impl TokenSpace {
         None
     }
 
-    /// Number of tokens, those under revocation included.
+    /// Number of tokens, including those under revocation.
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
@@ -449,7 +453,7 @@ impl TokenSpace {
         }
     }
 
-    /// Revokes the oldest tokens of the session, and of the target, when three quarters of a bound are held.
+    /// Revokes the oldest tokens of the session, or of the target, when three quarters of a bound are in use.
     fn trim(&mut self, now_ns: u64, session: SessionId) {
         let limits = self.limits;
         let batch = limits.trim_batch.max(1);
@@ -466,8 +470,8 @@ impl TokenSpace {
         self.revoke(now_ns, &oldest, None);
     }
 
-    /// Revokes these tokens for a change of `by`, as few messages for each session as can be. None of them is under
-    /// revocation.
+    /// Revokes these tokens for a change of `by`, with as few messages for each session as possible. None of them is
+    /// under revocation yet.
     fn revoke(&mut self, now_ns: u64, tokens: &BTreeSet<(SessionId, TokenKey)>, by: Option<SessionId>) {
         let mut rest = tokens.iter().copied().peekable();
         while let Some(&(session, _)) = rest.peek() {
@@ -510,7 +514,7 @@ impl TokenSpace {
         revoke.keys
     }
 
-    /// Takes a token out of every table; who waits for it has to be woken.
+    /// Removes a token from every table. Changes that wait for it have to be woken by the caller.
     fn remove(&mut self, key: TokenKey, session: SessionId) {
         let Some(token) = self.tokens.remove(&(key, session)) else { return };
         let age = (token.expires_ns, token.number);

@@ -1,6 +1,7 @@
-//! How calls that wait for long let their threads go.
+//! Calls that wait long give their thread back, and a task answers them later.
 //!
-//! Owns: when a call does, and the task that answers in its place. Does not own: how many may (`front/deferred`).
+//! Owns: when a call gives its thread back, and the task that waits in its place. Does not own: the bounds on such
+//! calls (`front/deferred`).
 
 use super::ClientFs;
 use crate::front::deferred::THREAD_WAIT;
@@ -11,8 +12,8 @@ use amphi_client::Pending;
 use amphi_types::{Errno, Result};
 
 impl ClientFs {
-    /// Waits for `pending`. If that takes long, the thread is let go and `answer` gives the answer when it
-    /// comes; what is returned then counts for nothing.
+    /// Waits for `pending`. If that takes long, the caller's thread is given back and a task calls `answer` when the
+    /// result is there. The value that this function returns is then ignored.
     pub(super) fn wait_long<T: Send + 'static>(
         &self,
         caller: &Caller<'_>,
@@ -22,7 +23,7 @@ impl ClientFs {
         self.wait_or_defer(caller, pending, 0, answer).unwrap_or(Err(Errno::Intr))
     }
 
-    /// The same, of what keeps `bytes` of a request in memory; `None` when the thread is let go.
+    /// As `wait_long`, for a request that keeps `bytes` in memory. `None`: the thread has been given back.
     pub(super) fn wait_or_defer<T: Send + 'static>(
         &self,
         caller: &Caller<'_>,
@@ -47,7 +48,7 @@ impl ClientFs {
         self.leave(caller, wait, pending, bytes, answer).err().map(|(wait, pending)| wait.wait(pending))
     }
 
-    /// As `wait_long`, for few bytes: if many wait so already, the thread is let go at once.
+    /// As `wait_long`, for small reads. If many of them wait on threads already, the thread is given back at once.
     pub(super) fn wait_briefly<T: Send + 'static>(
         &self,
         caller: &Caller<'_>,
@@ -66,7 +67,7 @@ impl ClientFs {
             answer(later, result);
         };
         match self.leave(caller, self.patience.begin(caller), pending, 0, answer) {
-            // It counts for nothing.
+            // A task answers, so this value is ignored.
             Ok(()) => Err(Errno::Intr),
             Err((wait, pending)) => {
                 caller.will_block();
@@ -75,8 +76,8 @@ impl ClientFs {
         }
     }
 
-    /// Lets the thread go: a task waits instead, and `answer` gives the answer. The operation comes back if too many
-    /// calls wait so already.
+    /// Gives the thread back: a task waits for `pending` and calls `answer`. If too many calls wait in this way
+    /// already, the operation is returned as the error.
     fn leave<T: Send + 'static>(
         &self,
         caller: &Caller<'_>,

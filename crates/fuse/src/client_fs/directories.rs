@@ -1,7 +1,7 @@
 //! Open directories: opening, listing and closing them.
 //!
-//! Owns: how a listing is put together from the client's answers, and how a directory is opened. Does not own: who
-//! opened it and where its listing ends (`listings`), what the kernel keeps of it (`kept_listings`).
+//! Owns: how a directory is opened, and how a listing is composed of the client's answers. Does not own: who opened a
+//! directory and where its listing ends (`front/listings`), which listings the kernel caches (`front/kept_listings`).
 
 use super::ClientFs;
 use crate::calls::OpenFlags;
@@ -14,19 +14,19 @@ use amphi_client::Ctx;
 use amphi_types::{Attr, Caps, Cred, Ino, Kind, Result};
 use std::time::Duration;
 
-/// Least bytes of a directory entry in a reply: bounds how many are asked for.
+/// Least bytes of a directory entry in a reply, which bounds how many entries are requested.
 const ENTRY_MIN_BYTES: usize = 32;
-/// The same with attributes.
+/// Least bytes of an entry with attributes.
 const ENTRY_PLUS_MIN_BYTES: usize = 160;
 /// How long attributes wait for the pages of a listing to be dropped.
 const DROP_WAIT: Duration = Duration::from_millis(50);
 
 impl ClientFs {
-    /// Opens a directory for its listing.
+    /// Opens a directory.
     pub(super) fn open_directory(&self, caller: &Caller<'_>, ino: Ino) -> OpenReply {
         self.moved.used(caller.tid, caller.node);
-        // The kernel has just checked that the directory may be read (`default_permissions`). From here on it may,
-        // whatever becomes of its permissions and of the caller.
+        // The kernel has just checked that the caller may read the directory (`default_permissions`). From now on the
+        // open directory may be read, even if its permissions or those of the caller change.
         let opener = caller.cred(&self.groups);
         let opener = Cred { caps: opener.caps.and(Caps::DAC_READ_SEARCH), ..opener };
         let mark = match caller.by_other_id() {
@@ -41,8 +41,9 @@ impl ClientFs {
         OpenReply { handle: self.listings.open(opener, mark != Mark::No), flags }
     }
 
-    /// A question is about to be answered with the attributes of a directory: what the kernel has of it from before
-    /// goes, if they show a change. While a mount is alone its kernel knows of all changes.
+    /// To be called before the attributes of a directory are answered. If they show a change, the kernel first drops
+    /// the listing that it has from before. In sole mode this is not needed, because all changes pass through this
+    /// kernel.
     pub(super) fn tells_directory(&self, caller: &Caller<'_>, attr: &Attr) {
         if self.keeps_older_listing(attr) && !caller.by_other_id() {
             caller.will_block();
@@ -51,19 +52,19 @@ impl ClientFs {
         }
     }
 
-    /// Whether the kernel may have a listing from before what these attributes show.
+    /// Whether the kernel may have a listing that is older than these attributes.
     pub(super) fn keeps_older_listing(&self, attr: &Attr) -> bool {
         attr.kind == Kind::Dir && !self.client.is_alone() && self.kept_listings.shows_change(attr)
     }
 
-    /// Closes it.
+    /// Closes an open directory.
     pub(super) fn close_directory(&self, ino: Ino, handle: Handle) {
         if self.listings.close(handle) {
             self.kept_listings.closes(ino);
         }
     }
 
-    /// The next entries.
+    /// Adds the next entries to `sink`.
     pub(super) fn list_directory(
         &self,
         caller: &Caller<'_>,
@@ -93,11 +94,11 @@ impl ClientFs {
             let end = listing.end || listing.entries.is_empty();
             for e in listing.entries {
                 let shown = |attr: &Attr| {
-                    // An answer for a program would end the life of a name that is lent.
+                    // If the kernel caches this name, attributes in a listing would end its timeout.
                     (attr.kind != Kind::Dir || self.moved.listed(attr.ino, caller.node, &e.name))
                         && !self.keeps_older_listing(attr)
                         && !self.is_lent(ino, &e.name, attr)
-                        // The kernel would have an older size behind it.
+                        // The attributes are left out where the kernel could end up with an older size than they show.
                         && self.shows_aside(caller.tid, attr, asked_ns)
                 };
                 let added = match e.attr.filter(shown) {

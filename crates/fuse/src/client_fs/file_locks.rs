@@ -1,7 +1,7 @@
-//! Locks of applications: the kernel's calls as operations of the client.
+//! File locks (`flock`, `fcntl`): the kernel's calls as operations of the client.
 //!
-//! Owns: what is asked for, in which order, and when a refusal is asked for again. Does not own: which owner took locks
-//! through which handle (`front/file_locks`), the locks (the client, the server).
+//! Owns: the requests and their order, and when a refused request is repeated. Does not own: which owner took locks
+//! through which handle (`front/file_locks`), the locks themselves (the client and the server).
 
 use super::ClientFs;
 use crate::calls::{Handle, LockHow, LockKind};
@@ -13,7 +13,7 @@ use amphi_types::{Errno, Ino, Result};
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 
-/// Fires the interrupt of a wait.
+/// A waker that interrupts a wait.
 struct Fire(Arc<Interrupt>);
 
 impl Wake for Fire {
@@ -50,7 +50,7 @@ impl ClientFs {
         }
     }
 
-    /// Asks again as long as what stands in the way may be about to go with a close.
+    /// Repeats `ask` as long as it is refused (`in_the_way`) because of a lock that a close is about to release.
     fn retry<T>(&self, caller: &Caller<'_>, ino: Ino, ask: impl Fn() -> T, in_the_way: impl Fn(&T) -> bool) -> T {
         let mut closes = self.file_locks.released_so_far();
         let mut result = ask();
@@ -71,7 +71,7 @@ impl ClientFs {
             Err(e) => return later.answer(Err(e)),
         };
         self.file_locks.await_namesake(caller, ino, how);
-        // A signal ends the wait at once: programs set alarms to bound it.
+        // A signal ends the wait at once, because programs use alarms to bound it.
         let interrupt = Arc::new(Interrupt::new());
         later.wake_on_interrupt(Waker::from(Arc::new(Fire(interrupt.clone()))));
         let mut pending = self.client.wait_lock(spec, interrupt);
@@ -91,14 +91,14 @@ impl ClientFs {
         }
     }
 
-    /// A descriptor of the file is closed by the process with this owner.
+    /// FLUSH: the process with this owner has closed a descriptor of the file.
     pub(super) fn locks_flushed(&self, caller: &Caller<'_>, ino: Ino, handle: Handle, owner: u64) -> Result<()> {
         let owner = FileLockOwner { family: FileLockFamily::Posix, id: owner };
         self.file_locks.flushed(handle, ino, owner);
         self.wait(caller, self.client.release_locks(ino, owner))
     }
 
-    /// The last descriptor of the handle was closed. Nobody waits for it.
+    /// RELEASE: the last descriptor of the handle was closed. No program waits for this.
     pub(super) fn locks_released(&self, handle: Handle) {
         let mut pending = Vec::new();
         let release = |ino, owner| pending.push(self.client.release_locks(ino, owner));
@@ -106,7 +106,7 @@ impl ClientFs {
         let locks = self.file_locks.clone();
         self.client.spawn(async move {
             for given_up in pending {
-                // If the server cannot be told, its session ends or it will be told later.
+                // If the server cannot be reached, either its session ends or the client repeats the release later.
                 let _ = given_up.await;
             }
             locks.given_up(number);

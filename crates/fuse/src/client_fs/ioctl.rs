@@ -1,10 +1,9 @@
-//! Device control of open files: what a program that knows its I/O pattern tells of one open file. `docs/IOCTL.md` has
-//! the numbers.
+//! Device control (`ioctl`) of open files, for programs that know their I/O pattern; `docs/IOCTL.md` has the numbers.
 //!
-//! Owns: numbers, sizes and checks of the commands. Does not own: what they do (the client).
+//! Owns: numbers, sizes and checks of the commands. Does not own: what the commands do (the client).
 //!
-//! Invariants: the sizes are in the numbers (`_IOR`, `_IOW`, `_IOWR`), so the kernel copies the arguments and no
-//! pointer comes here; a command that may wait for hours, joining a group, waits on no thread.
+//! Invariants: the sizes are encoded in the numbers (`_IOR`, `_IOW`, `_IOWR`), so the kernel copies the arguments and
+//! the mount never sees a pointer. A command that may wait for hours (joining a group) occupies no thread.
 
 use super::ClientFs;
 use crate::calls::{IoctlCall, IoctlReply};
@@ -15,7 +14,7 @@ use amphi_types::{ByteRange, Errno, IoMode, Result};
 use std::sync::Arc;
 use std::task::{Wake, Waker};
 
-/// Letter of all commands.
+/// The letter of all commands.
 const LETTER: u32 = b'A' as u32;
 const WRITES: u32 = 1;
 const READS: u32 = 2;
@@ -24,41 +23,42 @@ const fn command(direction: u32, number: u32, size: u32) -> u32 {
     direction << 30 | size << 16 | LETTER << 8 | number
 }
 
-/// `u32`: how requests of the open file go: 0 auto, 1 buffered, 2 direct.
+/// `u32` in: the mode of the open file's requests: 0 auto, 1 buffered, 2 direct.
 pub const SET_MODE: u32 = command(WRITES, 1, 4);
-/// `u32`: the same, as it is.
+/// `u32` out: the mode that is set.
 pub const GET_MODE: u32 = command(READS, 2, 4);
-/// `u32`: 1: its locks are granted as asked; 0: as wide as nothing conflicts.
+/// `u32` in: 1: locks of the open file are granted as requested; 0: they grow as far as nothing conflicts.
 pub const NO_EXPAND: u32 = command(WRITES, 3, 4);
-/// `u64` offset, `u64` length, `u32` mode (0 read, 1 write), `u32` flags (1: wait for the answer): returns 0 asked, or
-/// refused if it was waited for, 1 the same lock is here, 2 another one that covers it.
+/// Requests a lock ahead. In: `u64` offset, `u64` length, `u32` mode (0 read, 1 write), `u32` flags (1: wait for the
+/// answer). Returns 0 if the request was sent (with flag 1: if it was refused), 1 if this mount holds the same lock
+/// already, 2 if another lock covers it.
 pub const LOCK_AHEAD: u32 = command(WRITES, 4, 24);
-/// `u64` group, `u32` flags (1: do not wait for another group), `u32` zero.
+/// Joins a group. In: `u64` group, `u32` flags (1: do not wait for another group), `u32` zero.
 pub const GROUP_LOCK: u32 = command(WRITES, 5, 16);
-/// `u64` group.
+/// Leaves a group. In: `u64` group.
 pub const GROUP_UNLOCK: u32 = command(WRITES, 6, 8);
 
-/// `u32`, out: whether anybody waits for the end of the group that the open file is a member of: 0 no, 1 yes.
+/// `u32` out: whether anybody waits for the end of the group that the open file is a member of: 0 no, 1 yes.
 pub const GROUP_WANTED: u32 = command(READS, 8, 4);
 
-/// `u64` offset, `u64` length (0: to the end), `u32` advice (0 normal, 1 random, 2 sequential, 3 will need, 4 do not
-/// need, 5 once), `u32` zero.
+/// Advice for a range. In: `u64` offset, `u64` length (0: to the end), `u32` advice (0 normal, 1 random, 2 sequential,
+/// 3 will need, 4 do not need, 5 once), `u32` zero.
 pub const ADVISE: u32 = command(WRITES, 9, 24);
 
-/// `u32` number of ranges, `u32` zero, then places for 32 ranges: `u64` offset, `u64` length, `u32` mode, `i32` zero;
-/// in the same places come back what `LOCK_AHEAD` would return for each, or minus the errno. Returns how many were
-/// asked for.
+/// Lock-ahead for several ranges. In: `u32` number of ranges, `u32` zero, then 32 entries of `u64` offset, `u64`
+/// length, `u32` mode, `i32` zero. Out: in the last field of each entry, what `LOCK_AHEAD` would return, or minus the
+/// errno. Returns the number of requests that were sent.
 pub const LOCK_AHEAD_LIST: u32 = command(READS | WRITES, 7, LIST_HEAD as u32 + (RANGES_MAX * RANGE_BYTES) as u32);
 
-/// Ranges of one list.
+/// Most ranges in one list.
 const RANGES_MAX: usize = 32;
 const LIST_HEAD: usize = 8;
 const RANGE_BYTES: usize = 24;
-/// Where a range's result comes back.
+/// Offset of the result in an entry.
 const RESULT_AT: usize = 20;
-/// Do not wait for another group.
+/// Flag: do not wait for another group.
 const NO_WAIT: u32 = 1;
-/// Wait for what the server says to a lock-ahead.
+/// Flag: wait for the server's answer to a lock-ahead.
 const WAIT_ANSWER: u32 = 1;
 
 fn u32_at(input: &[u8], at: usize) -> Result<u32> {
@@ -81,7 +81,7 @@ fn switch(value: u32) -> Result<bool> {
     }
 }
 
-/// Fires the interrupt of a wait.
+/// A waker that interrupts a wait.
 struct Fire(Arc<Interrupt>);
 
 impl Wake for Fire {
@@ -90,19 +90,19 @@ impl Wake for Fire {
     }
 }
 
-/// The range and whether it is for writing, of 20 bytes.
+/// Reads an entry of 20 bytes: the range, and whether the lock is for writing.
 fn range_at(input: &[u8], at: usize) -> Result<(ByteRange, bool)> {
     let (offset, len, write) = (u64_at(input, at)?, u64_at(input, at + 8)?, switch(u32_at(input, at + 16)?)?);
     let end = offset.checked_add(len).filter(|end| *end > offset && *end <= i64::MAX as u64);
     Ok((ByteRange::new(offset, end.ok_or(Errno::Inval)?), write))
 }
 
-/// A range of a list: its last four bytes are zero.
+/// Reads an entry of a list, whose last four bytes have to be zero.
 fn range_of_list(input: &[u8], at: usize) -> Result<(ByteRange, bool)> {
     if u32_at(input, at + RESULT_AT)? == 0 { range_at(input, at) } else { Err(Errno::Inval) }
 }
 
-/// The range and the advice, of 24 bytes.
+/// Reads the range and the advice, 24 bytes.
 fn advice_at(input: &[u8]) -> Result<(ByteRange, FileAdvice)> {
     let (offset, len) = (u64_at(input, 0)?, u64_at(input, 8)?);
     let end = if len == 0 { Some(i64::MAX as u64) } else { offset.checked_add(len) };
@@ -190,7 +190,7 @@ impl ClientFs {
         }
     }
 
-    /// Nothing is asked for unless all ranges can be read.
+    /// Sends no request unless all ranges are valid.
     fn ahead_list(&self, file: &OpenFile, input: &[u8]) -> Result<IoctlReply> {
         let (count, zero) = (u32_at(input, 0)? as usize, u32_at(input, 4)?);
         if !(1..=RANGES_MAX).contains(&count) || zero != 0 {
@@ -224,7 +224,7 @@ impl ClientFs {
             Ok(asked) => asked,
             Err(e) => return later.answer_control(Err(e)),
         };
-        // A signal ends the wait at once, as it does for other locks.
+        // A signal ends the wait at once, as it does for file locks.
         let interrupt = Arc::new(Interrupt::new());
         later.wake_on_interrupt(Waker::from(Arc::new(Fire(interrupt.clone()))));
         let mut pending = self.client.group_lock(&file, group, wait, interrupt);

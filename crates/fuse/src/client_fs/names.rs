@@ -1,15 +1,20 @@
-//! Names that the kernel keeps in company of other mounts (docs/design/kernel_names.md).
+//! Answers about names that the kernel caches in shared mode (docs/design/kernel_names.md).
 //!
-//! The kernel's answers to programs carry no life there: nobody could take it back without waiting for a lock of a
-//! directory. A thread of the mount walks over names that are asked for often instead, and the answers to its own
-//! look-ups carry what is left of the tokens' lives; others end them.
+//! In shared mode the answers to programs carry no entry timeout, because nobody could invalidate a name without
+//! waiting for the lock of its directory. Instead the mount's own *lookup thread* (`walker`) looks up the names that
+//! programs ask for often. The answers to this thread carry an entry timeout: what is left of the token's life.
+//! *Invalidation threads* (`takers`) end such timeouts.
 //!
-//! Owns: the answers to these threads, and which names they walk to. Does not own: the threads and what is noted of
-//! names (`front/names`), the tokens and what is lent (the client).
+//! Owns: the answers to these threads, and which names the lookup thread visits. Does not own: the threads and the
+//! record of names (`front/names`), the tokens and the table of cached names (the client).
 //!
-//! Invariants: a request of these threads is answered at once: the walker's by what is known under tokens, a taker's by
-//! what it takes back, any other with EINTR, which leaves the kernel's entry as it is. The walker is told that a name
-//! is not there only where programs have been told so before, under the same token; a taker never.
+//! Invariants:
+//!
+//! * A request of these threads is answered at once. The lookup thread is answered from what is cached under tokens, an
+//!   invalidation thread from the name that it invalidates, any other one with EINTR, which leaves the kernel's entry
+//!   as it is.
+//! * The lookup thread is answered ENOENT only for a name for which programs got ENOENT before, under the same token.
+//!   An invalidation thread never gets ENOENT.
 
 use super::ClientFs;
 use crate::calls::{AttrReply, Entry, Handle, OpenReply};
@@ -22,21 +27,23 @@ use amphi_client::{LentName, NameShows};
 use amphi_types::{Attr, Errno, Ino, Kind, Result, Timespec};
 use std::time::Duration;
 
-/// The open root of the clone, which nobody lists.
+/// The handle of the clone's root directory, which nobody lists.
 const ROOT: Handle = Handle(u64::MAX);
 
 impl ClientFs {
-    /// This mount is about to change a name: whether it is asked for often is seen anew.
+    /// To be called before this mount changes a name. The count of its lookups starts anew.
     pub(super) fn changes_name(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) {
         self.names.asked.begins_anew(dir, name);
         self.is_lent_as_absent(caller, dir, name);
     }
 
-    /// The kernel was shown what a name shows, for a program. If it asks for that again and again, it is lent.
+    /// To be called after a program was answered what a name shows. If programs ask for the name again and again, the
+    /// lookup thread has the kernel cache it.
     pub(super) fn shown(&self, caller: &Caller<'_>, dir: Ino, name: &[u8], entry: Option<&Entry>) {
         if self.client.lends_names()
             && !caller.by_other_id()
-            // What a device is a new inode of the kernel has from the answer that makes it, also from a taker's.
+            // The kernel makes a new inode with the device number of the answer, and the answer to an invalidation
+            // thread has none. So names of devices are not cached.
             && entry.is_none_or(|entry| {
                 entry.node == entry.attr.ino && !matches!(entry.attr.kind, Kind::CharDev | Kind::BlockDev)
             })
@@ -52,16 +59,17 @@ impl ClientFs {
         }
     }
 
-    /// A program was told that a name is not there. Whether the kernel has been lent that.
+    /// To be called after a program was answered ENOENT. Returns whether the kernel caches this absence.
     pub(super) fn looked(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) -> bool {
         let Some(loan) = self.client.absent_loan(dir, name) else { return false };
         self.names.has_asked(caller.tid, dir, name, loan);
         true
     }
 
-    /// Whether the kernel may have it that a name, which a thread is about to make, is not there. It has not where it
-    /// has just asked: then the loan is over without a taker, which would have to wait for the lock of the directory
-    /// under which the name is made, and drop the very entry that is about to show it.
+    /// Whether the kernel may have a negative entry with a running timeout for a name that this thread is about to
+    /// make. If this thread has just looked the name up, the timeout of the negative entry is over, and nothing has to
+    /// be invalidated. An invalidation thread would even have to wait for the directory's lock, which the caller holds,
+    /// and would drop the dentry that is about to show the new file.
     pub(super) fn is_lent_as_absent(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) -> bool {
         let Some(loan) = self.client.absent_loan(dir, name) else { return false };
         let is_over = self.names.has_just_asked(caller.tid, dir, name, loan);
@@ -71,16 +79,16 @@ impl ClientFs {
         !is_over
     }
 
-    /// Whether the kernel has been lent this name, so that it need not be shown it in a listing.
+    /// Whether the kernel caches this name, so that a listing need not show its attributes.
     pub(super) fn is_lent(&self, dir: Ino, name: &[u8], attr: &Attr) -> bool {
         self.client.lends_names() && self.client.is_name_lent(dir, name, NameShows::of(Some(attr)))
     }
 
-    /// A look-up of the mount's own threads.
+    /// Answers a LOOKUP of one of the mount's own threads.
     pub(super) fn own_lookup(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) -> Result<Entry> {
         let lender = &self.names.lender;
         if name == b"." || name == b".." {
-            // The way upward from a directory whose entry has gone.
+            // Lookups of `.` and `..` lead upward from a directory whose dentry has gone.
             return Err(Errno::Stale);
         }
         if let Some(answer) = lender.taker_asks(caller.tid, dir, name) {
@@ -98,7 +106,8 @@ impl ClientFs {
         }
         let lent = lender.asks(caller.tid, dir, name).filter(|_| !caller.by_other_id()).ok_or(Errno::Intr)?;
         if let NameShows::Directory(ino) = lent.shows
-            // Where the kernel has it under another id it would drop what it has, with what is mounted below.
+            // If the kernel has the directory under another node id, this answer would make it drop that one with all
+            // that is mounted below.
             && !self.moved.is_shown(dir, name, ino)
         {
             return Err(Errno::Intr);
@@ -113,14 +122,14 @@ impl ClientFs {
         if known.as_ref().is_ok_and(|attr| !may_be_shown(attr)) {
             return Err(Errno::Intr);
         }
-        // First, so that whoever finds the loan waits for the call.
+        // Noted first, so that a thread which finds the name in the table of cached names waits for this call.
         let lends = lender.lends(monotonic_ns());
         let entry_ttl = if lends { self.client.lend_name(&lent) } else { Duration::ZERO };
         if entry_ttl.is_zero() {
             lender.lends_not();
         } else {
             match lent.shows {
-                // The next who asks may be the one who makes it.
+                // The program that asks next may be the one that makes the name.
                 NameShows::Nothing => self.names.asked.begins_anew(dir, name),
                 _ => self.names.asked.wants_again(dir, name),
             }
@@ -139,11 +148,11 @@ impl ClientFs {
         }
     }
 
-    /// What a taker is told of the name that it takes back.
+    /// The answer to an invalidation thread about the name that it invalidates.
     fn answer_to_taker(&self, tid: u32, answer: Answer) -> Result<Entry> {
         let Answer::Same(shows) = answer else { return Err(Errno::Intr) };
         let entry = match shows {
-            // What the kernel does not know it has no name of.
+            // If the kernel does not know the inode, it has no dentry for it either.
             NameShows::Other(ino, kind) if self.kernel_view.forgets(ino)? => Ok(unknown(ino, kind, Duration::ZERO)),
             _ => Err(Errno::Intr),
         };
@@ -151,7 +160,8 @@ impl ClientFs {
         entry
     }
 
-    /// Attributes for the mount's own threads: the kernel looks whether they may search a directory.
+    /// Answers a GETATTR of one of the mount's own threads: the kernel checks whether the thread may search a
+    /// directory.
     pub(super) fn own_getattr(&self, caller: &Caller<'_>, ino: Ino) -> Result<AttrReply> {
         let any = || AttrReply { attr: unknown_attr(ino, Kind::Dir), ttl: Duration::ZERO };
         match self.names.lender.taker_asks_attributes(caller.tid, ino) {
@@ -173,13 +183,13 @@ impl ClientFs {
         Ok(self.attributes(attr, lent::since()))
     }
 
-    /// The root of the clone is opened.
+    /// Answers the OPENDIR with which the clone's root is opened.
     pub(super) fn own_opendir(&self) -> OpenReply {
         OpenReply { handle: ROOT, ..OpenReply::default() }
     }
 }
 
-/// An inode of which nothing is said but what it is.
+/// An entry that says nothing of an inode but its number and kind.
 fn unknown(ino: Ino, kind: Kind, entry_ttl: Duration) -> Entry {
     Entry { attr: unknown_attr(ino, kind), node: ino, generation: 0, entry_ttl, attr_ttl: Duration::ZERO }
 }

@@ -1,4 +1,5 @@
-//! When the kernel is told where a file ends, so that positions behind an append are right (`front/appended`).
+//! The moments at which the kernel is made to take the end of a file, so that positions behind an append are right
+//! (`front/appended`).
 
 use super::ClientFs;
 use crate::calls::WriteHow;
@@ -10,12 +11,12 @@ use std::cmp::Ordering::{Equal, Greater, Less};
 use std::sync::Arc;
 
 impl ClientFs {
-    /// Whether the kernel has to be told where a file ends before somebody is told that he has a lock on it.
+    /// Whether the kernel has to take the end of the file before a program is granted a file lock on it.
     fn owes_end(&self, ino: Ino) -> bool {
         !self.client.has_always_been_alone() && self.kernel_view.appended.is(ino)
     }
 
-    /// Somebody is about to be told that he has a lock on the file.
+    /// To be called before a program is answered that it holds a lock on the file.
     pub(super) fn tells_end(&self, caller: &Caller<'_>, ino: Ino) {
         if self.owes_end(ino) {
             caller.will_block();
@@ -23,7 +24,7 @@ impl ClientFs {
         }
     }
 
-    /// An append of so many bytes is about to be answered.
+    /// To be called before an append of `len` bytes is answered.
     pub(super) fn tells_end_behind(&self, caller: &Caller<'_>, file: &OpenFile, how: &WriteHow, len: usize) {
         let sizes = &self.names.lender.sizes;
         match file.appended_at().cmp(&how.offset) {
@@ -36,7 +37,7 @@ impl ClientFs {
         }
     }
 
-    /// The same, of one that is answered by `answer` on a thread that may not wait.
+    /// As `tells_end_behind`, for an append that `answer` answers on a thread that must not wait.
     pub(super) fn end_behind(
         &self,
         file: &Arc<OpenFile>,
@@ -54,7 +55,7 @@ impl ClientFs {
         }
     }
 
-    /// Somebody is told by `answer`, on a thread that may not wait, that he has a lock on the file.
+    /// As `tells_end`, for a lock that `answer` reports on a thread that must not wait.
     pub(super) fn end_with_lock(&self, ino: Ino) -> impl FnOnce(Box<dyn FnOnce() + Send>) + Send + 'static {
         let owes = self.owes_end(ino);
         let (view, lender) = (self.kernel_view.clone(), self.names.lender.clone());

@@ -1,7 +1,7 @@
-//! Reads of bytes: how they get from the client to the kernel, at once or when they have been waited for.
+//! Reads of bytes, on their way from the client to the kernel, at once or after a wait.
 //!
-//! Owns: which reads are lent and which are copied, what has to be noted of one that ends early. Does not own: what is
-//! read from where (the client), the wait (`deferred`).
+//! Owns: which reads the kernel takes directly from the cache and which are copied, and what is noted of a read that
+//! ends early. Does not own: where the bytes come from (the client), the wait (`deferred`).
 
 use super::ClientFs;
 use crate::calls::ReadHow;
@@ -11,7 +11,7 @@ use crate::request::Caller;
 use amphi_client::{Hints, Segment, Segments};
 use amphi_types::Result;
 
-/// Reads of so many bytes go to the kernel from where they lie in the cache; for fewer a copy costs less than the
+/// Reads of at least so many bytes go to the kernel straight from the cache. For fewer bytes a copy costs less than the
 /// bookkeeping.
 pub(super) const LEND_MIN_BYTES: usize = 16 << 10;
 
@@ -43,7 +43,7 @@ impl ClientFs {
             }
             Err(e) => later.answer(Err(e)),
         };
-        // Nothing follows the answer to these (`read_answered`).
+        // No `read_answered` follows these reads, so they may be answered without their thread.
         let segments = if size < LEND_MIN_BYTES && !how.into_page_cache {
             self.wait_briefly(caller, pending, answer)?
         } else {

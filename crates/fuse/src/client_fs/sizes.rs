@@ -1,7 +1,7 @@
-//! Which answers show attributes, and what has to be true of the kernel before they are given.
+//! What must be true of the kernel before an answer with attributes is given.
 //!
-//! Owns: for each kind of answer, what is waited for. Does not own: what the kernel goes by of a file (`front/sizes`)
-//! and of a directory (`front/kept_listings`).
+//! Owns: for each kind of answer, what it waits for. Does not own: which size the kernel goes by (`front/sizes`), which
+//! listing of a directory it has (`front/kept_listings`).
 
 use super::ClientFs;
 use crate::clock::monotonic_ns;
@@ -9,7 +9,7 @@ use crate::front::sizes::Sizes;
 use crate::request::Caller;
 use amphi_types::{Attr, Ino, Kind, Result};
 
-/// Answers that are asked for anew since others were overtaken by them.
+/// How often attributes are requested again because newer ones were shown meanwhile.
 const NEWER: usize = 3;
 
 impl ClientFs {
@@ -17,8 +17,9 @@ impl ClientFs {
         &self.names.lender.sizes
     }
 
-    /// A question for attributes, or for a name, is about to be answered; it was read at `asked_ns`. Waits until the
-    /// kernel goes by the size of the file, or has no older listing of the directory, if it might not take the answer.
+    /// To be called before a GETATTR or LOOKUP is answered that was read from the device at `asked_ns`. If the kernel
+    /// might drop this answer, waits until the kernel goes by the size of the file, or has no older listing of the
+    /// directory.
     pub(super) fn tells_size(&self, caller: &Caller<'_>, attr: &Attr, asked_ns: u64) {
         if attr.kind != Kind::File {
             return self.tells_directory(caller, attr);
@@ -32,19 +33,20 @@ impl ClientFs {
         }
     }
 
-    /// The same, of an answer that shows its size to no program, and can be left out: false if it has to be.
+    /// As `tells_size`, for an answer that shows no program a size and that may be left out. False: it has to be left
+    /// out.
     pub(super) fn shows_aside(&self, tid: u32, attr: &Attr, asked_ns: u64) -> bool {
         let is_changing = || self.kernel_view.is_changing(attr.ino);
         attr.kind != Kind::File || self.sizes().tells_aside(tid, attr, asked_ns, is_changing)
     }
 
-    /// What `shows_aside` was asked for is not shown after all.
+    /// The answer that `shows_aside` allowed is not given after all.
     pub(super) fn shows_nothing(&self, tid: u32, attr: &Attr) {
         self.sizes().tells_in_doubt(tid, attr, 0);
     }
 
-    /// The kernel is about to be told something by which it takes none of the answers that are on their way: waits
-    /// until the size that another thread was told has arrived.
+    /// To be called before something that makes the kernel drop all answers on their way. Waits until the size that
+    /// another thread was shown has arrived in the kernel.
     pub(super) fn size_arrives(&self, caller: &Caller<'_>, ino: Ino) {
         if self.sizes().is_on_its_way(caller.tid, ino) {
             caller.will_block();
@@ -52,8 +54,8 @@ impl ClientFs {
         }
     }
 
-    /// An answer is about to be given that the kernel takes whatever has come in between; it was asked for at
-    /// `asked_ns`. The attributes that it shows: newer ones if a size was told meanwhile.
+    /// To be called before an answer that the kernel keeps in any case, whose attributes were requested at `asked_ns`.
+    /// Returns the attributes to show: newer ones, if a size was shown to a program meanwhile.
     pub(super) fn fixes_size(&self, caller: &Caller<'_>, mut attr: Attr, mut asked_ns: u64) -> Result<Attr> {
         self.tells_directory(caller, &attr);
         for _ in 0..NEWER {
@@ -67,7 +69,7 @@ impl ClientFs {
         Ok(attr)
     }
 
-    /// As `fixes_size`, of an inode that nobody knew before.
+    /// As `fixes_size`, for an inode that has just been made.
     pub(super) fn makes_size(&self, caller: &Caller<'_>, attr: &Attr) {
         self.fixes(caller, attr, u64::MAX);
     }

@@ -1,7 +1,9 @@
-//! Operations for which the path has to be walked again, though the server's answer says something else.
+//! Operations after which the kernel has to walk the path again, although the server's answer says something else.
 //!
-//! The kernel walks a path again after ESTALE, once (`Client::walk_failed`). Owns: for which answers it is told to, and
-//! so the way of each change of names. Does not own: what is held for it in the second walk (the client).
+//! The kernel walks a path again after ESTALE, once (`Client::walk_failed`).
+//!
+//! Owns: which answers become ESTALE, and with that the flow of every change of names. Does not own: the files that are
+//! kept open during the second walk (the client).
 
 use super::ClientFs;
 use crate::calls::{Entry, OpenHow};
@@ -12,12 +14,12 @@ use amphi_client::{Created, Ctx, OpenFlags, Pending};
 use amphi_types::{Attr, Errno, Ino, Kind, Result};
 use std::time::Duration;
 
-/// How often a call is made anew in the second walk, each time after others have changed the name again.
+/// How often a call is repeated in the second walk, because another mount has changed the name again.
 const TRIES: usize = 100;
 
 impl ClientFs {
-    /// Has the kernel walk the path again for an operation on `at` that failed with `e`; tells `e` if it did so
-    /// already.
+    /// Makes the kernel walk the path again for an operation on `at` that failed with `e`. Returns ESTALE, or `e` if
+    /// this is the second walk already.
     fn walk_again(&self, caller: &Caller<'_>, at: Ino, e: Errno) -> Errno {
         if self.client.repeats_walk_at(caller.tid, at) {
             self.client.walk_ended(caller.tid);
@@ -27,14 +29,14 @@ impl ClientFs {
         Errno::Stale
     }
 
-    /// Looks up a name for a program.
+    /// Answers a LOOKUP of a program.
     pub(super) fn lookup_walked(&self, caller: &Caller<'_>, parent: Ino, name: &[u8]) -> Result<Entry> {
         self.client.count_lookup();
         self.moved.walks(caller.tid, caller.node, name);
         let asked_ns = monotonic_ns();
         let found = match self.look_up(caller, parent, name) {
             Err(Errno::NoEnt) => {
-                // Who asks although the kernel has that is about to make it.
+                // A thread that asks although the kernel has a negative entry is about to make the name.
                 if !self.looked(caller, parent, name) {
                     self.shown(caller, parent, name, None);
                 }
@@ -58,10 +60,10 @@ impl ClientFs {
         Ok(entry)
     }
 
-    /// Looks up a name. In a directory that was removed there is none, and whoever walks has found it there by its name
-    /// or holds it: when it was removed it was empty, so that there was no such path at a moment of the call. Linux
-    /// does not walk again when it looks up what `mkdir`, `mknod`, `symlink` and `link` are about to make; if the
-    /// directory has been replaced, the change itself is told so.
+    /// Looks up a name. A directory that was removed contains no names: a thread that comes back to it holds it open,
+    /// or found it by its name at a moment when it was empty. Linux does not walk again after the lookup of what
+    /// `mkdir`, `mknod`, `symlink` and `link` are about to make. If the directory was replaced, the change itself fails
+    /// and is walked again.
     fn look_up(&self, caller: &Caller<'_>, dir: Ino, name: &[u8]) -> Result<Attr> {
         let again = self.client.repeats_walk(caller.tid);
         let found = self.asked(caller, |ctx| self.client.lookup(ctx, dir, name));
@@ -69,13 +71,13 @@ impl ClientFs {
         let is_stale = matches!(found, Err(Errno::Stale));
         let found = self.in_directories(&[dir], again || is_name, found);
         if is_stale && !again && matches!(found, Err(Errno::NoEnt)) {
-            // It is not walked again for this.
+            // The kernel does not walk again after this answer.
             self.client.walk_ended(caller.tid);
         }
         found
     }
 
-    /// Links an inode that may have lost the name by which it was found: the file is linked that has the name now.
+    /// Links an inode. If it has lost the name by which it was found, the file that has the name now is linked.
     pub(super) fn link_walked(&self, caller: &Caller<'_>, ino: Ino, dir: Ino, name: &[u8]) -> Result<Entry> {
         let mut ino = ino;
         for _ in 0..TRIES {
@@ -90,7 +92,7 @@ impl ClientFs {
                 Err(Errno::NoEnt) => {}
                 Err(e) => return Err(e),
             }
-            // The inode has no name any more, or the directory has been removed.
+            // The inode has no name any more, or the directory was removed.
             let Some((found_in, found_by)) = self.client.walked(caller.tid, ino) else {
                 return Err(self.walk_again(caller, ino, Errno::NoEnt));
             };
@@ -103,9 +105,10 @@ impl ClientFs {
         Err(Errno::NoEnt)
     }
 
-    /// Creates or opens a file. Where another mount has made a symbolic link, a pipe or a socket of that name since the
-    /// kernel looked, the kernel has to follow or open it. In the second walk the client has waited for it to go; if it
-    /// has not, the kernel is told once more, since this may be the first walk of a new call.
+    /// Creates or opens a file. If another mount has made a symbolic link, a pipe or a socket of that name since the
+    /// lookup, the kernel has to follow or open it, and so has to walk again. In the second walk the client has waited
+    /// for that inode to go. If it is still there, the answer is ESTALE once more, since this may be the first walk of
+    /// a new call.
     pub(super) fn create_walked(
         &self,
         caller: &Caller<'_>,
@@ -115,7 +118,8 @@ impl ClientFs {
         how: OpenHow,
     ) -> Result<Created> {
         let flags = OpenFlags::from_linux(how.flags);
-        // The kernel goes by what it was lent, if this is not to be a new file in any case. In the second walk it asks.
+        // Without `O_EXCL` the kernel trusts its negative entry, so it has to walk again. In the second walk it asks
+        // for every name.
         if self.is_lent_as_absent(caller, dir, name) && !self.client.repeats_walk(caller.tid) {
             self.client.walk_failed(caller.tid);
             return Err(Errno::Stale);
@@ -149,8 +153,8 @@ impl ClientFs {
         self.in_directories(dirs, again, result)
     }
 
-    /// There is nothing in a directory that was removed, for whoever has come back to it after a walk: he holds it, and
-    /// has not found it by a name.
+    /// Turns the result for names in a removed directory into ENOENT, if the caller came back to it after a walk. Such
+    /// a caller holds the directory open, and has not found it by a name.
     pub(super) fn in_directories<T>(&self, dirs: &[Ino], again: bool, result: Result<T>) -> Result<T> {
         match result {
             Err(Errno::Stale) if again && dirs.iter().any(|dir| self.client.has_shown_directory(*dir)) => {
@@ -160,7 +164,7 @@ impl ClientFs {
         }
     }
 
-    /// As `asked_in`, for a change, with which the walk has come to its end.
+    /// As `asked_in`, for a change of names, which ends the walk.
     pub(super) fn changed<T: Send + 'static>(
         &self,
         caller: &Caller<'_>,
@@ -179,7 +183,7 @@ impl ClientFs {
     ) -> Result<Entry> {
         self.changes_name(caller, dir, name);
         let made = self.changed(caller, &[dir], ask)?;
-        // Nobody knew it before.
+        // The inode is new, so no other size was shown.
         self.makes_size(caller, &made);
         Ok(self.entry(made))
     }

@@ -1,16 +1,16 @@
-//! Changes of bytes: where a write goes, how its bytes get to the client, and what has to be noted when a write, a
-//! truncate or the like is done, on its thread or, if that takes long, without one (`deferred`).
+//! Changes of a file's bytes: where a write goes, how its bytes get to the client, and what is noted when a change is
+//! done.
 //!
-//! Owns: the difference between a write to an offset and one to the end of the file, as the call says it. The flags of
-//! an open may have changed since (`F_SETFL`): those that come with the request count. What `pwritev2` asks for one
-//! call alone, `RWF_APPEND` and `RWF_NOAPPEND`, does not come with it, only the offset that the kernel has made of it:
-//! what it takes for the end of the file.
+//! Owns: whether a write goes to its offset or to the end of the file. The flags of the request count, because
+//! `F_SETFL` may have changed those of the open. `RWF_APPEND` and `RWF_NOAPPEND` of `pwritev2` are not in the request.
+//! It only has the offset that the kernel derived from them: what the kernel takes for the end of the file. Does not
+//! own: how long calls wait (`deferred`).
 //!
-//! * On a mount that has always been alone that is the end: all changes pass through its kernel, one append at a time.
-//!   So every write goes to its offset, whichever flag made it.
-//! * With other mounts it may be an old end. Where an offset that may be the kernel's end is not the end, or an append
-//!   does not come with one, the calling thread is looked at (`syscall`). A call of io_uring, and one of somebody whom
-//!   this mount may not look at, is taken for what the descriptor says.
+//! * In a mount that was always the only one, the kernel knows the end: all changes pass through it, one append at a
+//!   time. So every write goes to its offset.
+//! * In shared mode the kernel's end may be out of date. The mount then looks at the system call of the calling thread
+//!   (`syscall`) in two cases: the offset could be the kernel's end but is not the end, or an append comes with another
+//!   offset. A call of io_uring, and a thread that may not be looked at, is treated as its descriptor's flags say.
 
 use super::ClientFs;
 use crate::calls::{AttrReply, WriteHow};
@@ -28,8 +28,8 @@ use amphi_types::{Attr, Cred, Errno, Ino, Result, SetAttr};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Whether the kernel serves an open file by its page cache. The pieces of a long append keep their order only if it
-/// sends one after the other.
+/// Whether the kernel serves an open file from its page cache. The pieces of a long append keep their order only if the
+/// kernel sends them one after the other.
 pub(super) fn keeps_pages(file: &OpenFile) -> bool {
     file.flags().direct && !file.flags().append
 }
@@ -47,7 +47,7 @@ impl ClientFs {
         let hints = Hints {
             write_back: how.from_page_cache,
             kill_suidgid: how.kill_suidgid,
-            // Opened with O_DIRECT, which was taken away since: the kernel keeps a copy.
+            // The file was opened with `O_DIRECT`, which was removed since. The kernel keeps a copy of the bytes.
             for_pages: keeps_pages(&file) && how.flags & libc::O_DIRECT as u32 == 0,
             to: self.aim(caller, ino, how),
             ..self.hints(len, how.flags)
@@ -73,7 +73,7 @@ impl ClientFs {
             }
             _ => hints,
         };
-        // Whether setgid stays may depend on the writer's groups.
+        // Whether the setgid bit stays may depend on the writer's groups.
         let ctx = if how.kill_suidgid { self.ctx(caller) } else { ctx };
         let (offset, end) = (how.offset, how.offset + len as u64);
         let pending = self.client.write(&ctx, &file, offset, data.into_buf(), hints);
@@ -84,7 +84,7 @@ impl ClientFs {
             if let (Ok(n), true) = (written, by_program) {
                 changes.wrote(ino, tid, offset + *n as u64);
             }
-            // A mount that is alone knows the size.
+            // In sole mode the mount knows the size.
             if written.is_err() && by_program && !changes.client.is_alone() {
                 rollbacks.failed(handle, tid, end);
             }
@@ -111,7 +111,7 @@ impl ClientFs {
         written
     }
 
-    /// A write has been done at once.
+    /// A write was done at once, on the calling thread.
     fn has_written(&self, caller: &Caller<'_>, ino: Ino, how: &WriteHow, len: usize) {
         self.bytes_changed(ino, how.offset, len as u64, len as u64);
         if !how.from_page_cache && self.sizes().wrote(ino, caller.tid, how.offset + len as u64) {
@@ -119,9 +119,9 @@ impl ClientFs {
         }
     }
 
-    /// Sets the size, and whatever else the request names. If that takes long, the answer comes later, and what is
-    /// returned counts for nothing. Who is refused may have been given rights since they were looked at, as in `asked`;
-    /// he waits for the answer, so his thread is still there to be looked at.
+    /// Sets the size and whatever else the request names. If that takes long, the answer comes later and the returned
+    /// value is ignored. If the server refuses it, the caller's rights are read anew, as in `asked`. The caller waits
+    /// in this call, so its thread can still be looked at.
     pub(super) fn truncate(
         &self,
         caller: &Caller<'_>,
@@ -148,13 +148,13 @@ impl ClientFs {
             Err(_) => view.misses_end(ino),
         };
         self.wait_change(caller, pending, 0, changing, note, |later, changed| {
-            // Nothing is lent: the kernel keeps nothing of it.
+            // The answer has no timeout, so the kernel caches nothing of it.
             later.answer_struct(changed.map(|attr| attr_out(&AttrReply { attr, ttl: Duration::ZERO })));
         })
     }
 
-    /// Waits for a change of a file's bytes, `bytes` of which are in memory. When it is done it is noted, and over. If
-    /// that takes long, the thread is let go and `answer` answers; what is returned then counts for nothing.
+    /// Waits for a change of a file's bytes, of which `bytes` are in memory, and notes it when it is done. If that
+    /// takes long, the thread is given back and a task calls `answer`. The returned value is then ignored.
     pub(super) fn wait_change<T: Send + 'static>(
         &self,
         caller: &Caller<'_>,
@@ -196,7 +196,8 @@ impl ClientFs {
         }
     }
 
-    /// Where a write goes; `OffsetAtEnd` to its offset if that is the end, and otherwise it has to be found out.
+    /// Where a write goes. `OffsetAtEnd`: to its offset if that is the end of the file; otherwise the client has to
+    /// find out which was meant.
     fn aim(&self, caller: &Caller<'_>, ino: Ino, how: &WriteHow) -> WriteTo {
         let appends = how.flags & libc::O_APPEND as u32 != 0;
         if how.from_page_cache {
@@ -218,23 +219,23 @@ impl ClientFs {
         }
     }
 
-    /// What has to know of changes of bytes, also when they are answered later.
+    /// The parts that record changes of bytes, for answers that come later.
     pub(super) fn changes(&self) -> Changes {
         Changes { client: self.client.clone(), view: self.kernel_view.clone(), names: self.names.lender.clone() }
     }
 
-    /// Bytes of a file were to be changed from `offset` on, `asked` of them; `done` of them were.
+    /// `asked` bytes from `offset` on were to be changed, and `done` of them were.
     pub(super) fn bytes_changed(&self, ino: Ino, offset: u64, asked: u64, done: u64) {
         note_change(&self.client, &self.kernel_view, ino, offset, asked, done);
     }
 
-    /// The kernel is told that a file, or a change of it, ends there.
+    /// Notes that the kernel is about to be shown this end of the file.
     pub(super) fn tell_end(&self, ino: Ino, end: u64) {
         tell_end(&self.client, &self.kernel_view, ino, end);
     }
 }
 
-/// What has to know of changes of bytes.
+/// The parts that record changes of bytes.
 #[derive(Clone)]
 pub(super) struct Changes {
     client: Client,
@@ -243,12 +244,12 @@ pub(super) struct Changes {
 }
 
 impl Changes {
-    /// The kernel takes it from the answer that the file ends at `end` at least.
+    /// To be called before the answer to a write, from which the kernel takes that the file ends at `end` or later.
     pub(super) fn wrote(&self, ino: Ino, tid: u32, end: u64) {
         self.names.sizes.wrote(ino, tid, end);
     }
 
-    /// The same of a reservation or a copy, beside which the kernel takes no other answer.
+    /// As `wrote`, for a reservation or a copy. While one of these is under way, the kernel takes no other answer.
     pub(super) fn extended(&self, ino: Ino, tid: u32, end: u64) {
         self.wrote(ino, tid, end);
         self.names.sizes.cuts(ino, tid);
@@ -275,7 +276,7 @@ fn tell_end(client: &Client, view: &KernelView, ino: Ino, end: u64) {
     }
 }
 
-/// Whether the caller is in a `pwritev2` with this flag.
+/// Whether the calling thread is in a `pwritev2` with this flag.
 fn calls_with(caller: &Caller<'_>, flag: i32) -> bool {
     Syscall::of(caller.tid).is_some_and(|call| call.writes_with(flag))
 }

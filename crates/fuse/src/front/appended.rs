@@ -1,17 +1,17 @@
-//! `Appended`: files that are open to append, and positions of descriptors behind an append.
+//! `Appended`: files that are open to append, and the positions of descriptors behind an append.
 //!
-//! Linux computes where an append begins, and from that the position of the descriptor behind it, by the size that it
-//! goes by, before it sends the write. The answer has no place for another position. So where another mount has moved
-//! the end since this kernel was told, the bytes lie at the end of the file all the same, and the position is not
-//! there. Two moments come before an append, and the kernel is told the end then:
+//! Before Linux sends an append, it computes where the append begins and the position of the descriptor behind it, from
+//! the size that it goes by. The answer cannot carry another position. So if another mount has moved the end, the bytes
+//! are written at the right place, but the descriptor's position is wrong. To avoid that, the mount makes the kernel
+//! take the present end at two moments:
 //!
-//! * Somebody is given a lock of applications on a file that is open to append here. Who takes turns by such locks
-//!   finds his records by their positions.
-//! * An append went elsewhere than the kernel took it to go. It is answered when the kernel goes by the new end, so the
-//!   position behind the next one is right. Where the file has become shorter the kernel goes by the position that it
-//!   computed once it has the answer, so it is told right behind.
+//! * Before a program is granted a file lock on a file that is open to append here. Programs that take turns by such
+//!   locks find their records by position.
+//! * Before an append is answered that went elsewhere than the kernel expected. That makes the position behind the next
+//!   append right. If the file has become shorter, the kernel goes by its own computed position once it has the answer,
+//!   so it is made to take the end right after the answer.
 //!
-//! Owns: which files are open to append. Does not own: telling the kernel (`sizes`), when it is told
+//! Owns: which files are open to append. Does not own: making the kernel take a size (`sizes`), when that happens
 //! (`client_fs/positions`), where an append goes (`client_fs/writes`).
 
 use super::names::lender::Lender;
@@ -22,18 +22,18 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 
-/// How long an answer waits at most until the kernel goes by the end.
+/// How long an answer waits at most for the kernel to take the end.
 pub(crate) const TELL_WAIT: Duration = Duration::from_secs(1);
 
 /// Files that are open to append.
 #[derive(Default)]
 pub(crate) struct Appended {
-    /// With how many open files.
+    /// Number of open files that append, by inode.
     files: Mutex<BTreeMap<Ino, usize>>,
     teller: OnceLock<Option<mpsc::Sender<Owed>>>,
 }
 
-/// An answer that waits until the kernel goes by the end of a file, and the threads that tell it.
+/// Answers that wait until the kernel has taken the end of a file, and the threads that see to it.
 struct Owed {
     lender: Arc<Lender>,
     ino: Ino,
@@ -45,7 +45,8 @@ impl Appended {
         self.files.lock().contains_key(&ino)
     }
 
-    /// Has a thread answer when the kernel goes by the end, for who may not wait. The thread ends with the last sender.
+    /// Calls `answer` on another thread when the kernel has taken the end, for a caller that must not wait. The thread
+    /// ends with the last sender.
     pub(crate) fn answer_behind(&self, lender: &Arc<Lender>, ino: Ino, answer: Box<dyn FnOnce() + Send>) {
         let tell = |owed: Owed| {
             owed.lender.sizes.tell_now(owed.ino, TELL_WAIT);

@@ -1,29 +1,31 @@
-//! `FileLocks`: which locks of applications the kernel's calls have taken.
+//! `FileLocks`: which file locks the kernel's calls have taken, so that closes release them.
 //!
-//! Owns: which owner took locks through which handle, so that closes give them up, and the translation of both ways.
-//! Does not own: the locks (`client`, server).
+//! Owns: which owner took locks through which handle, and the translation between kernel and client in both directions.
+//! Does not own: the locks (client and server).
 //!
-//! The kernel names an owner by a scrambled address: of the process's table of files for POSIX locks, of the open file
-//! for OFD locks and `flock`. It does not say which of the first two it is; both are asked for as POSIX locks, so a
-//! circle of OFD owners is refused with EDEADLK where Linux would let them wait for ever, and `F_GETLK` names the
-//! process that took an OFD lock where Linux says -1. It keeps no record of such locks and sends no unlock when a
-//! descriptor is closed: only FLUSH with the process's owner at every close, and RELEASE at the last one. Therefore:
+//! The kernel names an owner by a scrambled address: of the process's table of descriptors for POSIX locks, of the open
+//! file for OFD locks and `flock`. It does not say whether a lock is a POSIX or an OFD lock, so both are requested as
+//! POSIX locks. Therefore a cycle of OFD owners is refused with EDEADLK where Linux would let them wait for ever, and
+//! `F_GETLK` names the process that took an OFD lock where Linux says -1. The kernel keeps no record of these locks and
+//! sends no unlock when a descriptor is closed. It only sends FLUSH with the process's owner at every close, and
+//! RELEASE at the last one. Therefore:
 //!
-//! * A lock of `flock` belongs to its handle here, which is the open file, but whose number is not used again while
-//!   locks of the old one are there: a new open file may have the address of one whose RELEASE was not read yet.
-//! * FLUSH gives up the POSIX locks of its owner on the file, through whichever handle they were taken.
-//! * RELEASE gives up what was taken through its handle and not given up by a FLUSH since: those of the open file, and
-//!   one that a thread took while another one closed its descriptor.
-//! * The kernel sends RELEASE without waiting for it, so who was just told that the file is closed may ask before it is
-//!   read. A request that would be refused waits for it, at most `CLOSE_WAIT`, if a FLUSH of such a handle was seen:
-//!   once for each FLUSH, as the descriptor that was closed may be one of several. Without this, 1 of 300 tries after a
-//!   close failed on a busy mount. For the same time an owner waits that is known from another such handle: it may be a
-//!   new open file at the old address, whose locks the RELEASE would take.
-//! * The same for requests of other mounts: a server asks (`Closes`), and is answered when what follows the FLUSH has
-//!   been read and the server has heard that its locks are given up.
+//! * The owner of a `flock` lock is its handle here, that is, the open file. The handle's number is not used again
+//!   while it has locks, because a new open file may have the address of one whose RELEASE has not been read yet.
+//! * FLUSH releases the POSIX locks of its owner on the file, through whichever handle they were taken.
+//! * RELEASE releases what was taken through its handle and is still held: the locks of the open file, and a lock that
+//!   one thread took while another one closed its descriptor.
+//! * The kernel does not wait for RELEASE. So a program whose `close` has returned may request a lock before the
+//!   RELEASE is read. If FLUSH was seen for a handle whose lock conflicts, such a request waits for the RELEASE,
+//!   `CLOSE_WAIT` at most. It does so once for each FLUSH, because other descriptors of the handle may still be open.
+//!   Without this, 1 of 300 requests after a close failed on a busy mount.
+//! * An owner that is known from another handle with a FLUSH waits for the same time: it may be a new open file at the
+//!   old address, whose locks the RELEASE would take.
+//! * Requests of other mounts get the same treatment: a server asks (`Closes`). It is answered when what follows the
+//!   FLUSH was read, and the server knows that the locks are released.
 //!
-//! Bound: an entry for each owner and handle with locks, which the kernel's limit on open files bounds; the client
-//! bounds how many servers' questions wait.
+//! Bound: one entry for each owner and handle with locks. The kernel's limit on open files bounds them, and the client
+//! bounds how many questions of servers wait.
 
 use crate::calls::{Handle, LockHow, LockKind};
 use crate::request::Caller;
@@ -34,36 +36,36 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-/// The largest offset: a lock up to here goes on to the end of every file.
+/// The largest offset. A lock up to here also covers everything behind the end of the file.
 pub(crate) const OFFSET_MAX: u64 = i64::MAX as u64;
-/// How long a RELEASE is waited for that may follow a FLUSH.
+/// How long a request waits for the RELEASE that may follow a FLUSH.
 const CLOSE_WAIT: Duration = Duration::from_millis(50);
-/// So many times may a request find that another close was under way.
+/// How often one request may find that another close was under way.
 pub(crate) const CLOSES_MAX: usize = 16;
 
 #[derive(Default)]
 struct Taken {
     by_handle: BTreeSet<(Handle, Ino, FileLockOwner)>,
     by_owner: BTreeMap<(Ino, FileLockOwner), BTreeSet<Handle>>,
-    /// Handles of those with a FLUSH that no RELEASE has followed yet, and the number of that FLUSH.
+    /// Handles with locks for which a FLUSH was seen and no RELEASE yet, with the number of that FLUSH.
     closing: BTreeMap<Handle, u64>,
     flushes: u64,
-    /// Numbers closes of handles with locks.
+    /// Number of closes of handles with locks.
     closes: u64,
-    /// How many of these are done here.
+    /// Number of these closes that are complete on this mount.
     released: u64,
-    /// Files whose locks a RELEASE gives up, and the server has not answered; by the number of the close.
+    /// By number of the close: files whose locks a RELEASE releases, while the server has not answered yet.
     going: BTreeMap<u64, BTreeSet<Ino>>,
     /// Servers that wait for closes.
     questions: BTreeMap<u64, Question>,
     last_question: u64,
 }
 
-/// What a server waits for.
+/// A server's question about closes: what it waits for.
 struct Question {
-    /// Handles that may be about to be closed, and their FLUSH.
+    /// Handles that may be about to be closed, with the number of their FLUSH.
     handles: BTreeMap<Handle, u64>,
-    /// Closes whose locks are being given up.
+    /// Closes whose locks are being released.
     going: BTreeSet<u64>,
     done: Box<dyn FnOnce() + Send>,
 }
@@ -92,7 +94,7 @@ impl Taken {
         handles.into_iter().for_each(|handle| self.remove_from(handle, ino, owner));
     }
 
-    /// Handles through which locks on the file were taken and that may be about to be closed.
+    /// Handles through which locks on the file were taken, and which may be about to be closed.
     fn closing_of(&self, ino: Ino) -> Vec<Handle> {
         if self.closing.is_empty() {
             return Vec::new();
@@ -101,7 +103,7 @@ impl Taken {
         of_file.flat_map(|(_, handles)| handles).filter(|h| self.closing.contains_key(h)).copied().collect()
     }
 
-    /// Nobody waits for what was to follow these FLUSHes any more.
+    /// Forgets these FLUSHes, because no RELEASE has followed in time.
     fn forget(&mut self, flushed: &BTreeMap<Handle, u64>) {
         self.closing.retain(|handle, flush| flushed.get(handle) != Some(flush));
     }
@@ -110,7 +112,7 @@ impl Taken {
         handles.iter().filter_map(|handle| Some((*handle, *self.closing.get(handle)?))).collect()
     }
 
-    /// Questions that wait for nothing any more.
+    /// Removes the questions that wait for nothing any more.
     fn take_answered(&mut self) -> Vec<Question> {
         let answered = self.questions.extract_if(.., |_, q| q.handles.is_empty() && q.going.is_empty());
         answered.map(|(_, question)| question).collect()
@@ -119,12 +121,12 @@ impl Taken {
 
 const FIRST_OWNER: FileLockOwner = FileLockOwner { family: FileLockFamily::Posix, id: 0 };
 
-/// Who took locks through which handle.
+/// The owners that took locks through each handle.
 #[derive(Default)]
 pub(crate) struct FileLocks {
     taken: Mutex<Taken>,
     closed: Condvar,
-    /// Entries, to answer without the lock that there are none.
+    /// Number of entries, to see without the mutex that there are none.
     len: AtomicUsize,
 }
 
@@ -136,7 +138,7 @@ impl FileLocks {
         self.len.store(taken.by_handle.len(), SeqCst);
     }
 
-    /// The owner closes a descriptor of the handle: it gives up everything on the file.
+    /// FLUSH: the owner closes a descriptor of the handle and releases everything that it has on the file.
     pub(crate) fn flushed(&self, handle: Handle, ino: Ino, owner: FileLockOwner) {
         if self.len.load(SeqCst) == 0 {
             return;
@@ -150,8 +152,8 @@ impl FileLocks {
         self.len.store(taken.by_handle.len(), SeqCst);
     }
 
-    /// The handle is closed: `release` is called for those who took locks through it, before they are forgotten. If
-    /// there are any, returns the number of the close, for `given_up`.
+    /// RELEASE: the handle is closed. Calls `release` for each owner that took locks through it, before they are
+    /// forgotten. If there are any, returns the number of the close, for `given_up`.
     pub(crate) fn released(&self, handle: Handle, mut release: impl FnMut(Ino, FileLockOwner)) -> Option<u64> {
         if self.len.load(SeqCst) == 0 {
             return None;
@@ -182,7 +184,7 @@ impl FileLocks {
         Some(number)
     }
 
-    /// The server has been told of the locks that a close gave up, or cannot be told.
+    /// The server has confirmed the release of the locks of a close, or cannot be reached.
     pub(crate) fn given_up(&self, number: u64) {
         let answered = {
             let taken = &mut *self.taken.lock();
@@ -200,7 +202,7 @@ impl FileLocks {
         self.taken.lock().released
     }
 
-    /// If the owner may be a new open file at the address of one that is being closed, waits for that.
+    /// If the owner may be a new open file at the address of one that is being closed, waits for the end of that close.
     pub(crate) fn await_namesake(&self, caller: &Caller<'_>, ino: Ino, how: &LockHow) {
         if how.flock || self.len.load(SeqCst) == 0 {
             return;
@@ -218,13 +220,13 @@ impl FileLocks {
         parking_lot::MutexGuard::unlocked(&mut taken, || caller.will_block());
         let there = |taken: &mut Taken| !closing(taken).is_empty();
         if self.closed.wait_while_for(&mut taken, there, CLOSE_WAIT).timed_out() {
-            // It is a process that uses the file through several handles.
+            // This is a process that uses the file through several handles.
             taken.forget(&flushed);
         }
     }
 
-    /// If locks on the file may be about to go because their handle is closed, waits for that. Whether any has gone
-    /// since there were `closes`.
+    /// If locks on the file may be about to be released because their handle is closed, waits for that. Returns whether
+    /// any were released since the count of closes was `closes`.
     pub(crate) fn await_closing(&self, caller: &Caller<'_>, ino: Ino, closes: u64) -> bool {
         let mut taken = self.taken.lock();
         if taken.released != closes {
@@ -273,6 +275,8 @@ pub(crate) fn owner_of(how: &LockHow) -> FileLockOwner {
     }
 }
 
+/// The range of a lock.
+///
 /// Errors: `Inval` for a range without a byte.
 pub(crate) fn range_of(how: &LockHow) -> Result<ByteRange> {
     if how.flock {
@@ -284,7 +288,7 @@ pub(crate) fn range_of(how: &LockHow) -> Result<ByteRange> {
     Ok(ByteRange::new(how.first, if how.last >= OFFSET_MAX { u64::MAX } else { how.last + 1 }))
 }
 
-/// The lock asked for; `None` to unlock.
+/// The lock that is requested; `None` for an unlock.
 pub(crate) fn spec_of(ino: Ino, how: &LockHow) -> Result<Option<FileLockSpec>> {
     let mode = match how.kind {
         LockKind::Shared => LockMode::Read,
@@ -294,7 +298,7 @@ pub(crate) fn spec_of(ino: Ino, how: &LockHow) -> Result<Option<FileLockSpec>> {
     Ok(Some(FileLockSpec { ino, owner: owner_of(how), pid: how.pid, mode, range: range_of(how)? }))
 }
 
-/// The caller is about to be told that it holds the lock.
+/// To be called before the caller is answered that it holds the lock.
 pub(crate) fn keep(locks: &FileLocks, ino: Ino, how: &LockHow, taken: TakenLock) {
     locks.note(how.handle, ino, owner_of(how));
     taken.keep();

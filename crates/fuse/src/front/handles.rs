@@ -1,6 +1,7 @@
-//! Open handles of a mount: numbers for the kernel, files for the client.
+//! `Handles`: the open files of a mount, by the number that the kernel uses.
 //!
-//! Bound: the kernel's limit on open files. A lookup costs a read lock and a reference count, about 30 ns.
+//! Owns: the numbers and the files behind them. Does not own: what an open file is (the client). Bound: the kernel's
+//! limit on open files. A lookup costs a read lock and a reference count, about 30 ns.
 
 use crate::calls::Handle;
 use amphi_client::OpenFile;
@@ -14,7 +15,7 @@ struct Table {
     free: Vec<usize>,
 }
 
-/// The table.
+/// The table of open files.
 #[derive(Default)]
 pub(crate) struct Handles {
     table: RwLock<Table>,
@@ -53,7 +54,7 @@ impl Handles {
         t.files.len() - t.free.len()
     }
 
-    /// Forgets all. Files are dropped outside the lock, because that runs the client's code.
+    /// Empties the table. The files are dropped outside the lock, because that runs code of the client.
     pub(crate) fn clear(&self) {
         let files = std::mem::take(&mut *self.table.write());
         drop(files);

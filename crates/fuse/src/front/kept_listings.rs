@@ -1,29 +1,32 @@
-//! `KeptListings`: listings that the kernel keeps.
+//! `KeptListings`: listings of directories that the kernel caches.
 //!
-//! The kernel keeps what it reads through an open directory that is marked so (`FOPEN_CACHE_DIR`), and goes on using it
-//! at the next open if that says so too (`FOPEN_KEEP_CACHE`). A listing that it has costs neither a request nor a
-//! message to the server, which the mount's own answer to a listing does.
+//! The kernel caches what it reads through an open directory that is marked so (`FOPEN_CACHE_DIR`), and uses it at a
+//! later open that is marked with `FOPEN_KEEP_CACHE` too. A cached listing costs neither a request to the mount nor a
+//! message to the server.
 //!
-//! Owns: of which directories the kernel may have a listing, and of which state of the directory. Does not own: whether
-//! attributes are those of now (the client says it, by tokens, or while the mount is alone by what it has changed
-//! itself), pages of files (`pages`).
+//! Owns: of which directories the kernel may have a listing, and which state of the directory it shows. Does not own:
+//! whether attributes are up to date (the client knows, by tokens, or in sole mode by its own changes), pages of files
+//! (`pages`).
 //!
-//! Invariants: every change of a name in a directory changes its time of change, to a value that it never had. So what
-//! was read through open directories that were all opened at one time of change shows the directory as it was at that
-//! time or later, and as it is now if that is still the time of change. Only such are marked at the same time: one that
-//! is opened after a change is not, until the last of them is closed, and then the kernel drops what it has.
+//! Invariants: every change of a name gives the directory a time of change that it never had before. So a listing that
+//! was read through open directories with one time of change shows the directory as it was then or later. It is up to
+//! date as long as the directory still has that time of change. Therefore only open directories with the same time of
+//! change are marked at the same time. A directory that is opened after a change is not marked until the last of the
+//! others is closed; then the kernel drops its listing.
 //!
-//! For a program that starts again in a directory that it keeps open (`rewinddir`) the kernel asks for the attributes,
-//! and compares the time of modification. That is not enough among several mounts. The time may have been set back;
-//! Linux drops an answer that another one has crossed, and goes on with the time of before; and names that were read
-//! before a change may arrive behind an answer that shows the time of the change, and are kept under that. So
-//! attributes that show a change are given only when the answers with names that were asked for before have been taken,
-//! and the pages of the listing have been dropped (`directories`). Nobody waits for long: a thread that holds a page of
-//! a listing may wait for another page, of a file. When other mounts come, the pages of all open directories are
-//! dropped, and nobody waits.
+//! When a program starts again in a directory that it keeps open (`rewinddir`), the kernel asks for the attributes and
+//! compares the time of modification. In shared mode that is not enough, for three reasons. A program may have set the
+//! time back. Linux drops an answer that another one has crossed, and goes on with the older time. And names that were
+//! read before a change may arrive after an answer that shows the time of the change, and are then cached under that
+//! time. So attributes that show a change are answered only when the earlier answers with names have been taken and the
+//! pages of the listing have been dropped (`client_fs/directories`). These waits are bounded, because a thread that
+//! holds a page of a listing may itself wait for a page of a file. At the switch to shared mode the pages of all open
+//! directories are dropped, and no answer waits for that.
 //!
-//! A listing without attributes is not used again: the look-ups that follow would cost a message each. The same for one
-//! that is older than the tokens that came with it. Bound: `DIRECTORIES_MAX` directories, some 250 bytes each.
+//! A listing without attributes is not used again, because each lookup that follows it would cost a message. The same
+//! holds for a listing that is older than the tokens that came with it.
+//!
+//! Bound: `DIRECTORIES_MAX` directories, some 250 bytes each.
 
 use crate::clock::monotonic_ns;
 use amphi_types::{Attr, Ino};
@@ -32,35 +35,35 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::time::Duration;
 
-/// Most directories that are known.
+/// Most directories that are recorded.
 const DIRECTORIES_MAX: usize = 16_384;
-/// Answers with names of one directory that are followed; of more the first are forgotten.
+/// Most answers with names of one directory that are recorded; when there are more, the oldest are forgotten.
 const ANSWERS_MAX: usize = 64;
-/// An answer has been taken by the kernel after this time.
+/// So long after an answer was given, the kernel has certainly taken it, in nanoseconds.
 const TAKEN_NS: u64 = 10_000_000;
-/// How long attributes wait for answers with names.
+/// How long attributes wait for answers with names, at most.
 const NAMES_WAIT: Duration = Duration::from_millis(100);
-/// Pause between two looks at them.
+/// Pause between two looks at these answers.
 const LOOK: Duration = Duration::from_micros(50);
 
 struct Directory {
-    /// As it was last shown to the kernel.
+    /// Attributes that the kernel was shown last.
     shown: Attr,
-    /// Of which state the kernel's listing is.
+    /// The state of the directory that the kernel's listing shows.
     kept: Option<Kept>,
-    /// Marked open directories.
+    /// Number of open directories that are marked.
     open: usize,
-    /// Those that may become such.
+    /// Number of opens under way that may become marked.
     opening: usize,
-    /// Answers with names, which the kernel keeps, in the order of their questions.
+    /// Answers with names that the kernel caches, in the order of their questions.
     answers: VecDeque<Answer>,
 }
 
-/// Names for the kernel.
+/// An answer with names.
 struct Answer {
     number: u64,
     tid: u32,
-    /// When the answer was given; until then it is under way.
+    /// When the answer was given. `None`: it is being composed.
     given_ns: Option<u64>,
 }
 
@@ -73,29 +76,29 @@ impl Directory {
 struct Kept {
     attr: Attr,
     until_ns: u64,
-    /// Some of it came without attributes.
+    /// A part of the listing was read without attributes.
     plain: bool,
 }
 
-/// How a directory is opened.
+/// Whether an open directory is marked for caching.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// The kernel keeps nothing of what it reads.
+    /// The kernel caches nothing that it reads.
     No,
-    /// It drops what it has, and keeps what it reads.
+    /// The kernel drops what it has, and caches what it reads.
     Anew,
-    /// It uses what it has.
+    /// The kernel uses what it has.
     Keep,
 }
 
 #[derive(Default)]
 pub(crate) struct KeptListings {
     directories: Mutex<BTreeMap<Ino, Directory>>,
-    /// Numbers the questions for names.
+    /// Number of the last question for names.
     asked: AtomicU64,
 }
 
-/// A question for names is answered; the answer is about to be given when this is dropped.
+/// An answer with names that is being composed. When this is dropped, the answer is about to be given.
 pub(crate) struct Asking<'a> {
     listings: &'a KeptListings,
     ino: Ino,
@@ -113,7 +116,7 @@ impl Drop for Asking<'_> {
 }
 
 impl KeptListings {
-    /// The kernel is shown the attributes of a directory.
+    /// Notes that the kernel is shown the attributes of a directory.
     pub(crate) fn shown(&self, attr: &Attr) {
         let mut directories = self.directories.lock();
         if let Some(directory) = directories.get_mut(&attr.ino) {
@@ -130,12 +133,13 @@ impl KeptListings {
         directories.insert(attr.ino, directory);
     }
 
-    /// A directory is opened. `life`: for how long these attributes are surely those of now, or nothing.
+    /// Opens a directory, and returns how it is marked. `life` says for how long given attributes are certainly up to
+    /// date; zero if they are not.
     pub(crate) fn opens(&self, ino: Ino, now_ns: u64, life: impl FnOnce(&Attr) -> Duration) -> Mark {
         let shown = {
             let mut directories = self.directories.lock();
             let Some(directory) = directories.get_mut(&ino) else { return Mark::No };
-            // From here on whoever takes the attributes back finds it open.
+            // From here on, an invalidation of the attributes finds the directory open.
             directory.opening += 1;
             directory.shown
         };
@@ -160,11 +164,11 @@ impl KeptListings {
         mark
     }
 
-    /// Names are asked for through a marked open directory.
+    /// Begins an answer with names, for a marked open directory.
     pub(crate) fn asks(&self, ino: Ino, tid: u32) -> Asking<'_> {
         let number = self.asked.fetch_add(1, SeqCst);
         if let Some(directory) = self.directories.lock().get_mut(&ino) {
-            // This thread has taken what it was given before.
+            // A thread that asks again has taken its earlier answers.
             directory.answers.retain(|answer| answer.given_ns.is_none() || answer.tid != tid);
             if directory.answers.len() >= ANSWERS_MAX {
                 directory.answers.pop_front();
@@ -174,14 +178,14 @@ impl KeptListings {
         Asking { listings: self, ino, number }
     }
 
-    /// Whether the kernel may have names of a directory from before what these attributes show.
+    /// Whether the kernel may have names of a directory that are older than these attributes.
     pub(crate) fn shows_change(&self, attr: &Attr) -> bool {
         let directories = self.directories.lock();
         directories.get(&attr.ino).is_some_and(|directory| directory.is_open() && directory.shown.ctime != attr.ctime)
     }
 
-    /// Waits until the kernel has taken the answers with names that were asked for before now, and which `tid` may not
-    /// have seen.
+    /// Waits until the kernel has taken all answers with names whose questions came before now. Answers to thread `tid`
+    /// count as taken.
     pub(crate) fn names_arrive(&self, ino: Ino, tid: u32) {
         let (before, end_ns) = (self.asked.load(SeqCst), monotonic_ns() + NAMES_WAIT.as_nanos() as u64);
         while self.are_names_coming(ino, before, tid, monotonic_ns()) && monotonic_ns() < end_ns {
@@ -197,25 +201,25 @@ impl KeptListings {
         self.directories.lock().get(&ino).is_some_and(|directory| directory.answers.iter().any(is_coming))
     }
 
-    /// Entries without attributes are read through a marked open directory.
+    /// Notes that entries without attributes are read through a marked open directory.
     pub(crate) fn reads_plain(&self, ino: Ino) {
         if let Some(kept) = self.directories.lock().get_mut(&ino).and_then(|directory| directory.kept.as_mut()) {
             kept.plain = true;
         }
     }
 
-    /// A marked open directory is closed.
+    /// Closes a marked open directory.
     pub(crate) fn closes(&self, ino: Ino) {
         if let Some(directory) = self.directories.lock().get_mut(&ino) {
             directory.open -= 1;
             if !directory.is_open() {
-                // No room is kept for the next one.
+                // The memory is given back; the next open may never come.
                 directory.answers = VecDeque::new();
             }
         }
     }
 
-    /// Directories of which there are marked open ones.
+    /// Directories that have marked open ones.
     pub(crate) fn open(&self) -> Vec<Ino> {
         self.directories.lock().iter().filter(|(_, directory)| directory.is_open()).map(|(ino, _)| *ino).collect()
     }

@@ -1,23 +1,25 @@
-//! `KernelView`: what the kernel of this mount may take for the attributes of an inode.
+//! `KernelView`: which attributes the kernel of this mount may be caching, and which inodes this mount is changing.
 //!
-//! Owns: which inodes are being changed by requests of this mount and whose attributes were lent to the kernel, so that
-//! the two never go together; the last ends of files that the kernel was told. Does not own: the rule under which
-//! anything is lent (`lent`).
+//! Owns: which inodes are being changed by requests of this mount, and which have attributes with a running timeout in
+//! the kernel, so that no inode is both at once. Also the last ends of files that the kernel was shown. Does not own:
+//! the rule by which an answer gets a timeout (`lent`).
 //!
-//! While a mount is alone its kernel keeps attributes for a while. An answer to `stat` that is computed before a write,
-//! and kept, hides what an answer computed after it has shown to another program until the write is answered: of one
-//! writer and four that looked, 1 to 10 of 100 looks showed a smaller size than one before. The kernel itself takes no
-//! answer that was asked for before a change that it knows of, but it knows of a change only when that is answered. So
+//! In sole mode the kernel caches attributes. Suppose a `stat` is answered from before a write, and the kernel caches
+//! that answer. Another program may have been shown the new size already; until the write is answered, the next `stat`
+//! shows the old size again. Of one writer and four readers, 1 to 10 of 100 looks showed a smaller size than an earlier
+//! look. Linux itself drops answers to questions from before a change, but it learns of a change only when that is
+//! answered. Therefore:
 //!
-//! * an answer is lent only if no change of the inode is under way, and none has ended since the answer was asked for;
-//! * a change that finds the attributes lent has the kernel forget them before it begins: that costs a notification of
-//!   1 to 2 us for the first write behind a `stat`, and nothing for others.
+//! * An answer gets a timeout only if no change of the inode is under way, and none has ended since the attributes were
+//!   requested.
+//! * A change that finds attributes with a running timeout invalidates them before it begins. The invalidation costs a
+//!   notification of 1 to 2 us for the first write after a `stat`, and nothing for other writes.
 //!
-//! With other mounts nothing is lent. Then the kernel's idea of the end of a file, where it writes what a program
-//! appends, may be an old one: `may_be_end` says whether an offset may come from there.
+//! In shared mode these rules do not apply. The kernel writes what a program appends at the end that it believes in,
+//! which may be out of date: `may_be_end` says whether an offset may come from there.
 //!
-//! Bound: `SLOTS` slots, each for the inodes of one hash. Inodes that meet in a slot cost a notification too many, or a
-//! look at the calling thread, never one too few.
+//! Bound: `SLOTS` slots, each for all inodes with one hash value. Two inodes in one slot may cost an unnecessary
+//! notification or an unnecessary look at a thread; they never suppress a necessary one.
 
 use super::appended::Appended;
 use crate::clock::monotonic_ns;
@@ -29,37 +31,37 @@ use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-/// Slots, about 100 bytes each.
+/// Number of slots, about 100 bytes each.
 const SLOTS: usize = 8192;
-/// A thread takes so long at most from the answer to the moment from which the kernel counts the life of what it shows.
+/// A thread needs at most so long from the answer to the moment from which the kernel counts the timeout.
 const LATE: Duration = Duration::from_millis(50);
-/// Last ends of a file that are remembered: answers to requests that crossed.
+/// So many last ends of a file are remembered, because requests may have crossed.
 const ENDS: usize = 4;
 
 #[derive(Default)]
 struct Slot {
-    /// Changes under way.
+    /// Number of changes under way.
     changes: u32,
-    /// Number of the last one that has ended.
+    /// Number of the change that ended last.
     changed: u64,
-    /// Until when the kernel may go by attributes that it was lent.
+    /// When the timeout of cached attributes ends at the latest.
     lent_until_ns: u64,
-    /// The kernel has forgotten those of this inode, and none were lent since.
+    /// The inode whose attributes were invalidated, if none were answered with a timeout since.
     forgotten: Ino,
-    /// The kernel may have missed where a file ends: the answer to a change said that it failed.
+    /// The kernel may not know the end of the file, because the answer to a change reported a failure.
     missed: bool,
-    /// Whose ends these are.
+    /// The inode whose ends `ends` records.
     told: Ino,
     ends: [u64; ENDS],
     next_end: usize,
 }
 
-/// See the module's head.
+/// What the kernel may believe of the mount's inodes; see the head of the module.
 pub(crate) struct KernelView {
     slots: Box<[Mutex<Slot>]>,
     /// Files that are open to append.
     pub(crate) appended: Appended,
-    /// Numbers changes in the order in which they end.
+    /// Number of the change that ended last, over all inodes.
     ended: AtomicU64,
     notifier: OnceLock<Notifier>,
 }
@@ -68,18 +70,18 @@ pub(crate) struct KernelView {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Since(u64);
 
-/// A change of an inode under way; it is over when this is dropped. The view is borrowed, or shared with an answer that
-/// may come later.
+/// A change of an inode under way, which ends when this value is dropped. The view is borrowed, or shared with an
+/// answer that may come later.
 pub(crate) struct Changing<V: Deref<Target = KernelView>> {
     view: V,
     ino: Ino,
     since: Since,
-    /// Another one was under way when it began.
+    /// Another change of the inode was under way when this one began.
     beside: bool,
     is_over: bool,
 }
 
-/// A change that ends with the first of those who hold it that says so, or with the last of them.
+/// A change with several holders. The change ends when one of the holders says so, or when the last one is dropped.
 #[derive(Clone)]
 pub(crate) struct SharedChange(Arc<Mutex<Changing<Arc<KernelView>>>>);
 
@@ -95,7 +97,7 @@ impl Default for KernelView {
 }
 
 impl KernelView {
-    /// The mount is there.
+    /// The mount is served from now on.
     pub(crate) fn mounted(&self, notifier: Notifier) {
         let _ = self.notifier.set(notifier);
     }
@@ -104,13 +106,13 @@ impl KernelView {
         &self.slots[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 51) as usize % SLOTS]
     }
 
-    /// Now: to be noted before attributes are asked for.
+    /// The present moment, to be noted before attributes are requested.
     pub(crate) fn now(&self) -> Since {
         Since(self.ended.load(SeqCst))
     }
 
-    /// Whether attributes of `ino` that were asked for at `since` may be lent for `life` from now on. If so, it is
-    /// noted.
+    /// Whether an answer with attributes of `ino`, requested at `since`, may carry a timeout of `life`. If so, the
+    /// timeout is noted.
     pub(crate) fn lend(&self, ino: Ino, since: Since, life: Duration) -> bool {
         let mut slot = self.slot(ino).lock();
         if slot.changes > 0 || slot.changed > since.0 {
@@ -121,13 +123,14 @@ impl KernelView {
         true
     }
 
-    /// A change of `ino` begins. Until it ends nothing is lent, and what was lent is forgotten now.
+    /// Begins a change of `ino`. Attributes in the kernel are invalidated now, and until the change ends no answer gets
+    /// a timeout.
     pub(crate) fn change(&self, ino: Ino) -> Changing<&KernelView> {
         let mut slot = self.slot(ino).lock();
         let since = self.now();
         let beside = slot.changes > 0;
         slot.changes += 1;
-        // Under the lock: another change waits until it is done. The kernel waits for nothing here
+        // Under the mutex, so another change waits until this is done. The notification waits for nothing
         // (`Notifier::inval_attr`).
         if slot.lent_until_ns > 0 && slot.forgotten != ino {
             if slot.lent_until_ns <= monotonic_ns() {
@@ -147,13 +150,13 @@ impl KernelView {
         self.slot(ino).lock().changes > 0
     }
 
-    /// Has the kernel forget the attributes of `ino`, and take none of an answer to a question from before. Whether it
-    /// knows the inode.
+    /// Invalidates the attributes of `ino`, and makes the kernel drop answers to earlier questions. Returns whether the
+    /// kernel knows the inode.
     pub(crate) fn forgets(&self, ino: Ino) -> Result<bool> {
         self.notifier.get().map_or(Err(Errno::NotConnected), |notifier| notifier.inval_attr(ino))
     }
 
-    /// The kernel is told that a file ends at `end`, or that a write has ended there.
+    /// Notes that the kernel is shown that a file ends at `end`, or that a write has ended there.
     pub(crate) fn tell_end(&self, ino: Ino, end: u64) {
         let slot = &mut *self.slot(ino).lock();
         if slot.told != ino {
@@ -164,42 +167,42 @@ impl KernelView {
         }
     }
 
-    /// Whether the kernel may take `offset` for the end of the file.
+    /// Whether the kernel may believe that the file ends at `offset`.
     pub(crate) fn may_be_end(&self, ino: Ino, offset: u64) -> bool {
         let slot = self.slot(ino).lock();
         slot.told != ino || slot.ends.contains(&offset)
     }
 
-    /// The answer to a change of the file said less than what may have become of it.
+    /// Notes that a change of the file was answered with less than it may have done.
     pub(crate) fn misses_end(&self, ino: Ino) {
         self.slot(ino).lock().missed = true;
     }
 
-    /// Whether the kernel of a mount that was always alone knows where the file ends.
+    /// Whether the kernel knows where the file ends, in a mount that was always the only one.
     pub(crate) fn knows_end(&self, ino: Ino) -> bool {
         !self.slot(ino).lock().missed
     }
 }
 
 impl Changing<&KernelView> {
-    /// The same change, for an answer that may come when the request has no thread any more.
+    /// Makes this a shared change, for an answer that may come when the request has no thread any more.
     pub(crate) fn shared(mut self, view: &Arc<KernelView>) -> SharedChange {
         let Changing { ino, since, beside, .. } = self;
-        // It goes on in the other one.
+        // The change goes on in the shared value.
         let is_over = std::mem::replace(&mut self.is_over, true);
         SharedChange(Arc::new(Mutex::new(Changing { view: view.clone(), ino, since, beside, is_over })))
     }
 }
 
 impl SharedChange {
-    /// It is over. From when on attributes that its answer shows count as asked for.
+    /// Ends the change. Returns the moment at which the attributes of its answer count as requested.
     pub(crate) fn ends(&self) -> Since {
         self.0.lock().end()
     }
 }
 
 impl<V: Deref<Target = KernelView>> Changing<V> {
-    /// It is over. From when on attributes that its answer shows count as asked for.
+    /// Ends the change. Returns the moment at which the attributes of its answer count as requested.
     pub(crate) fn ends(mut self) -> Since {
         self.end()
     }
@@ -212,7 +215,7 @@ impl<V: Deref<Target = KernelView>> Changing<V> {
         let alone = !self.beside && slot.changes == 1 && slot.changed <= self.since.0;
         slot.changes -= 1;
         slot.changed = self.view.ended.fetch_add(1, SeqCst) + 1;
-        // Nothing else came in between: the answer is as good as one that is asked for now.
+        // No other change came in between, so the answer is as good as one that is requested now.
         if alone { Since(slot.changed) } else { self.since }
     }
 }

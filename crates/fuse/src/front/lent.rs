@@ -1,8 +1,10 @@
-//! What the kernel may keep of an answer, while this mount is alone.
+//! The timeouts that answers carry in sole mode.
 //!
-//! Owns: noting, for the request that a thread handles, the rule under which it asks and the loan that its answer
-//! carries. Invariant: a loan is held from before the time-out is chosen until the answer has been written, so that the
-//! client knows of every answer with a time-out that the kernel has yet to read.
+//! Owns: for the request that each thread handles, the caching mode at its begin, and the note (*loan*) that its answer
+//! carries a timeout. Does not own: which mode is in force (the client).
+//!
+//! Invariant: a loan begins before the timeout is chosen and lasts until the answer is written. So the client knows of
+//! every answer with a timeout that is on its way to the kernel.
 
 use super::kernel_view::Since;
 use amphi_client::{Client, Lending, Rule};
@@ -21,7 +23,7 @@ thread_local! {
     static PRESENT: RefCell<Present> = RefCell::default();
 }
 
-/// A request begins on this thread, at `since`.
+/// To be called when this thread begins to handle a request, at `since`.
 pub(crate) fn begins(client: &Client, since: Since) {
     PRESENT.with_borrow_mut(|present| *present = Present { rule: client.rule(), since, lending: None });
 }
@@ -31,7 +33,7 @@ pub(crate) fn since() -> Since {
     PRESENT.with_borrow(|present| present.since)
 }
 
-/// How long the kernel may keep what the answer to the present request shows.
+/// The timeout that the answer to the present request may carry.
 pub(crate) fn ttl(client: &Client) -> Duration {
     PRESENT.with_borrow_mut(|present| {
         if present.lending.is_none() {
@@ -41,12 +43,12 @@ pub(crate) fn ttl(client: &Client) -> Duration {
     })
 }
 
-/// Whether no directory was changed since the present request began.
+/// Whether no directory was changed by this mount since the present request began.
 pub(crate) fn knows_directories(client: &Client) -> bool {
     PRESENT.with_borrow(|present| client.lends_directories(present.rule))
 }
 
-/// The answer has been written.
+/// To be called when the answer was written.
 pub(crate) fn answered() {
     drop(PRESENT.take());
 }

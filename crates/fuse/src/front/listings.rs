@@ -1,15 +1,17 @@
-//! Open directories: who opened each, and where its listing has come to its end.
+//! Open directories: who opened each, and where its listing has ended.
 //!
-//! A directory is listed by whoever has it open, as a file is read: also by a program that has given its rights up
-//! since, or that was handed the open directory, and whatever becomes of its permissions. The kernel checks them when
-//! it opens it; the mount vouches for that.
+//! A directory is listed with the rights of the open, as a file is read. That holds if the program has given up its
+//! rights since, if it was handed the open directory, and if the directory's permissions have changed. The kernel
+//! checks permissions at the open, and the mount vouches for that to the server.
 //!
-//! The kernel asks behind the last entry whether there are more, for each listing of a small directory one question.
-//! The answer to the question before has said so.
+//! After the last entry the kernel asks once more, which costs one question for each listing of a small directory. The
+//! answer before has said that the listing is complete, so the mount answers this question itself.
 //!
-//! Owns: the numbers of open directories, their openers, whether the kernel keeps what it reads through them, where the
-//! listing of each has ended. Invariant: an end counts once: who goes on asking there asks the server. What is made
-//! after the directory was opened need not be listed (POSIX, `readdir`).
+//! Owns: numbers of open directories, their openers, whether the kernel caches what it reads through them, and where
+//! each listing has ended. Does not own: what a listing contains (`client_fs/directories`).
+//!
+//! Invariant: an end is used once, and a program that asks there again asks the server. A name that was made after the
+//! directory was opened need not be listed (POSIX, `readdir`).
 
 use crate::calls::Handle;
 use amphi_types::{Cred, Errno, Result};
@@ -20,7 +22,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 #[derive(Default)]
 pub(crate) struct Listings {
     next: AtomicU64,
-    /// By handle.
+    /// Open directories by handle.
     openers: Mutex<BTreeMap<u64, Opened>>,
     /// Cookie behind the last entry, by handle.
     ends: Mutex<BTreeMap<u64, u64>>,
@@ -28,7 +30,7 @@ pub(crate) struct Listings {
 
 struct Opened {
     opener: Cred,
-    /// The kernel keeps what it reads.
+    /// The kernel caches what it reads through this open directory.
     marked: bool,
 }
 
@@ -39,27 +41,27 @@ impl Listings {
         Handle(handle)
     }
 
-    /// Whether the kernel keeps what it reads through it.
+    /// Whether the kernel caches what it reads through `handle`.
     pub(crate) fn is_marked(&self, handle: Handle) -> bool {
         self.openers.lock().get(&handle.0).is_some_and(|opened| opened.marked)
     }
 
-    /// Who opened it; `BadFd` if it is not open.
+    /// Credentials of the opener; `BadFd` if the handle is not open.
     pub(crate) fn opener(&self, handle: Handle) -> Result<Cred> {
         self.openers.lock().get(&handle.0).map(|opened| opened.opener.clone()).ok_or(Errno::BadFd)
     }
 
-    /// `handle` is listed from the start (again): what was told before is out of date.
+    /// `handle` is listed from the start (again), so an earlier end is forgotten.
     pub(crate) fn begins(&self, handle: Handle) {
         self.ends.lock().remove(&handle.0);
     }
 
-    /// The listing of `handle` was told that nothing comes behind `cookie`.
+    /// Notes that the listing of `handle` has no entries behind `cookie`.
     pub(crate) fn ended(&self, handle: Handle, cookie: u64) {
         self.ends.lock().insert(handle.0, cookie);
     }
 
-    /// Whether `handle`, going on behind `cookie`, need not ask; true once.
+    /// Whether the listing of `handle` is known to end at `cookie`. True only once.
     pub(crate) fn take_end(&self, handle: Handle, cookie: u64) -> bool {
         let mut ends = self.ends.lock();
         let is_end = ends.get(&handle.0) == Some(&cookie);
@@ -69,7 +71,7 @@ impl Listings {
         is_end
     }
 
-    /// Whether the kernel kept what it read through it.
+    /// Closes a directory. Returns whether the kernel cached what it read through it.
     pub(crate) fn close(&self, handle: Handle) -> bool {
         self.ends.lock().remove(&handle.0);
         self.openers.lock().remove(&handle.0).is_some_and(|opened| opened.marked)

@@ -1,27 +1,32 @@
-//! Directories that another mount has moved, while this kernel still has them where they were.
+//! `Moved`: where the kernel has each directory, and second node ids for directories that another mount has moved.
 //!
-//! The kernel keeps one place for each directory. Shown at another place it moves the directory there, and cannot while
-//! locks are taken that it would need and only tries: those of the old place, and that of renames between directories,
-//! which the caller may hold himself. The look-up then fails with ESTALE. Linux repeats the walk once, in which a
-//! rename may meet a second such name, and not at all for what `mkdir`, `mknod`, `symlink` and `link` are about to
-//! make. Where the new place lies below the directory's old one the look-up fails with ELOOP at once. In these cases
-//! the directory is shown under another node id, of which the kernel knows nothing yet, so there is nothing to be
-//! moved. It stays the one of this place; both mean the same inode, and the kernel drops what it has at the old place
-//! when it looks there next.
+//! The kernel keeps one place for each directory. When a lookup shows the directory at another place, the kernel moves
+//! it there. For that it tries two locks without waiting: the lock of the old place and the lock of renames between
+//! directories, which the caller itself may hold. If the kernel does not get these locks, the lookup fails with ESTALE.
+//! Linux then walks once more, but a rename may meet a second such name in that walk. For the names that `mkdir`,
+//! `mknod`, `symlink` and `link` are about to make, Linux does not walk again. If the new place lies below the old one,
+//! the lookup fails with ELOOP at once.
 //!
-//! To the kernel the two ids are two directories. What it has in the one is not in the other: a child that it knows
-//! below the old id has to be moved when it is shown below the new one. So a place is a name in a directory by its node
-//! id.
+//! In these cases the mount shows the directory under another node id, which the kernel does not know, so that nothing
+//! has to be moved. The directory keeps this id at this place. Both ids mean the same inode, and the kernel drops the
+//! old place when it looks there next. To the kernel the two ids are two directories, and what it has in one is not in
+//! the other. So a child that it knows below the old id has to be moved when it is shown below the new one. Therefore a
+//! place is a name in a directory *by node id*.
 //!
-//! Owns: where each directory was shown last and under which id, which threads were shown one at a new place and have
-//! done nothing with it yet. Does not own: names.
+//! Owns: where each directory was shown last and under which id, and which threads were shown a directory at a new
+//! place and have not used it yet. Does not own: names of other inodes.
 //!
-//! Invariants: a directory gets another id only for a thread whose look-up has just failed in the kernel or that is in
-//! a call which makes or moves a name (`syscall`), or where it would close a circle there; the id is bound to the
-//! place at once, since nothing can keep the kernel from taking it. What this mount moves itself
-//! is moved here too. Nothing is lent under another id but the inode's own (`is_other`): what is lent is taken back by
-//! that. Bounds: `DIRECTORIES_MAX` directories of two generations, about 150 bytes each; beyond, a directory may be
-//! taken for one that was not shown. `THREADS_MAX` threads. `OTHERS` ids in turn for each directory.
+//! Invariants:
+//!
+//! * A directory gets another id in three cases only. The thread's lookup has just failed in the kernel. Or the thread
+//!   is in a call that makes or moves a name (`syscall`). Or the new place would close a cycle. The id is bound to the
+//!   place at once, because nothing can keep the kernel from using it.
+//! * A directory that this mount moves is moved here too.
+//! * Nothing is cached under another id than the inode's own (`is_other`), because invalidations use the inode's own
+//!   id.
+//!
+//! Bounds: two generations of `DIRECTORIES_MAX` directories, about 150 bytes each; a forgotten one counts as never
+//! shown. `THREADS_MAX` threads. Each directory has `OTHERS` ids, which are used in turn.
 
 use crate::node::{inode_of, next};
 use amphi_client::{LentName, NameShows};
@@ -30,20 +35,20 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-/// Directories of each of two generations.
+/// Most directories in each of two generations.
 const DIRECTORIES_MAX: usize = 16_384;
-/// Threads that were shown a moved directory; beyond, all are forgotten.
+/// Most threads that are remembered because they were shown a moved directory; when there are more, all are forgotten.
 const THREADS_MAX: usize = 256;
-/// Directories between a place and the root that are looked at.
+/// Most directories that are visited on the way from a place to the root.
 const DEPTH_MAX: usize = 128;
-/// A name in a directory, which is told by the id that the kernel has of it.
+/// A name in a directory, which is given by its node id.
 type Place = (Ino, Box<[u8]>);
 
-/// Where a directory was shown.
+/// Where a directory was shown last.
 #[derive(Clone)]
 struct Spot {
     place: Place,
-    /// Under which id.
+    /// The node id that was shown.
     node: Ino,
 }
 
@@ -59,7 +64,7 @@ impl Shown {
         self.young.get(&ino).or_else(|| self.old.get(&ino))
     }
 
-    /// The id under which the kernel has it.
+    /// The node id under which the kernel has the directory.
     fn node(&self, ino: Ino) -> Ino {
         self.spot(ino).map_or(ino, |spot| spot.node)
     }
@@ -87,7 +92,7 @@ impl Shown {
         }
     }
 
-    /// Whether `above` is `dir` or above it, as the kernel was shown; `dir` is a node id.
+    /// Whether `above` is `dir` or lies above it in what the kernel was shown; `dir` is a node id.
     fn is_above(&self, above: Ino, dir: Ino) -> bool {
         let mut at = dir;
         for _ in 0..DEPTH_MAX {
@@ -103,19 +108,19 @@ impl Shown {
     }
 }
 
-/// A directory that a thread was shown at a new place.
+/// A directory that a thread was shown at a new place and has not used yet.
 struct Moving {
     ino: Ino,
     place: Place,
-    /// Under which id.
+    /// The node id that was shown.
     node: Ino,
-    /// Look-ups of that place, one after the other: the kernel asks a second time where it knew something else there.
+    /// Lookups of that place in a row. The kernel asks a second time where it knew something else.
     asked: u32,
-    /// The thread has looked something else up since: the walk in which it was shown this has ended.
+    /// The thread has looked up something else since, so the walk in which it was shown this has ended.
     came_back: bool,
 }
 
-/// Most look-ups of one place in one walk: one for what the kernel has there, one for what is there.
+/// Most lookups of one place in one walk: one for what the kernel has there, and one for what is there.
 const ASKED_MAX: u32 = 2;
 
 /// What the kernel was shown of directories.
@@ -127,8 +132,9 @@ pub(crate) struct Moved {
 }
 
 impl Moved {
-    /// A look-up of `thread` in `dir`, a node id, finds a directory; `moves`: whether the thread is there to have the
-    /// kernel move it, `changes_names`: whether it is in a call that does. The node id under which it is shown.
+    /// A lookup by `thread` in `dir` (a node id) finds a directory. `moves`: whether this is a move thread.
+    /// `changes_names`: whether the thread is in a call that makes or moves names. Returns the node id under which the
+    /// directory is shown.
     pub(crate) fn looked_up(
         &self,
         thread: u32,
@@ -156,7 +162,7 @@ impl Moved {
         if in_the_way {
             let mut shown = self.shown.lock();
             if let Some(spot) = shown.spot(ino).filter(|spot| spot.place == place) {
-                // Another thread was faster.
+                // Another thread has recorded a new place of the directory meanwhile.
                 return spot.node;
             }
             let node = next(shown.node(ino));
@@ -175,8 +181,8 @@ impl Moved {
         node
     }
 
-    /// Whether a thread was shown a directory at this place before and has come back without having used it: the kernel
-    /// could not move it.
+    /// Whether a thread was shown a directory at this place before and has come back without using it, which means that
+    /// the kernel was unable to move the directory.
     fn has_failed(&self, thread: u32, ino: Ino, place: &Place) -> bool {
         let mut moving = self.moving.lock();
         let Some(one) = moving.get_mut(&thread).filter(|one| one.ino == ino && one.place == *place) else {
@@ -191,17 +197,17 @@ impl Moved {
         has_failed
     }
 
-    /// The id under which the kernel has a directory.
+    /// The node id under which the kernel has a directory.
     pub(crate) fn node(&self, ino: Ino) -> Ino {
         self.shown.lock().node(ino)
     }
 
-    /// The kernel has a directory, known to it by `node`, at this place.
+    /// Notes that the kernel has a directory, under the id `node`, at this place.
     pub(crate) fn placed(&self, ino: Ino, dir: Ino, name: &[u8], node: Ino) {
         self.shown.lock().put(ino, (dir, name.into()), node);
     }
 
-    /// The way from the root to a name, if the kernel has been shown all of it there and under the inodes' own ids.
+    /// The path from the root to a name, if the kernel has been shown all of it there under the inodes' own ids.
     pub(crate) fn path(&self, last: LentName) -> Option<Vec<LentName>> {
         let shown = self.shown.lock();
         let mut at = last.dir;
@@ -216,17 +222,17 @@ impl Moved {
         Some(steps)
     }
 
-    /// Whether the kernel was shown a directory last by this name and under the inode's own id.
+    /// Whether the kernel was shown the directory last by this name and under the inode's own id.
     pub(crate) fn is_shown(&self, dir: Ino, name: &[u8], ino: Ino) -> bool {
         let shown = self.shown.lock();
         shown.spot(ino).is_some_and(|spot| spot.node == ino && spot.place.0 == dir && *spot.place.1 == *name)
     }
 
-    /// `thread` looks a name up.
+    /// Notes that `thread` looks a name up.
     #[inline]
     pub(crate) fn walks(&self, thread: u32, dir: Ino, name: &[u8]) {
         if self.threads.load(SeqCst) > 0 {
-            // A directory in which something is looked up is where it was shown.
+            // A lookup in a directory shows that the kernel has the directory where it was shown.
             self.settle(thread, |moving| moving.node == dir);
             if let Some(one) = self.moving.lock().get_mut(&thread) {
                 one.came_back |= one.place.0 != dir || *one.place.1 != *name;
@@ -234,7 +240,8 @@ impl Moved {
         }
     }
 
-    /// A listing shows a directory; false if the kernel should not take it from there.
+    /// A listing shows a directory. False if the listing must not carry its attributes, because the kernel would move
+    /// it.
     pub(crate) fn listed(&self, ino: Ino, dir: Ino, name: &[u8]) -> bool {
         let place: Place = (dir, name.into());
         let mut shown = self.shown.lock();
@@ -247,12 +254,12 @@ impl Moved {
         }
     }
 
-    /// A directory was made here.
+    /// Notes that this mount has made a directory here.
     pub(crate) fn made(&self, ino: Ino, dir: Ino, name: &[u8]) {
         self.shown.lock().put(ino, (dir, name.into()), ino);
     }
 
-    /// This mount has moved a name, or exchanged two: the kernel moves what it has there itself.
+    /// Notes that this mount has moved a name, or exchanged two. The kernel itself moves what it has there.
     pub(crate) fn renamed(&self, from: (Ino, &[u8]), to: (Ino, &[u8]), exchanged: bool) {
         let mut shown = self.shown.lock();
         let (from, to): (Place, Place) = ((from.0, from.1.into()), (to.0, to.1.into()));
@@ -267,7 +274,7 @@ impl Moved {
         }
     }
 
-    /// `thread` does something with `node`: if it was shown that at a new place, the kernel has it there now.
+    /// Notes that `thread` works on `node`. If the thread was shown that at a new place, the kernel has it there now.
     #[inline]
     pub(crate) fn used(&self, thread: u32, node: Ino) {
         if self.threads.load(SeqCst) > 0 {
@@ -275,7 +282,7 @@ impl Moved {
         }
     }
 
-    /// `thread` does something else than to walk: whatever it was shown the kernel has taken.
+    /// Notes that `thread` does something other than a walk. So the kernel has taken whatever the thread was shown.
     #[inline]
     pub(crate) fn ended(&self, thread: u32) {
         if self.threads.load(SeqCst) > 0 {
@@ -291,7 +298,7 @@ impl Moved {
             self.threads.store(moving.len(), SeqCst);
             drop(moving);
             let mut shown = self.shown.lock();
-            // Somebody may have been shown it there under another id.
+            // Meanwhile a program may have been shown the directory at this place under another node id.
             if shown.spot(ino).is_none_or(|spot| spot.place != place) {
                 shown.put(ino, place, node);
             }

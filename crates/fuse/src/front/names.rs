@@ -1,8 +1,8 @@
-//! Names that the kernel keeps in company of other mounts: what is noted of them, and the threads that walk to them.
+//! Names that the kernel caches in shared mode: the record of them, and the threads that look them up.
 //!
-//! Owns: which names are asked for often (`asked`), the threads (`lender`), their system calls (`system`), which
-//! threads of programs have asked for a name that was lent as not there. Does not own: the answers to the mount's own
-//! threads (`client_fs/names`), the tokens and what is lent (the client).
+//! Owns: how often each name is looked up (`asked`), the mount's own threads (`lender`), their system calls (`system`),
+//! and which program threads have just looked up a name that is cached as absent. Does not own: the answers to the
+//! mount's own threads (`client_fs/names`), the tokens and the table of cached names (the client).
 
 mod asked;
 pub(crate) mod lender;
@@ -21,17 +21,18 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Threads that have asked for a name which was lent as not there; beyond, all are forgotten, and takers have to go.
+/// Most threads that are remembered as having looked up an absent name. When there are more, all are forgotten, and
+/// absent names are invalidated by invalidation threads.
 const LOOKS_MAX: usize = 256;
 
 thread_local! {
-    /// This thread writes an answer with which a name is lent.
+    /// This thread writes an answer with an entry timeout for a name.
     static LENDS: Cell<bool> = const { Cell::new(false) };
-    /// For how long the kernel keeps that the name is not there, where that is the answer.
+    /// The timeout of a negative entry, if the present answer is one.
     static ABSENT: Cell<Option<Duration>> = const { Cell::new(None) };
 }
 
-/// See the module's head.
+/// The names of a mount; see the head of the module.
 #[derive(Default)]
 pub(crate) struct Names {
     pub(crate) lender: Arc<Lender>,
@@ -40,7 +41,8 @@ pub(crate) struct Names {
     threads: Mutex<Option<Threads>>,
 }
 
-/// A thread has asked for a name that was lent as not there: so it has nothing of this loan in force any more.
+/// A thread has looked up a name that is cached as absent. So for this thread, the negative entry of that time has no
+/// running timeout any more.
 struct Look {
     dir: Ino,
     name: Box<[u8]>,
@@ -48,7 +50,7 @@ struct Look {
 }
 
 impl Names {
-    /// The mount is there: tries whether names can be lent.
+    /// The mount is served: tries whether names can be cached.
     pub(crate) fn start(&self, client: &Client, at: &Path, device: u64) {
         let client = client.clone();
         let surroundings = Surroundings {
@@ -81,18 +83,19 @@ impl Names {
         }
     }
 
-    /// Whether requests of a thread are answered here.
+    /// Whether requests of a thread are answered by `client_fs/names`.
     #[inline]
     pub(crate) fn is_own(&self, tid: u32) -> bool {
         self.lender.is_own(tid)
     }
 
-    /// Whether the kernel is being tried: then requests of these threads are as others.
+    /// Whether the trial of the kernel is under way, so that requests of the mount's own threads are treated like
+    /// others.
     pub(crate) fn is_starting(&self) -> bool {
         self.lender.is_starting()
     }
 
-    /// The answer to the present request has been written.
+    /// To be called when the answer to the present request was written.
     #[inline]
     pub(crate) fn answered(&self) {
         if LENDS.replace(false) {
@@ -100,13 +103,15 @@ impl Names {
         }
     }
 
-    /// For how long the kernel keeps the answer to the present request that a name is not there, if the names say so.
+    /// The timeout of a negative entry in the answer to the present request, if the name is cached by the lookup
+    /// thread.
     #[inline]
     pub(crate) fn negative_ttl(&self) -> Option<Duration> {
         ABSENT.take()
     }
 
-    /// A thread was told that a name is not there, which the kernel has by this loan.
+    /// Notes that a thread was answered ENOENT for a name that the kernel caches as absent, under the loan of this
+    /// number.
     pub(crate) fn has_asked(&self, tid: u32, dir: Ino, name: &[u8], loan: u64) {
         let mut looks = self.looks.lock();
         if looks.len() >= LOOKS_MAX {
@@ -115,19 +120,19 @@ impl Names {
         looks.insert(tid, Look { dir, name: name.into(), loan });
     }
 
-    /// Whether this was the last name that the thread was told of so; counts once.
+    /// Whether this was the last such name of the thread. True only once.
     pub(crate) fn has_just_asked(&self, tid: u32, dir: Ino, name: &[u8], loan: u64) -> bool {
         let look = self.looks.lock().remove(&tid);
         look.is_some_and(|look| look.dir == dir && *look.name == *name && look.loan == loan)
     }
 }
 
-/// The answer to the present request lends a name.
+/// The answer to the present request carries an entry timeout.
 pub(crate) fn lends_name() {
     LENDS.set(true);
 }
 
-/// The answer to the present request says that a name is not there, and the kernel keeps that for so long.
+/// The answer to the present request is a negative entry with this timeout.
 pub(crate) fn lends_absence(life: Duration) {
     ABSENT.set(Some(life));
 }

@@ -1,11 +1,16 @@
-//! Pages that the kernel caches, and how they are taken back.
+//! Dropping file pages, attributes and names that the kernel caches.
 //!
-//! Owns: the threads that tell the kernel to drop pages. Does not own: when (the client, before a lock goes and where a
-//! write meets pages). Invariants: the threads serve no request: the kernel writes dirty mapped pages back while the
-//! call blocks, and waits for reads of them that are under way, and these requests are served by others. Pages that go
-//! with a lock have threads of their own: requests for those do not wait for locks of the cluster, while the thread for
-//! overwritten ones may wait for requests that do. A drop may wait for as long as a truncate of its file is unanswered:
-//! another file's does not wait behind it, but for the last of `DROPPERS_MAX`.
+//! Owns: the threads that tell the kernel to drop pages. Does not own: when that happens (the client decides, before it
+//! returns a lock and where a write meets pages).
+//!
+//! Invariants:
+//!
+//! * The threads that drop pages serve no request. While a drop blocks, the kernel writes back dirty mapped pages and
+//!   waits for reads of pages that are under way, and other threads have to serve these requests.
+//! * Pages that go with a lock have threads of their own. Requests for those pages wait for no lock of the cluster. The
+//!   thread for overwritten pages may wait for requests that do.
+//! * A drop may wait for as long as a truncate of its file is unanswered. Drops of other files do not wait behind it,
+//!   unless `DROPPERS_MAX` drops are waiting.
 
 use super::kept_listings::KeptListings;
 use super::moved::Moved;
@@ -19,9 +24,9 @@ use std::sync::{Arc, Weak, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Most files whose pages are dropped at a time because a lock goes.
+/// Most files whose pages are dropped at a time because their lock is being returned.
 pub(crate) const DROPPERS_MAX: usize = 48;
-/// Threads for that which are kept while there is nothing to drop.
+/// Threads for such drops that are kept while there is nothing to drop.
 const DROPPERS_IDLE: usize = 1;
 
 struct Job {
@@ -30,14 +35,14 @@ struct Job {
     done: Box<dyn FnOnce() + Send>,
 }
 
-/// The way to a thread.
+/// The sending end of a thread's queue.
 struct Sender(Mutex<mpsc::Sender<Job>>);
 
 impl Sender {
     fn send(&self, job: Job) {
         let sent = self.0.lock().send(job);
         if let Err(mpsc::SendError(job)) = sent {
-            // The mount has ended, and its pages with it.
+            // The mount has ended, and its pages have gone with it.
             (job.done)();
         }
     }
@@ -51,7 +56,7 @@ struct Waiting {
     ended: bool,
 }
 
-/// Threads that drop pages, as many as there are jobs.
+/// Threads that drop pages; their number follows the number of jobs.
 struct Droppers {
     notifier: Notifier,
     names: Arc<Lender>,
@@ -76,7 +81,7 @@ impl Droppers {
         }
     }
 
-    /// Starts a thread that has been counted.
+    /// Starts a thread that was counted already.
     fn start(self: &Arc<Self>) -> std::io::Result<()> {
         let own = self.clone();
         std::thread::Builder::new().name("fuse pages".into()).spawn(move || own.run()).map(drop)
@@ -102,7 +107,7 @@ impl Droppers {
         self.changed.notify_all();
     }
 
-    /// No job comes any more. Waits until those that were there are done.
+    /// No more jobs will come. Waits until the jobs that are queued are done.
     fn end(&self) {
         let mut waiting = self.waiting.lock();
         waiting.ended = true;
@@ -113,7 +118,7 @@ impl Droppers {
     }
 }
 
-/// The ways to the threads.
+/// The sending ends of the threads' queues.
 struct Senders {
     with_locks: Arc<Droppers>,
     overwritten: Sender,
@@ -140,7 +145,8 @@ impl KernelPages for Senders {
     }
 
     fn take_names(&self, names: Vec<LentName>, done: Box<dyn FnOnce() + Send>) {
-        // So that a taker's walk begins with a question.
+        // An invalidation thread's walk has to begin with a question for the directory's attributes, so these are
+        // dropped first.
         let others = names.iter().filter(|lent| !matches!(lent.shows, NameShows::Directory(_)));
         for dir in others.map(|lent| lent.dir).collect::<BTreeSet<Ino>>() {
             self.forget(dir);
@@ -150,7 +156,7 @@ impl KernelPages for Senders {
 
     fn show_directory(&self, ino: Ino, dir: Ino, name: &[u8], done: Box<dyn FnOnce() + Send>) {
         let (node, dir) = (self.moved.node(ino), self.moved.node(dir));
-        // What the kernel does not know it has nowhere.
+        // If the kernel does not know the inode, it has no place for it.
         if self.with_locks.notifier.inval_attr(node) != Ok(true) {
             return done();
         }
@@ -162,14 +168,14 @@ impl KernelPages for Senders {
     fn drop_listings(&self) {
         let whole = ByteRange::new(0, u64::MAX);
         for ino in self.listings.open() {
-            // Nobody waits for this.
+            // Nobody waits for this drop.
             self.with_locks.send(Job { ino, range: whole, done: Box::new(|| {}) });
         }
     }
 }
 
 impl Senders {
-    /// The kernel forgets the attributes of an inode; whether it knows it.
+    /// Makes the kernel drop the attributes of an inode. Returns whether it knows the inode.
     fn forget(&self, ino: Ino) -> bool {
         self.names.sizes.takes_back(ino);
         self.with_locks.notifier.inval_attr(ino).unwrap_or_else(|e| {
@@ -195,7 +201,7 @@ struct Started {
 }
 
 impl Pages {
-    /// Starts the threads; they end when what is returned has been dropped.
+    /// Starts the threads. They end when the returned value has been dropped.
     pub(crate) fn start(
         &self,
         notifier: Notifier,
@@ -219,20 +225,20 @@ impl Pages {
         Some(senders)
     }
 
-    /// Drops what the kernel has of an open directory, and waits for that, `most` at the longest.
+    /// Drops the kernel's pages of an open directory, and waits for that, `most` at the longest.
     pub(crate) fn drop_listing(&self, ino: Ino, most: Duration) {
         let droppers = self.started.lock().as_ref().map(|started| started.droppers.clone());
         let Some(droppers) = droppers else { return };
         let (done, is_done) = mpsc::channel();
         let done = Box::new(move || {
-            // Whoever waited may have gone.
+            // The waiting thread may have given up.
             let _ = done.send(());
         });
         droppers.send(Job { ino, range: ByteRange::new(0, u64::MAX), done });
         let _ = is_done.recv_timeout(most);
     }
 
-    /// Waits for the end of the threads, which begins when nobody holds what `start` returned.
+    /// Waits for the end of the threads, which begins when what `start` returned has been dropped.
     pub(crate) fn stop(&self) {
         if let Some(started) = self.started.lock().take()
             && started.senders.strong_count() == 0
@@ -243,7 +249,7 @@ impl Pages {
     }
 }
 
-/// A thread that drops what it is told to.
+/// Starts a thread that carries out the jobs of its queue.
 fn start(name: &str, notifier: Notifier, names: Arc<Lender>) -> std::io::Result<(Sender, JoinHandle<()>)> {
     let (sender, jobs) = mpsc::channel::<Job>();
     let run = move || jobs.into_iter().for_each(|job| drop_now(&notifier, &names, job));

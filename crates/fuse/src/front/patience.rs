@@ -1,11 +1,13 @@
 //! `Patience`: when a signal ends a wait.
 //!
-//! The kernel reports only the first signal of a waiting call. If that one kills the caller, the wait ends at once. Any
-//! other (a timer, a terminal that changed its size) must not break calls that programs do not expect to fail, so the
-//! operation gets `GRACE` to finish; then it ends with EINTR, and during it the caller is looked at again, because a
-//! killing signal that follows is not reported.
+//! The kernel reports only the first signal of a waiting call. If that signal kills the caller, the wait ends at once.
+//! Any other signal (of a timer, or of a terminal that changed its size) must not break calls that programs do not
+//! expect to fail. So the operation gets `GRACE` to finish, and then ends with EINTR. Meanwhile the caller is looked at
+//! again and again, because the kernel does not report a killing signal that follows.
 //!
-//! Bound: at most `OBSERVERS_MAX` calls are observed at a time; beyond, a signal ends a wait at once.
+//! Owns: this rule, and the calls that are observed. Does not own: the delivery of interrupts (`interrupt`, `later`).
+//!
+//! Bound: at most `OBSERVERS_MAX` calls are observed at a time. Beyond that, a signal ends a wait at once.
 
 use crate::later::Later;
 use crate::request::Caller;
@@ -21,12 +23,12 @@ use std::time::Duration;
 
 /// How long a call goes on after a signal that does not kill.
 const GRACE: Duration = Duration::from_secs(2);
-/// How often the caller of such a call is looked at.
+/// How often the mount looks whether the caller of an interrupted call is being killed.
 const LOOK: Duration = Duration::from_millis(20);
 /// Most calls observed at a time.
 const OBSERVERS_MAX: usize = 64;
 
-/// Waits for operations on behalf of callers that may get signals.
+/// Waits for operations of callers that may get signals.
 #[derive(Default)]
 pub(crate) struct Patience {
     observers: Arc<AtomicUsize>,
@@ -42,12 +44,12 @@ struct Waiting {
 }
 
 impl Patience {
-    /// Waits for `pending`; see the module's head for what signals do.
+    /// Waits for `pending`. The head of the module says what signals do.
     pub(crate) fn wait<T: Send + 'static>(&self, caller: &Caller<'_>, pending: Pending<T>) -> Result<T> {
         self.begin(caller).wait(pending)
     }
 
-    /// A wait begins.
+    /// Begins a wait.
     pub(crate) fn begin(&self, caller: &Caller<'_>) -> Wait {
         let waiting = Arc::new(Waiting {
             tid: caller.tid,
@@ -61,7 +63,7 @@ impl Patience {
     }
 }
 
-/// A wait, on a thread or on none.
+/// A wait, with or without a thread.
 pub(crate) struct Wait(Arc<Waiting>);
 
 impl Wait {
@@ -70,7 +72,7 @@ impl Wait {
         pending.wait(Some(&self.0.interrupt))
     }
 
-    /// The same, for as long as `most`; then the operation comes back.
+    /// Waits on this thread for `most` at the longest. If the operation is not done then, it is returned as the error.
     pub(crate) fn wait_for<T: Send + 'static>(
         &self,
         pending: Pending<T>,
@@ -79,7 +81,7 @@ impl Wait {
         pending.wait_for(Some(&self.0.interrupt), Some(most))
     }
 
-    /// Goes on waiting as a task; `later` hears of signals from now on.
+    /// Goes on waiting as a task. From now on `later` receives the caller's signals.
     pub(crate) async fn go_on<T: Send + 'static>(&self, pending: Pending<T>, later: &Later) -> Result<T> {
         later.wake_on_interrupt(Waker::from(self.0.clone()));
         let interrupt = &self.0.interrupt;
@@ -102,7 +104,7 @@ impl Drop for Wait {
     }
 }
 
-/// Woken by the first signal, on a thread that reads the device: must not wait.
+/// Woken by the first signal, on a thread that reads the device, so it must not wait.
 impl Wake for Waiting {
     fn wake(self: Arc<Self>) {
         let one_more = |n: usize| (n < OBSERVERS_MAX).then_some(n + 1);
@@ -134,7 +136,7 @@ impl Waiting {
     }
 }
 
-/// Whether thread `tid` has a killing signal before it; a thread that cannot be looked at counts as dying.
+/// Whether thread `tid` has a killing signal pending. A thread that cannot be looked at counts as dying.
 fn is_dying(tid: u32) -> bool {
     let status = std::fs::read_to_string(format!("/proc/{tid}/status"));
     status.map_or(true, |s| kill_is_pending(&s))

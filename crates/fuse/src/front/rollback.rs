@@ -1,24 +1,24 @@
-//! `Rollbacks`: truncates that the kernel asks for behind a failed write.
+//! `Rollbacks`: truncates that the kernel sends after a failed write.
 //!
-//! A write that goes past the page cache, ends behind the end of the file and fails is followed, in the same system
-//! call, by a truncate to the size that this kernel knows (Linux, fs/fuse/file.c, `fuse_direct_IO`). With other mounts
-//! that size may be an old one, and what lies behind it theirs (Promise S17). By its bits the request is a program's
-//! own `ftruncate`; but its thread is still in the call that writes, which `/proc` shows.
+//! When a write bypasses the page cache, would end behind the end of the file, and fails, Linux truncates the file to
+//! the size that it knows, within the same system call (fs/fuse/file.c, `fuse_direct_IO`). In shared mode that size may
+//! be out of date, and the bytes behind it may be those of other mounts (promise S17). The request looks like a
+//! program's own `ftruncate`. But its thread is still in the call that writes, which `/proc` shows.
 //!
-//! Owns: which handles had a write that failed, and telling the two apart. Does not own: what a failed write leaves
-//! (`amphi_client`).
+//! Owns: which handles had a failed write, and how to tell the two kinds of truncates apart. Does not own: what a
+//! failed write leaves in the file (`amphi_client`).
 //!
-//! Invariants: without a failed write nothing is looked at; each failed call excuses one truncate.
+//! Invariants: without a failed write no thread is looked at, and each failed call explains one truncate only.
 
 use super::syscall::Syscall;
 use crate::calls::Handle;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 
-/// Most failed writes remembered; who fails so often without a truncate needs none.
+/// Most failed writes that are remembered. A thread with so many failures and no truncate needs none.
 const FAILED_MAX: usize = 256;
-/// `truncate`, `ftruncate` and their forms with 64 bits of 32-bit x86, by number; none of them is a call that writes on
-/// another one.
+/// System call numbers of `truncate`, `ftruncate` and their 64-bit forms on 32-bit x86. Where a number has another
+/// meaning in one of the two tables of calls, that call writes no file.
 const TRUNCATES: [i64; 6] = [libc::SYS_truncate, libc::SYS_ftruncate, 92, 93, 193, 194];
 
 /// A write that failed.
@@ -36,11 +36,11 @@ pub struct Rollbacks {
 }
 
 impl Rollbacks {
-    /// A write of thread `tid` that would have ended at `end` failed.
+    /// Notes that a write of thread `tid`, which would have ended at `end`, has failed.
     pub fn failed(&self, handle: Handle, tid: u32, end: u64) {
         let mut failed = self.failed.lock();
         match failed.iter_mut().find(|f| (f.handle, f.tid) == (handle, tid)) {
-            // Pieces of a call.
+            // This is a further piece of the same call.
             Some(piece) => piece.end = piece.end.max(end),
             None => {
                 if failed.len() == FAILED_MAX {
@@ -52,7 +52,7 @@ impl Rollbacks {
         self.any.store(true, SeqCst);
     }
 
-    /// Whether a truncate to `size` is the kernel's, behind a write of this thread that failed.
+    /// Whether a truncate to `size` was sent by the kernel after a failed write of this thread.
     pub fn is_rollback(&self, handle: Handle, tid: u32, size: u64) -> bool {
         if !self.any.load(SeqCst) {
             return false;
@@ -79,8 +79,8 @@ impl Rollbacks {
     }
 }
 
-/// Whether the thread is in a call of its program that truncates. Where that cannot be seen it is not: what others have
-/// written counts more.
+/// Whether the thread is in a truncating call of its program. If that cannot be seen, the answer is no, to protect what
+/// other mounts have written.
 fn is_truncating(tid: u32) -> bool {
     Syscall::of(tid).is_some_and(|call| TRUNCATES.contains(&call.number))
 }

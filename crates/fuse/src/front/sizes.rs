@@ -1,31 +1,32 @@
-//! `Sizes`: the kernel goes by the sizes that it is told.
+//! `Sizes`: makes the kernel go by the sizes that programs were shown.
 //!
-//! Linux takes no answer to a question from before something has moved the version of an inode's attributes: another
-//! answer, a write, a cut, an invalidation. Who asked with `stat` is shown the answer all the same. But a mapping,
-//! `sendfile`, `splice`, `copy_file_range`, a `read` that the kernel serves and an `lseek` to the end go by the size
-//! that the inode has, and that stays the one of before: of programs that set the size of a file, asked for it, mapped
-//! it and touched its last byte, one of thirty was ended by SIGBUS; while another mount appended records, one of six
-//! reads on this one ended before a record whose append had returned. So
+//! Linux gives an inode's attributes a version. Another answer, a write, a truncate or an invalidation moves the
+//! version, and Linux then keeps no answer to a question from before. The program that asked with `stat` is shown the
+//! answer all the same. But mappings, `sendfile`, `splice`, `copy_file_range`, reads that the kernel serves and `lseek`
+//! to the end go by the size that the kernel keeps. Of programs that set the size of a file, asked for it, mapped it
+//! and touched its last byte, one of thirty was ended by SIGBUS. While another mount appended records, one of six reads
+//! on this mount ended before a record whose append had returned. Therefore:
 //!
-//! * an answer that something may cross which leaves the kernel with another size (`known`) is given only when the
-//!   kernel has the size: a thread of the mount asks for the attributes itself, so that the kernel takes a newer
-//!   answer, and looks what it goes by now, until the two agree. One program at a time, and any number that are shown
-//!   the size that the kernel has already, cost no question;
-//! * what would move the version is answered, and pages are taken back, only when the kernel goes by the last size that
-//!   another thread was told: it may have it, and not have taken it yet;
-//! * an answer that the kernel takes in any case (to a change of the mode, to a link, ...) shows nothing older than
-//!   what was told while it was under way;
-//! * attributes that were taken back are lent again only when an answer without a life has had the time to arrive
-//!   (the client's rule), so that they need not be taken back while answers are on their way.
+//! * Some answers may be crossed by something that leaves the kernel with another size (`known`). Such an answer is
+//!   given only when the kernel has its size. To achieve that, a thread of the mount calls `statx` on its own mount, so
+//!   that the kernel takes a newer answer. It repeats that until the kernel keeps the size that it was answered. A
+//!   single program causes no such question, nor do any number of programs that are shown the size that the kernel has
+//!   already.
+//! * What would move the version is answered, and pages are dropped, only when the kernel goes by the last size that
+//!   another thread was shown.
+//! * An answer that the kernel keeps in any case (to a change of the mode, to a link) shows nothing older than what was
+//!   shown while it was under way.
+//! * After an invalidation, attributes get a timeout again only when an answer without one has had time to arrive (the
+//!   client's rule). So they need not be invalidated again while answers are on their way.
 //!
-//! Owns: what is known of each file (`known`), the threads that ask and look. Does not own: which calls show sizes
-//! (`client_fs/sizes`), what is lent and taken back (the client), how an inode is found by its id (`system`), which
-//! changes are under way (`kernel_view`).
+//! Owns: the knowledge of each file (`known`), and the threads that ask and look. Does not own: which calls show sizes
+//! (`client_fs/sizes`), which timeouts are given and ended (the client), how an inode is opened by its id (`system`),
+//! which changes are under way (`kernel_view`).
 //!
-//! Bounds: nobody waits for the threads for longer than `ASK_WAIT`, `CHANGE_WAIT` while a change of the file by this
-//! mount is under way, and `LOOK_WAIT`; beyond, and where the mount may not open an inode by its id, the kernel may go
-//! by the size of before until it is asked for again. `SLOTS` slots, each for the inodes of one hash; of more than
-//! `WAYS` that meet in one within the time that an answer takes, nothing is known of the first.
+//! Bounds: an answer waits for the threads for `ASK_WAIT`, or for `CHANGE_WAIT` while this mount changes the file; a
+//! look takes `LOOK_WAIT`. Beyond that, and where the mount may not open inodes by their ids, the kernel may go by the
+//! older size until it asks again. There are `SLOTS` slots, each for the inodes of one hash value. If more than `WAYS`
+//! inodes of a slot are in use within the time that an answer takes, the oldest is forgotten.
 
 mod known;
 
@@ -42,42 +43,42 @@ use std::sync::atomic::{AtomicU32, Ordering::SeqCst};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::time::Duration;
 
-/// Slots of `WAYS` inodes, about 700 bytes each.
+/// Number of slots of `WAYS` inodes, about 700 bytes each.
 const SLOTS: usize = 1024;
-/// Inodes of one slot.
+/// Inodes in one slot.
 const WAYS: usize = 4;
-/// Threads that ask and look.
+/// Number of threads that ask and look.
 pub(crate) const THREADS: usize = 2;
-/// Jobs that wait for them; beyond, they are left.
+/// Most jobs that wait for the threads; further jobs are not done.
 const JOBS_MAX: usize = 256;
-/// A question may have waited for so long before it was read from the device.
+/// How long a question may have waited before it was read from the device.
 const ASKED_NS: u64 = 100_000_000;
-/// An answer has been taken by the kernel after this time.
+/// So long after an answer was given, the kernel has certainly taken it.
 const TAKEN_NS: u64 = 10_000_000;
-/// Of two questions the one that is seen later by so much was read later.
+/// If the mount notices one question so much later than another one, it also read that question later from the device.
 const ORDER_NS: u64 = 500_000;
-/// How long an answer waits until the kernel goes by the size.
+/// How long an answer waits for the kernel to go by its size.
 const ASK_WAIT: Duration = Duration::from_millis(50);
-/// The same while this mount changes the file: until that is answered the kernel takes no other answer.
+/// The same while this mount changes the file: until the change is answered, the kernel keeps no other answer.
 const CHANGE_WAIT: Duration = Duration::from_secs(2);
-/// How long pages wait until the kernel goes by the last answer.
+/// How long a drop of pages waits for the kernel to go by the last answer.
 const LOOK_WAIT: Duration = Duration::from_millis(10);
-/// Pause between two looks.
+/// Pause between two looks at what the kernel goes by.
 const LOOK: Duration = Duration::from_micros(20);
 /// Pause between two rounds of questions.
 const PAUSE_NS: u64 = 200_000;
-/// Questions of a round.
+/// Questions in one round.
 const QUESTIONS: usize = 16;
-/// Behind so many of them a larger size will do: the file is being written here all the time.
+/// After so many questions a larger size is accepted too, because the file is being written here all the time.
 const LARGER: usize = 3;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum What {
-    /// The kernel has to take an answer.
+    /// Ask for the attributes, until the kernel has taken the answer.
     Ask,
-    /// It may have to take one that it was given.
+    /// Look whether the kernel has taken an answer that was given already.
     Look,
-    /// The same as `Ask`, when the kernel has taken the answer to a write by which the file ends there.
+    /// As `Ask`, after the kernel has taken the answer to a write that ends there.
     AskBehind(u64),
 }
 
@@ -90,15 +91,15 @@ struct Job {
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Job>,
-    /// Whom the threads are asking for.
+    /// The inode that each thread is asking for.
     asked: [Option<Ino>; THREADS],
-    /// Threads that take jobs up.
+    /// Number of threads that take jobs.
     threads: usize,
     ended: bool,
 }
 
 impl State {
-    /// The next inode that nobody asks for yet, with all who wait for the same.
+    /// Takes the next inode that no thread is asking for, with all who wait for the same.
     fn take(&mut self) -> Option<(Ino, What, Vec<SyncSender<bool>>)> {
         let free = |job: &Job| !self.asked.contains(&Some(job.ino));
         let at = self.jobs.iter().position(free)?;
@@ -115,12 +116,12 @@ impl State {
     }
 }
 
-/// What is known of the inodes of a slot.
+/// Knowledge of the inodes of a slot.
 #[derive(Default)]
 struct Slot([Known; WAYS]);
 
 impl Slot {
-    /// Of this inode; in place of the one that was used longest ago if there is nothing yet.
+    /// The entry of this inode. If there is none yet, it replaces the one that was used longest ago.
     fn of(&mut self, ino: Ino) -> &mut Known {
         let found = self.0.iter().position(|known| known.ino == ino);
         let at = found.unwrap_or_else(|| {
@@ -132,7 +133,7 @@ impl Slot {
     }
 }
 
-/// See the module's head.
+/// What the kernel goes by of all files; see the head of the module.
 pub(crate) struct Sizes {
     slots: Box<[Mutex<Slot>]>,
     tids: [AtomicU32; THREADS],
@@ -152,19 +153,19 @@ impl Default for Sizes {
 }
 
 impl Sizes {
-    /// Does something with what is known of an inode.
+    /// Runs `act` on the knowledge of an inode.
     fn with<T>(&self, ino: Ino, act: impl FnOnce(&mut Known) -> T) -> T {
         let slot = &self.slots[(ino.0.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 54) as usize % SLOTS];
         act(slot.lock().of(ino))
     }
 
-    /// Whether a thread asks so that the kernel takes the answer.
+    /// Whether a thread is one of those that ask so that the kernel takes the answer.
     fn asks(&self, tid: u32) -> bool {
         self.tids.iter().any(|own| own.load(SeqCst) == tid)
     }
 
-    /// The answer to a write of this mount is about to be given. Whether another thread may have yet to take a size
-    /// that this one does not bring.
+    /// To be called before a write of this mount is answered. Returns whether another thread was shown another size and
+    /// may not have taken that answer yet.
     pub(crate) fn wrote(&self, ino: Ino, tid: u32, end: u64) -> bool {
         let now_ns = monotonic_ns();
         self.with(ino, |known| {
@@ -173,7 +174,7 @@ impl Sizes {
         })
     }
 
-    /// The answer to a truncate is about to be given.
+    /// To be called before a truncate is answered.
     pub(crate) fn has_cut(&self, tid: u32, attr: &Attr) {
         let (answer, now_ns) = (Answer::new(tid, attr, u64::MAX), monotonic_ns());
         self.with(attr.ino, |known| {
@@ -182,25 +183,25 @@ impl Sizes {
         });
     }
 
-    /// The answer to what the kernel treats as a truncate is about to be given.
+    /// To be called before the answer to a request that the kernel treats as a truncate.
     pub(crate) fn cuts(&self, ino: Ino, tid: u32) {
         self.with(ino, |known| known.cuts(tid, monotonic_ns()));
     }
 
-    /// The answer to a read is about to be given. One of pages that ends before the end of the request may be taken for
-    /// the end of the file.
+    /// To be called before a read is answered. A read of pages that ends early may tell the kernel that the file ends
+    /// there.
     pub(crate) fn has_read(&self, ino: Ino, how: &ReadHow, len: usize) {
         if how.into_page_cache && len < how.size {
             self.with(ino, |known| known.read_short(how.offset + len as u64, monotonic_ns()));
         }
     }
 
-    /// Attributes are taken back: waits for nothing.
+    /// Attributes are invalidated. Waits for nothing.
     pub(crate) fn takes_back(&self, ino: Ino) {
         self.with(ino, |known| known.takes_back(monotonic_ns()));
     }
 
-    /// Pages are about to be taken back: waits until the kernel has taken what it was told.
+    /// To be called before pages are dropped. Waits until the kernel has taken the answers that were given.
     pub(crate) fn takes_pages_back(&self, ino: Ino) {
         let mut looked = false;
         loop {
@@ -220,13 +221,14 @@ impl Sizes {
         }
     }
 
-    /// Waits until one of the threads has done it. Whether the kernel goes by what it should then; `None` if there is
-    /// none to do it.
+    /// Waits until one of the threads has done a job. Returns whether the kernel goes by the right size then; `None` if
+    /// no thread can do it.
     fn wait_for(&self, ino: Ino, what: What, most: Duration) -> Option<bool> {
         Some(self.start(ino, what)?.recv_timeout(most) == Ok(true))
     }
 
-    /// Has one of the threads do it. They have no descriptors of this process: they wake who waits, and nothing else.
+    /// Gives a job to the threads. The threads have no descriptors of this process, so all they can do is wake the
+    /// thread that waits.
     fn start(&self, ino: Ino, what: What) -> Option<Receiver<bool>> {
         let (done, is_done) = sync_channel(1);
         {
@@ -245,13 +247,13 @@ impl Sizes {
         self.wait_for(ino, What::Ask, most);
     }
 
-    /// Has the kernel go by the size of the file when it has taken the answer to a write that is about to be given, and
-    /// takes `end` for it. Waits for nothing.
+    /// Makes the kernel take the size of the file after the answer to a write that is about to be given, from which the
+    /// kernel takes `end` for the end. Waits for nothing.
     pub(crate) fn tell_behind(&self, ino: Ino, end: u64) {
         self.start(ino, What::AskBehind(end));
     }
 
-    /// One of the threads; `root` is that of a clone of the mount.
+    /// The loop of one of the threads. `root` is the root of a clone of the mount.
     pub(crate) fn run(&self, root: &OwnedFd) {
         let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
         let free = |own: &AtomicU32| own.compare_exchange(0, tid, SeqCst, SeqCst).is_ok();
@@ -279,29 +281,29 @@ impl Sizes {
             state = self.state.lock();
             state.asked[own] = None;
             if !state.jobs.is_empty() {
-                // One that had to wait for this one.
+                // A job of another thread may have been waiting for this inode.
                 self.changed.notify_one();
             }
         }
         state.threads -= 1;
-        // Whoever waits is told.
+        // Dropping the senders wakes those who wait.
         state.jobs.clear();
         self.tids[own].store(0, SeqCst);
     }
 
-    /// Whether there are threads that see to it.
+    /// Whether there are threads that ask and look.
     pub(crate) fn are_followed(&self) -> bool {
         let state = self.state.lock();
         state.threads > 0 && !state.ended
     }
 
-    /// The threads end.
+    /// Ends the threads.
     pub(crate) fn end(&self) {
         self.state.lock().ended = true;
         self.changed.notify_all();
     }
 
-    /// Looks until the kernel goes by what it was told last.
+    /// Looks until the kernel goes by the size that it was answered last.
     fn look(&self, root: &OwnedFd, ino: Ino) -> bool {
         let end_ns = monotonic_ns() + LOOK_WAIT.as_nanos() as u64;
         let Ok(file) = system::by_handle(root, ino) else { return true };
@@ -322,7 +324,8 @@ impl Sizes {
         }
     }
 
-    /// Asks for the attributes until the kernel has taken the answer. Whether it has, or does not know the inode.
+    /// Asks for the attributes until the kernel has taken the answer. Returns whether the kernel has taken it, or does
+    /// not know the inode.
     fn ask(&self, root: &OwnedFd, ino: Ino) -> bool {
         let file = match system::by_handle(root, ino) {
             Ok(file) => file,
@@ -343,8 +346,8 @@ impl Sizes {
         false
     }
 
-    /// A question for attributes, or for a name, that was read at `asked_ns` is about to be answered with those of a
-    /// file. Whether it may be at once; otherwise `sees_to` comes first.
+    /// Called before a GETATTR or LOOKUP that was read at `asked_ns` is answered with the attributes of a file. Returns
+    /// whether the answer may be given at once. If not, call `sees_to` first.
     pub(crate) fn tells(&self, tid: u32, attr: &Attr, asked_ns: u64, is_changing: impl FnOnce() -> bool) -> bool {
         let answer = Answer::new(tid, attr, asked_ns);
         if self.asks(tid) {
@@ -354,24 +357,24 @@ impl Sizes {
         self.with(attr.ino, |known| known.shows(answer, monotonic_ns(), is_changing))
     }
 
-    /// It is given although the kernel may have another size behind it, or what `tells_aside` was asked for is not
-    /// shown after all.
+    /// Notes an answer that is given although the kernel may end up with another size, or that an answer of
+    /// `tells_aside` is not given after all.
     pub(crate) fn tells_in_doubt(&self, tid: u32, attr: &Attr, asked_ns: u64) {
         let answer = Answer::new(tid, attr, asked_ns);
         self.with(attr.ino, |known| known.shows_in_doubt(answer, monotonic_ns()));
     }
 
-    /// As `tells`, of an answer that shows its size to no program, and can be left out: false if it has to be.
+    /// As `tells`, for an answer that shows no program a size and that may be left out. False: it has to be left out.
     pub(crate) fn tells_aside(&self, tid: u32, attr: &Attr, asked_ns: u64, is_changing: impl FnOnce() -> bool) -> bool {
         let answer = Answer::new(tid, attr, asked_ns);
         self.with(attr.ino, |known| known.shows_aside(answer, monotonic_ns(), is_changing))
     }
 
-    /// Waits until the kernel goes by the size of a file. Whether it does. `is_changing`: whether a change of it by
-    /// this mount is under way.
+    /// Waits until the kernel goes by the size of a file, and returns whether it does. `is_changing`: whether a change
+    /// of the file by this mount is under way.
     pub(crate) fn sees_to(&self, tid: u32, ino: Ino, is_changing: impl Fn() -> bool) -> bool {
         let began_ns = monotonic_ns();
-        // What the kernel will take in any case comes first.
+        // Answers that the kernel keeps in any case have to arrive first.
         let fixed_ns = self.with(ino, |known| known.fixed_ns(tid));
         if self.are_followed() {
             pause(fixed_ns.saturating_sub(monotonic_ns()));
@@ -390,36 +393,37 @@ impl Sizes {
         }
     }
 
-    /// Whether another thread than this one may have yet to take a size, which it loses if something crosses.
+    /// Whether an answer with a size may still be on its way to another thread. The kernel loses that size if something
+    /// crosses the answer.
     pub(crate) fn is_on_its_way(&self, tid: u32, ino: Ino) -> bool {
         self.with(ino, |known| known.is_on_its_way(tid, monotonic_ns()))
     }
 
-    /// Waits until it has arrived.
+    /// Waits until the size on its way to another thread has arrived in the kernel.
     pub(crate) fn arrives(&self, ino: Ino) {
         self.wait_for(ino, What::Look, LOOK_WAIT);
     }
 
-    /// An answer is about to be given that the kernel takes whatever has come in between. False if it may be older than
-    /// what was shown meanwhile.
+    /// Called before an answer that the kernel keeps in any case. False if the answer may be older than what a program
+    /// was shown meanwhile.
     pub(crate) fn fixes(&self, tid: u32, attr: &Attr, asked_ns: u64) -> bool {
         let answer = Answer::new(tid, attr, asked_ns);
         self.with(attr.ino, |known| known.fixes(answer, monotonic_ns()))
     }
 
-    /// The answer to an open that empties a file is about to be given.
+    /// Called before the answer to an open that truncates a file to zero.
     pub(crate) fn empties(&self, tid: u32, ino: Ino) {
         let answer = Answer { tid, size: 0, ctime: Timespec::default(), asked_ns: u64::MAX };
         self.with(ino, |known| known.fixes(answer, monotonic_ns()));
     }
 
-    /// A thread has taken what it was told of a file: it asks for something else.
+    /// Notes that a thread has taken what it was answered about a file, because it sends another request.
     pub(crate) fn has_taken(&self, tid: u32, ino: Ino) {
         self.with(ino, |known| known.asks_again(tid));
     }
 }
 
-/// Looks until the kernel goes by this size, for `LOOK_WAIT` at most.
+/// Looks again and again until the kernel goes by this size, for `LOOK_WAIT` at most.
 fn await_size(root: &OwnedFd, ino: Ino, size: u64) {
     let end_ns = monotonic_ns() + LOOK_WAIT.as_nanos() as u64;
     let Ok(file) = system::by_handle(root, ino) else { return };
@@ -428,11 +432,11 @@ fn await_size(root: &OwnedFd, ino: Ino, size: u64) {
     }
 }
 
-/// Lets some time go by.
+/// Waits for `ns` nanoseconds.
 fn pause(ns: u64) {
     let end_ns = monotonic_ns() + ns;
     while let left @ 1.. = end_ns.saturating_sub(monotonic_ns()) {
-        // What waits on this thread may have left it a wake-up.
+        // A wait on this thread may have left a wake-up behind.
         std::thread::park_timeout(Duration::from_nanos(left));
     }
 }

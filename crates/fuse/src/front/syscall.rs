@@ -1,17 +1,17 @@
-//! The system call that a thread of a program is in, as `/proc` shows it.
+//! `Syscall`: the system call that a program's thread is in, as `/proc` shows it.
 //!
-//! For the few requests that do not say which call they belong to. Who is not allowed to look, and a call of io_uring,
-//! which another thread may carry out, give nothing.
+//! `/proc` is read for the few requests that do not say to which call they belong. Nothing is known of a thread that
+//! this process may not look at, and of calls of io_uring, which another thread may carry out.
 
 use std::time::Duration;
 
-/// A thread that has just sent its request may still be on its way to sleep.
+/// Number of looks: a thread that has just sent its request may not be asleep yet.
 const LOOKS: u32 = 20;
 const LOOK_PAUSE: Duration = Duration::from_micros(100);
-/// Arguments of a call.
+/// Number of arguments of a call.
 const ARGUMENTS: usize = 6;
 
-/// A call: its number, and its arguments as registers hold them.
+/// A system call: its number, and its arguments as the registers hold them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Syscall {
     pub(crate) number: i64,
@@ -19,7 +19,7 @@ pub(crate) struct Syscall {
 }
 
 impl Syscall {
-    /// The one that thread `tid` is in.
+    /// The call that thread `tid` is in.
     #[expect(clippy::disallowed_methods, reason = "the kernel's clock, for a request that is looked at more closely")]
     pub(crate) fn of(tid: u32) -> Option<Syscall> {
         let place = format!("/proc/{tid}/syscall");
@@ -43,7 +43,7 @@ impl Syscall {
         Some(Syscall { number, arguments })
     }
 
-    /// Whether it makes or moves a name, and so may hold locks of directories while a name is looked up.
+    /// Whether the call makes or moves a name, so that it may hold locks of directories during lookups.
     pub(crate) fn changes_names(&self) -> bool {
         #[cfg(target_arch = "x86_64")]
         const OLD: &[i64] = &[
@@ -66,7 +66,7 @@ impl Syscall {
         (self.number == libc::SYS_pwritev2).then_some(self.arguments[ARGUMENTS - 1] as i32)
     }
 
-    /// Whether it is a `pwritev2` with this flag.
+    /// Whether the call is a `pwritev2` with this flag.
     pub(crate) fn writes_with(&self, flag: i32) -> bool {
         self.write_flags().is_some_and(|flags| flags & flag != 0)
     }

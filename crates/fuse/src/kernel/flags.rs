@@ -4,28 +4,28 @@
 pub mod init {
     /// Several reads of one file may be in flight.
     pub const ASYNC_READ: u64 = 1 << 0;
-    /// POSIX and open-file locks come here.
+    /// The mount serves POSIX and OFD locks.
     pub const POSIX_LOCKS: u64 = 1 << 1;
-    /// OPEN carries `O_TRUNC` and truncates.
+    /// OPEN carries `O_TRUNC` and truncates the file.
     pub const ATOMIC_O_TRUNC: u64 = 1 << 3;
-    /// LOOKUP of `.` and `..` finds what the kernel has forgotten: handles of files stay valid (`open_by_handle_at`,
-    /// re-export by NFS).
+    /// LOOKUP of `.` and `..` finds inodes that the kernel has forgotten, so file handles stay valid
+    /// (`open_by_handle_at`, re-export by NFS).
     pub const EXPORT_SUPPORT: u64 = 1 << 4;
     /// Writes may exceed one page.
     pub const BIG_WRITES: u64 = 1 << 5;
-    /// Locks of `flock` come here.
+    /// The mount serves `flock` locks.
     pub const FLOCK_LOCKS: u64 = 1 << 10;
-    /// A read from the page cache asks for attributes first that have outlived their time.
+    /// A read from the page cache first asks for the attributes if their timeout is over.
     pub const AUTO_INVAL_DATA: u64 = 1 << 12;
-    /// Directories take READDIRPLUS.
+    /// Directories are read with READDIRPLUS.
     pub const DO_READDIRPLUS: u64 = 1 << 13;
     /// The kernel chooses between READDIR and READDIRPLUS.
     pub const READDIRPLUS_AUTO: u64 = 1 << 14;
-    /// Pieces of one direct request are sent at once.
+    /// The pieces of one direct request are sent in parallel.
     pub const ASYNC_DIO: u64 = 1 << 15;
     /// Lookups and listings of one directory may run in parallel.
     pub const PARALLEL_DIROPS: u64 = 1 << 18;
-    /// A device of an aborted mount answers ECONNABORTED instead of ENODEV.
+    /// The device of an aborted mount answers ECONNABORTED instead of ENODEV.
     pub const ABORT_ERROR: u64 = 1 << 21;
     /// `max_pages` is valid.
     pub const MAX_PAGES: u64 = 1 << 22;
@@ -35,7 +35,7 @@ pub mod init {
     pub const HANDLE_KILLPRIV_V2: u64 = 1 << 28;
     /// `flags2` is valid.
     pub const INIT_EXT: u64 = 1 << 30;
-    /// Creating requests carry the one supplementary group that matters.
+    /// Requests that create an inode carry the supplementary group that decides its group.
     pub const CREATE_SUPP_GROUP: u64 = 1 << 34;
     /// Shared mappings of files opened with direct I/O.
     pub const DIRECT_IO_ALLOW_MMAP: u64 = 1 << 36;
@@ -77,7 +77,7 @@ pub mod fopen {
     pub const CACHE_DIR: u32 = 1 << 3;
     /// No FLUSH at close.
     pub const NOFLUSH: u32 = 1 << 5;
-    /// Several direct writes to one inode at a time.
+    /// Several direct writes to one inode are sent at a time.
     pub const PARALLEL_DIRECT_WRITES: u32 = 1 << 6;
 }
 
@@ -85,9 +85,9 @@ pub mod fopen {
 pub mod bits {
     /// GETATTR: the handle is valid.
     pub const GETATTR_FH: u32 = 1 << 0;
-    /// READ: the lock owner is valid. The kernel says so in every read but those for its page cache.
+    /// READ: the lock owner is valid. The kernel sets it in every read except those for its page cache.
     pub const READ_LOCKOWNER: u32 = 1 << 1;
-    /// WRITE: from the kernel's page cache, handle guessed.
+    /// WRITE: dirty pages of the kernel's page cache; the handle is any one of the inode.
     pub const WRITE_CACHE: u32 = 1 << 0;
     /// WRITE: clear setuid and setgid.
     pub const WRITE_KILL_SUIDGID: u32 = 1 << 2;

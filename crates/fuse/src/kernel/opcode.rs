@@ -48,7 +48,7 @@ opcodes! {
     Read = 15,
     /// Write.
     Write = 16,
-    /// Numbers of the file system.
+    /// Totals of the file system.
     Statfs = 17,
     /// Last close of a handle.
     Release = 18,

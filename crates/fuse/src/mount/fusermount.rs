@@ -1,6 +1,7 @@
 //! Mounting without root, by the setuid program `fusermount3`.
 //!
-//! It opens the device, mounts it, and passes the descriptor back over a socket whose number is in `_FUSE_COMMFD`.
+//! The program opens the device, mounts it, and passes the descriptor back over a socket whose number is in
+//! `_FUSE_COMMFD`.
 
 use super::MountError;
 use rustix::io::{FdFlags, fcntl_setfd};
@@ -14,7 +15,7 @@ use std::process::{Command, Stdio};
 
 const HELPER: &str = "fusermount3";
 
-/// Whether the helper is where it would be looked for.
+/// Checks that the program is installed.
 pub(super) fn find() -> Result<(), MountError> {
     let path = std::env::var_os("PATH").unwrap_or_else(|| "/bin:/usr/bin".into());
     if std::env::split_paths(&path).any(|dir| dir.join(HELPER).is_file()) {

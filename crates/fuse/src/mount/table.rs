@@ -1,4 +1,4 @@
-//! The mount table: what is mounted at a path, asked without a question to who serves it (it may be dead).
+//! The mount table: what is mounted at a path, read without a request to the process that serves it (it may be dead).
 
 use super::FS_TYPE;
 use rustix::fs::{AtFlags, StatxFlags};
@@ -13,7 +13,7 @@ struct Line {
     fs_type: Vec<u8>,
 }
 
-/// Device number of what is mounted at exactly `path`, the topmost one.
+/// Device number of the topmost file system that is mounted at exactly `path`.
 pub(super) fn device_at(path: &Path) -> Option<u64> {
     top_at(path).map(|l| l.device)
 }
@@ -21,8 +21,8 @@ pub(super) fn device_at(path: &Path) -> Option<u64> {
 /// `STATX_MNT_ID_UNIQUE`.
 const OWN_NUMBER: StatxFlags = StatxFlags::from_bits_retain(0x4000);
 
-/// The number of what is mounted at `path` that no other mount gets, if the kernel gives any (Linux 6.8). Nothing is
-/// asked of who serves it.
+/// The unique number of what is mounted at `path`, if the kernel gives one (Linux 6.8). The process that serves the
+/// mount is not asked.
 pub(super) fn own_number_at(path: &Path) -> Option<u64> {
     let flags = AtFlags::NO_AUTOMOUNT | AtFlags::STATX_DONT_SYNC;
     let seen = rustix::fs::statx(rustix::fs::CWD, path, flags, OWN_NUMBER).ok()?;
@@ -34,13 +34,13 @@ pub(super) fn is_ours(path: &Path) -> bool {
     top_at(path).is_some_and(|l| l.fs_type == FS_TYPE.as_bytes())
 }
 
-/// Whether anything with this device number is mounted anywhere. A table that cannot be read says nothing.
+/// Whether anything with this device number is mounted anywhere. False if the table cannot be read.
 pub(crate) fn is_mounted(device: u64) -> bool {
     let Ok(table) = std::fs::read("/proc/self/mountinfo") else { return true };
     table.split(|&b| b == b'\n').filter_map(parse).any(|line| line.device == device)
 }
 
-/// A device as the system writes it: `major:minor`.
+/// A device number as the system writes it: `major:minor`.
 pub(super) fn numbers(device: u64) -> String {
     format!("{}:{}", device >> 32, device & u64::from(u32::MAX))
 }

@@ -1,8 +1,8 @@
-//! Negotiation: the INIT request and our answer.
+//! Negotiation: the INIT request of the kernel and our answer.
 //!
-//! Invariant: a flag is answered only if the kernel offered it and the session acts on it. Left out on purpose: the
-//! kernel's write-back cache (the cache is the file system's), the long form of SETXATTR and FUSE over io_uring (both
-//! change messages; the latter was tried: docs/LESSONS.md, "Polling and cores").
+//! Invariant: a flag is answered only if the kernel offered it and the session acts on it. Three offers are left out on
+//! purpose: the kernel's write-back cache (the file system has its own), the long form of SETXATTR, and FUSE over
+//! io_uring (docs/LESSONS.md, "Polling and cores"). The last two change the form of messages.
 
 use crate::config::{Limits, SessionConfig};
 use crate::data::PAYLOAD_AT;
@@ -18,7 +18,7 @@ use rustix::io::Errno as Raw;
 use std::os::fd::{AsFd, OwnedFd};
 use zerocopy::IntoBytes;
 
-/// Flags we answer if offered.
+/// Flags that we answer if the kernel offers them.
 const WANTED: u64 = flag::ASYNC_READ
     | flag::ATOMIC_O_TRUNC
     | flag::EXPORT_SUPPORT
@@ -35,20 +35,20 @@ const WANTED: u64 = flag::ASYNC_READ
     | flag::INIT_EXT
     | flag::CREATE_SUPP_GROUP
     | flag::DIRECT_IO_ALLOW_MMAP;
-/// Flags we answer if offered and the file system keeps locks itself.
+/// Flags that we answer if the kernel offers them and the file system keeps file locks itself.
 const WANTED_FOR_LOCKS: u64 = flag::POSIX_LOCKS | flag::FLOCK_LOCKS;
-/// Background requests in flight: read-ahead and pieces of O_DIRECT calls. The kernel's default of 12 cuts a
-/// 16 MiB call of 1 MiB pieces in two rounds.
+/// Most background requests in flight: read-ahead and pieces of `O_DIRECT` calls. The kernel's default of 12 cuts a 16
+/// MiB call of 1 MiB pieces into two rounds.
 const BACKGROUND_MAX: u16 = 128;
-/// Read-ahead of the kernel for open files whose reads it serves, bytes: streams of small calls come in requests of so
-/// much. A mapping is read by so much around each of its first faults, so it is not the largest request. The kernel
-/// begins with less and lets a session only lower that, so a mount by root raises it elsewhere as well
+/// Read-ahead of the kernel, in bytes, for open files whose reads it serves: streams of small calls arrive in requests
+/// of this size. The kernel also reads so much around each first fault of a mapping, so it is not the largest request.
+/// The kernel starts with less, and INIT can only lower that. So a mount by root raises it elsewhere as well
 /// (`MountPoint::raise_read_ahead`).
 pub(super) const READ_AHEAD_BYTES: u32 = 1 << 20;
-/// Page of the protocol's page counts, bytes.
+/// Bytes of a page in the protocol's page counts.
 const PAGE: usize = 4096;
 
-/// Answers INIT on a fresh mount.
+/// Answers INIT on a new mount.
 pub(super) fn negotiate(device: &OwnedFd, config: &SessionConfig, locks: bool) -> Result<Limits, MountError> {
     let mut buf = Buf::zeroed(PAYLOAD_AT + (64 << 10));
     loop {
@@ -69,7 +69,7 @@ pub(super) fn negotiate(device: &OwnedFd, config: &SessionConfig, locks: bool) -
             write_message(device.as_fd(), request.unique, 0, &[out.as_bytes()]).map_err(MountError::Init)
         };
         if init.major > MAJOR {
-            // The kernel asks again in our version.
+            // The kernel sends INIT again, in our version.
             reply(&InitOut { major: MAJOR, minor: MINOR, ..InitOut::default() })?;
             continue;
         }
@@ -88,7 +88,7 @@ fn answer(init: &InitIn, config: &SessionConfig, locks: bool) -> (InitOut, Limit
     let offered = u64::from(init.flags) | (u64::from(init.flags2) << 32);
     let taken = offered & if locks { WANTED | WANTED_FOR_LOCKS } else { WANTED };
     let write_max = config.request_bytes();
-    // One page more, so that a call whose memory is not page-aligned is not cut.
+    // One more page, so that a call whose memory is not page-aligned is not cut.
     let pages = write_max / PAGE + 1;
     let out = InitOut {
         major: MAJOR,

@@ -1,22 +1,22 @@
-//! `Polling`: whether a reader looks for the next request for a while before it sleeps.
+//! `Polling`: whether a reader thread polls for the next request for a while before it sleeps.
 //!
-//! To wake a sleeping core takes 30 to 40 us, more than the whole of a call that the cache answers: a program that
-//! reads 4 KiB at a time waits three times as long for a reader that sleeps between two calls as for one that polls.
-//! Calls that take longer themselves gain little, and what works for them in the background (connections, servers)
-//! needs the core: with polling behind every request, writes of 16 MiB through a socket lost a fifth on two cores. So a
-//! reader polls only behind a request that it has answered quickly, and the less often the more often that was in vain.
+//! Waking a sleeping core takes 30 to 40 us, longer than a whole call that the cache serves. A program that reads 4 KiB
+//! at a time waits three times as long for a reader thread that sleeps between two calls as for one that polls. Longer
+//! calls gain little, and the work for them in the background (connections, servers) needs the core. With polling after
+//! every request, writes of 16 MiB through a socket lost a fifth on two cores. So a reader thread polls only after a
+//! request that it has answered quickly, and less often the more often polling was in vain.
 //!
-//! Owns: that rule. Does not own: who needs the core (`Spin`), the device.
+//! Owns: this rule. Does not own: which other work needs the core (`Spin`), the device.
 
 use amphi_client::Spin;
 use std::time::Duration;
 
-/// A request that took longer than a core takes to wake is not followed by polling, nanoseconds.
+/// Polling does not follow a request that took longer than this, which is about the time to wake a core.
 const QUICK_NS: u64 = 30_000;
-/// Behind many polls in vain only one in this many quick requests is followed by polling.
+/// If polling is in vain again and again, at least one in so many quick requests is still followed by it.
 const ONE_IN_MAX: u32 = 64;
 
-/// One reader's polling.
+/// The polling of one reader thread.
 #[derive(Debug)]
 pub(super) struct Polling {
     spin: Spin,
@@ -24,7 +24,7 @@ pub(super) struct Polling {
     quick: bool,
     /// One in so many quick requests is followed by polling.
     one_in: u32,
-    /// So many more are not.
+    /// Number of further quick requests that are not followed by polling.
     skip: u32,
 }
 
@@ -33,7 +33,7 @@ impl Polling {
         Polling { spin: Spin::new(), quick: false, one_in: 1, skip: 0 }
     }
 
-    /// A request was handled in so many nanoseconds.
+    /// Notes that a request was handled in `took_ns` nanoseconds.
     pub(super) fn served(&mut self, took_ns: u64) {
         self.quick = took_ns <= QUICK_NS;
     }
@@ -51,12 +51,12 @@ impl Polling {
         true
     }
 
-    /// Whether to look once more; a true answer has given the core away once.
+    /// Whether to poll once more. Before it returns true, it has yielded the core once.
     pub(super) fn goes_on(&mut self, budget: Duration) -> bool {
         self.spin.turn(budget)
     }
 
-    /// Polling has ended; `found`: with a request.
+    /// Notes the end of polling. `found`: a request came.
     pub(super) fn ends(&mut self, found: bool) {
         self.spin.progress();
         self.one_in = if found { 1 } else { (self.one_in * 2).min(ONE_IN_MAX) };

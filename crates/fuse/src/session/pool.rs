@@ -1,17 +1,20 @@
-//! `Pool`: which threads read the device, which sleep, and the requests that wait for one.
+//! `Pool`: which threads read the device, which sleep, and which requests wait for a thread.
 //!
-//! A request whose handler does not wait is best served by one hot thread: it answers and reads on, nobody else wakes
-//! (measured: 4 KiB in 3.5 us with brief polling, against 26 us when threads take turns). So one thread reads, and
-//! handles what it reads itself; when the handler is about to wait (`will_block`), another thread takes over reading.
-//! Should a handler wait without saying so, the watch notices within two ticks. How many threads read at a time follows
-//! the load: `pressure` rises with requests that queue, or wait at the same time, and falls when the device is empty. A
-//! lone caller gets one reader however much it waits: with two, each of its calls wakes the one that slept longest, and
-//! a create takes 270 us instead of 120.
+//! A request whose handler does not wait is served best by one hot thread, which answers and reads on without waking
+//! another thread. Measured: 4 KiB in 3.5 us with brief polling, against 26 us when threads take turns. So one thread
+//! reads and handles what it reads. When its handler is about to wait (`will_block`), another thread takes over
+//! reading. If a handler waits without saying so, the watch notices within two ticks. How many threads read at a time
+//! follows the load: `pressure` rises with requests that queue or wait at the same time, and falls when the device is
+//! empty. If only one caller is active, one thread reads for it, however much it waits. With two, each call would wake
+//! the thread that has slept longest, and a create would take 270 us instead of 120.
+//!
+//! Owns: the counts of threads, the backlog, and each user's share. Does not own: reading and handling (`reader`).
 //!
 //! Invariants: while the backlog has room, a thread reads the device or will within two ticks, so interrupts get
-//! through: the last thread that may exist never works but parks what it reads. What the kernel asks for its own pages
-//! waits for no other request: all others may wait until pages are dropped, and the kernel waits for these requests
-//! before it drops any. So there are `PAGE_THREADS` more threads for them, and of what waits they are first.
+//! through. For that, the last thread that may exist never works but puts what it reads into the backlog. Requests for
+//! the kernel's own pages wait for no other request: all others may wait until pages are dropped, and the kernel waits
+//! for page requests before it drops any. So `PAGE_THREADS` threads are reserved for them, and they come first in the
+//! backlog.
 
 use amphi_client::Buf;
 use parking_lot::{Condvar, Mutex};
@@ -20,36 +23,36 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Requests that wait for a thread when all are blocked. Beyond it the last reader works too, and interrupts wait.
+/// Most requests in the backlog when all threads are blocked. Beyond it the last reader works too, and interrupts wait.
 const BACKLOG_MAX: usize = 16384;
-/// Bytes of waiting requests; writes of 16 MiB must not pile up.
+/// Most bytes in the backlog, so that writes of 16 MiB do not pile up.
 const BACKLOG_MAX_BYTES: usize = 64 << 20;
-/// Threads beyond the bound for requests of the kernel's own pages, when all others wait. More than the kernel waits
-/// for at a time: it drops pages of `DROPPERS_MAX` files and one more at most (`client_fs::pages`), and waits for one
-/// read or write of them after the other.
+/// Threads beyond `threads_max` for requests of the kernel's own pages, when all others are blocked. They are more than
+/// the kernel waits for at a time: it drops pages of `DROPPERS_MAX` files and one more (`front::pages`), and waits for
+/// one read or write after the other of each.
 const PAGE_THREADS: usize = 64;
-/// How often the watch looks whether somebody reads.
+/// How often the watch checks whether any thread reads.
 const WATCH_TICK: Duration = Duration::from_millis(5);
-/// Ticks without a request after which the watch sleeps until the next one: an idle mount uses no CPU.
+/// Ticks without a request after which the watch sleeps until the next one, so that an idle mount uses no CPU.
 const WATCH_IDLE_TICKS: u32 = 200;
-/// Pressure that calls for one more reading thread.
+/// Pressure at which one more thread should read.
 const PRESSURE_STEP: usize = 4;
 
-/// A request that waits for a thread.
+/// A request in the backlog.
 pub(super) struct Parked {
-    /// The device it was read from and must be answered on.
+    /// The device from which it was read and on which it must be answered.
     pub device: Arc<OwnedFd>,
-    /// Its identity.
+    /// Id of the request.
     pub unique: u64,
     /// Its bytes: the window of a receive buffer, or a copy.
     pub bytes: Buf,
-    /// As it was said when it was read.
+    /// Whether it is about the kernel's own pages.
     pub urgent: bool,
-    /// The same.
+    /// The user whose share of threads it counts against, if any.
     pub share: Option<u32>,
 }
 
-/// Where one sleeping thread waits.
+/// The place where one sleeping thread waits.
 #[derive(Default)]
 struct Sleeper {
     condvar: Condvar,
@@ -57,16 +60,16 @@ struct Sleeper {
 
 #[derive(Default)]
 struct State {
-    /// All threads but the watch.
+    /// Number of threads, without the watch.
     threads: usize,
     /// Threads that read the device, or are about to.
     reading: usize,
-    /// Times that a thread began to read.
+    /// How often a thread has begun to read.
     reads: u64,
     pressure: usize,
-    /// Last in, first out: the one that slept least has the warmest caches.
+    /// Last in, first out: the thread that has slept least has the warmest caches.
     sleepers: Vec<Arc<Sleeper>>,
-    /// Threads that wait, by the user whose requests they handle.
+    /// Threads whose handlers wait, by the user of their requests.
     blocked: BTreeMap<u32, usize>,
     blocked_in_all: usize,
     backlog: VecDeque<Parked>,
@@ -77,29 +80,29 @@ struct State {
     end_told: bool,
 }
 
-/// What a thread that has read a request does now.
+/// What a thread that has read a request does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
-    /// Work on it.
+    /// Handle it.
     Work,
-    /// Start another reader, which is counted already, then work on it.
+    /// Start another reader, which is counted already, then handle the request.
     SpawnThenWork,
-    /// Park it and read on.
+    /// Put it into the backlog and read on.
     Park,
 }
 
-/// What a thread that found the device empty does now.
+/// What a thread that found the device empty does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Idle {
-    /// Wait for a request.
+    /// Wait for a request on the device.
     Read,
-    /// It slept and was woken to read.
+    /// The thread slept, and was woken to read.
     Woken,
-    /// End; it is not counted as reading any more.
+    /// End. The thread is not counted as reading any more.
     Leave,
 }
 
-/// Who sleeps, reads and waits.
+/// Which threads sleep, read and wait.
 pub(super) struct Pool {
     state: Mutex<State>,
     empty: Condvar,
@@ -110,7 +113,7 @@ pub(super) struct Pool {
 }
 
 impl Pool {
-    /// `readers_max` is the number of cores: more threads reading at a time gain nothing.
+    /// A pool. `readers_max` is the number of cores: more threads that read at a time gain nothing.
     pub(super) fn new(threads_max: usize, sleepers_max: usize, readers_max: usize) -> Pool {
         let (state, empty, watch) = (Mutex::default(), Condvar::new(), Condvar::new());
         Pool { state, empty, watch, threads_max, sleepers_max, readers_max: readers_max.max(1) }
@@ -120,13 +123,13 @@ impl Pool {
         self.state.lock().threads
     }
 
-    /// Counts a thread that is about to be started, to read.
+    /// Counts a thread that is about to be started as a reader.
     pub(super) fn thread_starts(&self) {
         let mut s = self.state.lock();
         s.count_new_reader();
     }
 
-    /// A thread that was counted has ended, or could not be started.
+    /// A counted thread has ended, or could not be started.
     pub(super) fn thread_ended(&self, counted_as_reading: bool) {
         let mut s = self.state.lock();
         s.threads -= 1;
@@ -134,8 +137,8 @@ impl Pool {
         self.tell_if_empty(&mut s);
     }
 
-    /// A reader has read a request of `bytes` bytes; `queued`: it lay there, from somebody else, when the
-    /// last one was done; `urgent`: it is about the kernel's own pages; `share`: it counts as one of this user's.
+    /// A thread has read a request of `bytes` bytes. `queued`: another caller's request was there when the last one was
+    /// done. `urgent`: the request is about the kernel's own pages. `share`: it counts against this user's share.
     pub(super) fn request_read(&self, bytes: usize, queued: bool, urgent: bool, share: Option<u32>) -> Next {
         let mut s = self.state.lock();
         if s.watch_asleep {
@@ -160,13 +163,13 @@ impl Pool {
         Next::Work
     }
 
-    /// Whether one who works, and is counted, leaves a thread that can read.
+    /// Whether a further working thread leaves one that can read.
     fn may_work(&self, s: &State, urgent: bool) -> bool {
         s.working() < self.threads_max + if urgent { PAGE_THREADS } else { 0 }
     }
 
-    /// Whether one more request of a user may wait: at most half of the threads in which no others' requests wait do so
-    /// for one user, so that there are always some left for the next.
+    /// Whether one more request of this user may wait. Of the threads that are not occupied by waiting requests of
+    /// others, one user may occupy half. So there are always some left for the next user.
     fn has_share(&self, s: &State, share: Option<u32>) -> bool {
         let Some(uid) = share else { return true };
         let own = s.blocked.get(&uid).copied().unwrap_or_default();
@@ -185,42 +188,42 @@ impl Pool {
         }
     }
 
-    /// The handler of a thread is about to wait: somebody else has to read. `user`: whose request it is, the first
-    /// time.
+    /// The handler of a thread is about to wait, so another thread has to read. `user`: the user of its request, when
+    /// it waits for the first time.
     pub(super) fn will_block(&self, user: Option<u32>) -> Next {
         let mut s = self.state.lock();
         if let Some(uid) = user {
             s.blocked_in_all += 1;
             *s.blocked.entry(uid).or_default() += 1;
         }
-        // A lone caller that waits sends nothing more: somebody has to read meanwhile, but not beside this thread
-        // afterwards.
+        // If only one caller is active, it sends nothing more while it waits. Another thread has to read meanwhile, but
+        // not beside this one afterwards.
         if s.working() > 1 || !s.backlog.is_empty() {
             s.raise(PRESSURE_STEP, self.readers_max);
         }
         if s.reading > 0 || s.ended { Next::Work } else { self.promote(&mut s) }
     }
 
-    /// Whether the one thread that works does so alone: requests do not queue, and nobody else reads.
+    /// Whether only one thread works, no requests queue, and no other thread reads.
     pub(super) fn is_calm(&self) -> bool {
         let s = self.state.lock();
         s.reading == 0 && s.backlog.is_empty() && s.pressure < PRESSURE_STEP
     }
 
-    /// Whether just one thread works, nobody else reads, and no request waits.
+    /// Whether exactly one thread works, no other thread reads, and no request waits.
     pub(super) fn works_alone(&self) -> bool {
         let s = self.state.lock();
         s.working() == 1 && s.reading == 0 && s.backlog.is_empty()
     }
 
-    /// One more reader: a sleeper, else a new thread.
+    /// Adds a reader: a sleeping thread, or else a new one.
     fn promote(&self, s: &mut State) -> Next {
         if let Some(sleeper) = s.sleepers.pop() {
             s.begin_reading();
             sleeper.condvar.notify_one();
             return Next::Work;
         }
-        // Beyond the bound there is one for each that works there, to read.
+        // Beyond the bound there is one reading thread for each working thread.
         if s.threads >= self.threads_max.max((s.working() + 1).min(self.threads_max + PAGE_THREADS)) {
             return Next::Work;
         }
@@ -228,8 +231,8 @@ impl Pool {
         Next::SpawnThenWork
     }
 
-    /// Leaves a request to the next thread that has time.
-    /// Gives it back to whoever read it, who works then, if nobody works any more who would take it up afterwards.
+    /// Puts a request into the backlog. If no working thread is left that would take it up afterwards, it is returned
+    /// to the thread that read it, which then handles it.
     pub(super) fn park(&self, parked: Parked) -> Option<Parked> {
         let mut s = self.state.lock();
         if s.working() == 0 {
@@ -242,7 +245,7 @@ impl Pool {
         None
     }
 
-    /// Takes the request `unique` out of the backlog.
+    /// Removes the request `unique` from the backlog.
     pub(super) fn unpark(&self, unique: u64) -> Option<Parked> {
         let mut s = self.state.lock();
         let at = s.backlog.iter().position(|p| p.unique == unique)?;
@@ -251,10 +254,10 @@ impl Pool {
         Some(parked)
     }
 
-    /// A working thread is done: another request to work on, or none, and then it is counted as reading.
+    /// A working thread has finished. Returns another request to handle, or `None`; then the thread counts as reading.
     pub(super) fn work_done(&self) -> Option<Parked> {
         let mut s = self.state.lock();
-        // Who has worked beyond the bound takes up nothing that might keep a thread from the pages for long.
+        // A thread beyond the bound accepts only page requests, so that it is not kept from them for long.
         let at = s.backlog.iter().position(|p| self.may_work(&s, p.urgent) && self.has_share(&s, p.share));
         let parked = at.and_then(|at| s.backlog.remove(at));
         match &parked {
@@ -264,7 +267,8 @@ impl Pool {
         parked
     }
 
-    /// A reading thread found the device empty. Sleeps if enough others read; leaves if enough others sleep.
+    /// A reading thread found the device empty. The thread sleeps if enough others read, and ends if enough others
+    /// sleep.
     pub(super) fn device_empty(&self) -> Idle {
         let mut s = self.state.lock();
         s.pressure = s.pressure.saturating_sub(1);
@@ -283,7 +287,7 @@ impl Pool {
         Idle::Woken
     }
 
-    /// The mount has ended: wakes everybody, to find out.
+    /// The mount has ended: wakes all threads, so that they find out.
     pub(super) fn end(&self) {
         let mut s = self.state.lock();
         s.ended = true;
@@ -296,7 +300,8 @@ impl Pool {
         self.watch.notify_one();
     }
 
-    /// Runs until the mount ends: calls `start_reader` when nobody has read for a tick though requests are worked on.
+    /// Runs until the mount ends. Calls `start_reader` when no thread has read for a tick although requests are being
+    /// handled.
     pub(super) fn watch(&self, start_reader: impl Fn()) {
         let mut s = self.state.lock();
         let (mut seen, mut idle_ticks) = (s.reads, 0);
@@ -324,7 +329,7 @@ impl Pool {
         }
     }
 
-    /// Counts the watch, before its thread is started.
+    /// Counts the thread of the watch, before it is started.
     pub(super) fn watch_starts(&self) {
         self.state.lock().watch_running = true;
     }
@@ -359,7 +364,7 @@ impl Pool {
         }
     }
 
-    /// Runs `f` at the first call.
+    /// Runs `f` at the first call only.
     pub(super) fn once_at_end(&self, f: impl FnOnce()) {
         if !std::mem::replace(&mut self.state.lock().end_told, true) {
             f();
@@ -382,7 +387,7 @@ impl State {
         self.pressure = (self.pressure + by).min(readers_max * PRESSURE_STEP);
     }
 
-    /// Threads that handle a request.
+    /// Number of threads that handle a request.
     fn working(&self) -> usize {
         self.threads.saturating_sub(self.reading + self.sleepers.len())
     }

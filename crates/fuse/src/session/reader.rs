@@ -1,8 +1,11 @@
-//! A reader thread: reads requests from a device of its own, handles them, answers.
+//! A reader thread: reads requests from its own device descriptor, handles them, and answers.
 //!
-//! Invariants: a thread answers on the device it read from, for the kernel looks for the request there; a handler that
-//! panics costs its request an EIO and nothing else; interrupts and forgets never wait behind a handler.
-//! Does not own: the memory that requests arrive in (`receive`).
+//! Owns: the loop of such a thread. Does not own: the memory that requests arrive in (`receive`), how many threads
+//! there are (`pool`).
+//!
+//! Invariants: a thread answers on the descriptor from which it read the request, because the kernel looks for the
+//! request there. A handler that panics costs its own request an EIO and nothing else. Interrupts and forgets never
+//! wait behind a handler.
 
 use super::Shared;
 use super::polling::Polling;
@@ -31,7 +34,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use zerocopy::FromBytes;
 
-/// So many requests in a row from one thread, nobody else being served, show a caller that is alone.
+/// So many requests in a row from one thread, with no other request served, show that this caller is the only one at
+/// the moment.
 const LONE_REQUESTS: u32 = 8;
 
 /// Starts the first reader, on the mounted device itself, and the watch.
@@ -43,7 +47,7 @@ pub(super) fn start_first(shared: &Arc<Shared>) -> io::Result<()> {
     let watch = move || {
         let pool = for_watch.pool.clone();
         pool.watch(|| start_or_warn(&for_watch));
-        // Before anybody hears that it has ended.
+        // Dropped before anybody learns that the watch has ended.
         drop(for_watch);
         pool.watch_ended();
     };
@@ -65,7 +69,7 @@ fn start(shared: &Arc<Shared>, device: Option<Arc<OwnedFd>>) -> io::Result<()> {
         let pool = for_thread.pool.clone();
         let mut count = Counted { shared: Some(for_thread.clone()), pool, reading: true };
         let shared = for_thread;
-        // A clone that cannot be had is no reason to serve less: devices may be shared.
+        // If the device cannot be cloned, several threads share a descriptor.
         let device = device
             .or_else(|| mount::clone_device(&shared.device, OFlags::empty()).map(Arc::new).ok())
             .unwrap_or_else(|| shared.device.clone());
@@ -90,7 +94,7 @@ fn start(shared: &Arc<Shared>, device: Option<Arc<OwnedFd>>) -> io::Result<()> {
         shared.in_hand.remove_slot(&slot);
     });
     match spawned {
-        // Detached: the pool counts it until its last statement.
+        // The thread is detached, and the pool counts it until its last statement.
         Ok(_) => Ok(()),
         Err(e) => {
             shared.pool.thread_ended(true);
@@ -99,9 +103,9 @@ fn start(shared: &Arc<Shared>, device: Option<Arc<OwnedFd>>) -> io::Result<()> {
     }
 }
 
-/// Takes the thread out of the pool's count however it ends.
+/// Removes the thread from the pool's count, however the thread ends.
 struct Counted {
-    /// Let go of before anybody hears that the thread has ended.
+    /// Dropped before anybody learns that the thread has ended.
     shared: Option<Arc<Shared>>,
     pool: Arc<Pool>,
     reading: bool,
@@ -118,7 +122,7 @@ impl Drop for Counted {
 struct Hook<'a> {
     shared: &'a Arc<Shared>,
     uid: u32,
-    /// The handler has said so.
+    /// The handler has called `will_block`.
     blocked: Cell<bool>,
 }
 
@@ -137,16 +141,16 @@ impl BeforeBlocking for Hook<'_> {
 
 struct Reader {
     shared: Arc<Shared>,
-    /// Reads from it sleep until there is a request.
+    /// Reads from this descriptor sleep until there is a request.
     device: Arc<OwnedFd>,
-    /// Reads from it never sleep. None if it could not be had.
+    /// Reads from this descriptor never sleep. `None` if it could not be opened.
     ready: Option<Arc<OwnedFd>>,
     slot: Arc<Slot>,
     receive: Receive,
     listing: Vec<u8>,
-    /// Whose request was handled last.
+    /// Thread id of the caller whose request was handled last.
     last_tid: u32,
-    /// Its requests in a row before that one.
+    /// Number of its requests in a row before that one.
     same_tid: u32,
     polling: Polling,
     apart: Apart,
@@ -156,7 +160,7 @@ struct Reader {
 struct Received {
     device: Arc<OwnedFd>,
     len: usize,
-    /// It was there at once.
+    /// The request was there without a wait.
     at_once: bool,
 }
 
@@ -169,7 +173,7 @@ impl Reader {
                     count.reading = false;
                     return;
                 }
-                // A signal, or the request was interrupted before it was read.
+                // A signal came, or the request was interrupted before it was read.
                 Err(Raw::INTR | Raw::AGAIN | Raw::NOENT) => continue,
                 Err(e) => {
                     if e != Raw::NODEV {
@@ -185,24 +189,26 @@ impl Reader {
             if self.handle_without_reply(opcode) {
                 continue;
             }
-            // The file system's own threads may be what others wait for.
+            // Other requests may be waiting for the file system's own threads.
             if self.shared.fs.is_own_thread(tid) {
                 self.work(&device);
                 continue;
             }
-            // A release waits for nothing and nobody waits for it: it needs no other reader, and is no sign of load.
+            // A RELEASE waits for nothing, and no program waits for it. So a RELEASE needs no other reader thread and
+            // is no sign of load.
             if [Opcode::Release, Opcode::Releasedir].iter().any(|&o| o as u32 == opcode) {
                 self.work(&device);
                 continue;
             }
-            // One caller that calls again at once is served best by one thread: only others show a queue. The kernel's
-            // own requests (tid 0), as the release behind a close, are nobody's call.
+            // One caller that calls again at once is served best by one thread. So only requests of other callers count
+            // as a queue. The kernel's own requests (thread id 0), such as the RELEASE behind a close, do not count as
+            // a caller's.
             let queued = at_once && tid != self.last_tid && tid != 0;
             if tid != 0 {
                 self.same_tid = if tid == self.last_tid { self.same_tid.saturating_add(1) } else { 0 };
                 self.last_tid = tid;
             }
-            // What ends waits of others, the unlock of a group and a close, is let through.
+            // Requests that may end waits of others (the unlock of a group, a close) do not count against the share.
             let ends_waits = [Opcode::Flush, Opcode::Ioctl].iter().any(|&o| o as u32 == opcode);
             let share = (!of_pages && !ends_waits).then_some(uid);
             match self.shared.pool.request_read(len, queued, of_pages, share) {
@@ -212,7 +218,7 @@ impl Reader {
                     let bytes = self.receive.detach();
                     match self.shared.pool.park(Parked { device, unique, bytes, urgent: of_pages, share }) {
                         None => {
-                            // Another thread may have read its interrupt before it lay there.
+                            // Another thread may have read its interrupt before the request was in the backlog.
                             if self.shared.in_hand.take_early(unique) {
                                 self.interrupt_parked(unique);
                             }
@@ -233,7 +239,7 @@ impl Reader {
             }
             count.reading = true;
         }
-        // The mount has ended: whoever is still blocked in a handler works for nobody.
+        // The mount has ended, so no program needs the handlers that are still blocked.
         self.shared.pool.end();
         self.shared.in_hand.fire_all();
     }
@@ -262,8 +268,7 @@ impl Reader {
         }
     }
 
-    /// Reads without sleeping for the configured time, if that promises to be worth it. `None`: nothing came, or
-    /// another thread polls.
+    /// Polls for the configured time, if that promises to be worth it. `None`: nothing came, or another thread polls.
     fn poll_device(&mut self, keeps_units: bool) -> Option<Result<Received, Raw>> {
         let budget = self.shared.config.spin;
         let ready = self.ready.as_ref().filter(|_| !budget.is_zero())?;
@@ -283,7 +288,7 @@ impl Reader {
         found
     }
 
-    /// Interrupts and forgets, which are handled at once and get no reply.
+    /// Handles interrupts and forgets, at once and without a reply.
     fn handle_without_reply(&mut self, opcode: u32) -> bool {
         if ![Opcode::Interrupt, Opcode::Forget, Opcode::BatchForget].iter().any(|&o| o as u32 == opcode) {
             return false;
@@ -293,7 +298,7 @@ impl Reader {
                 Operation::Interrupt { target } if self.interrupt_parked(target) => {}
                 Operation::Interrupt { target } => {
                     self.shared.in_hand.interrupt(target);
-                    // It may have been put aside meanwhile, by one who saw no interrupt yet.
+                    // The request may have been put into the backlog meanwhile, by a thread that saw no interrupt yet.
                     self.interrupt_parked(target);
                 }
                 _ => {
@@ -308,7 +313,7 @@ impl Reader {
         true
     }
 
-    /// Answers request `unique` that its caller got a signal, if it waits for a thread. Whether it did.
+    /// If request `unique` is in the backlog, answers it with EINTR. Returns whether it was there.
     fn interrupt_parked(&self, unique: u64) -> bool {
         let parked = self.shared.pool.unpark(unique);
         parked.iter().for_each(|p| ReplyTo::new(p.device.as_fd(), unique).error(Errno::Intr));
@@ -360,15 +365,15 @@ impl Reader {
     }
 }
 
-/// What a reader has to know of a request.
+/// What a reader has to know of a request before it is parsed.
 struct Peeked {
     opcode: u32,
     unique: u64,
-    /// The thread that asks.
+    /// Thread id of the caller.
     tid: u32,
-    /// Its user.
+    /// User of the caller.
     uid: u32,
-    /// The kernel fills or writes back pages of its own.
+    /// The kernel fills or writes back its own pages.
     of_pages: bool,
 }
 

@@ -1,19 +1,24 @@
-//! `Receive`: the memory that a reader thread's requests arrive in.
+//! `Receive`: the memory in which a reader thread receives requests.
 //!
-//! Owns: the receive buffer and a spare unit of the page cache, and the guesses which of the two the next payload
-//! belongs in, and where in a page. Does not own: when to read, nor what the requests mean beyond that.
+//! Owns: the receive buffer and a spare unit of the page cache, and the prediction in which of the two the next payload
+//! belongs, and where in a page. Does not own: when requests are read, nor what they mean beyond that.
 //!
-//! The receive buffer is one allocation: the head of a WRITE ends where its payload begins, so one `read` puts the
-//! payload into memory that a disk or a peer can use as it is. For that it has to lie in its page where it lies in its
-//! block of the file: at the boundary (`PAYLOAD_AT`), or behind it by where the last WRITE ended in its block
-//! (`Ahead`), for streams of odd lengths and files with a head of a few bytes. After a WRITE of just one unit the next
-//! `read` puts the first bytes behind the head into the spare unit, whose memory the cache can keep. If the request is
-//! another one, these bytes are copied to where they belong, and nobody sees the difference.
+//! The receive buffer is one allocation. The head of a WRITE ends where its payload begins, so one `read` puts the
+//! payload into memory that a disk or a peer can use as it is. For that, the payload has to lie in its page as it will
+//! lie in its block of the file. It is placed at the page boundary (`PAYLOAD_AT`), or behind it by as much as the last
+//! WRITE ended in its block (`Ahead`). The second is for streams of odd lengths, and for files with a head of a few
+//! bytes.
 //!
-//! Invariants: the window of the buffer is the request, but for the payload when that lies in the unit; then it is one
-//! whole unit. The numbers behind it: streams of 16 MiB and 8 bytes are written 1.25 times as fast over a socket where
-//! their payload lies right; copying 64 KiB takes 3 us, in memory that is in no cache of the processor 8 us, of the 13
-//! us that a write which does nothing takes.
+//! After a WRITE of exactly one unit, the next `read` puts the first bytes behind the head into the spare unit, whose
+//! memory the cache can keep. If the request turns out to be another one, these bytes are copied to where they belong,
+//! and nobody sees the difference.
+//!
+//! Invariants: the window of the buffer is the request, without the payload if that lies in the unit. In that case the
+//! payload is one whole unit.
+//!
+//! The numbers behind it: streams of writes of 16 MiB and 8 bytes are 1.25 times as fast over a socket if their payload
+//! is placed right. Copying 64 KiB takes 3 us, or 8 us if the target memory is in no cache of the processor; a write
+//! that does nothing takes 13 us.
 
 use crate::data::{PAYLOAD_AT, TAKE_COPY_MAX_BYTES};
 use crate::kernel::WRITE_HEAD_BYTES;
@@ -31,13 +36,13 @@ use zerocopy::FromBytes;
 const HEAD_AT: usize = PAYLOAD_AT - WRITE_HEAD_BYTES;
 const BLOCK: u64 = 4096;
 
-/// Where the next WRITE is taken to begin: where a large one, or one that went on from there, has ended. Of all readers
-/// of a mount, as calls of one program come to this one and that one.
+/// Where the next WRITE is expected to begin: where a large one, or one that continued it, has ended. All readers of a
+/// mount share it, because the calls of one program arrive at any of them.
 #[derive(Debug, Default)]
 pub(super) struct Ahead(AtomicU64);
 
 impl Ahead {
-    /// Bytes from the begin of its block.
+    /// Distance in bytes from the begin of its block.
     fn in_block(&self) -> usize {
         (self.0.load(Relaxed) % BLOCK) as usize
     }
@@ -50,22 +55,22 @@ impl Ahead {
     }
 }
 
-/// The memory of one reader.
+/// The memory of one reader thread.
 #[derive(Debug)]
 pub(super) struct Receive {
     request: Buf,
     unit: Buf,
     ahead: Arc<Ahead>,
-    /// Payload of the largest request, bytes.
+    /// Payload bytes of the largest request.
     payload_max_bytes: usize,
-    /// The last request with bytes behind the head of a WRITE was a write of one unit.
+    /// The last request with bytes behind the head of a WRITE was a write of one unit, so the next one may be too.
     expects_unit: bool,
     /// The payload of the present request is in `unit`.
     in_unit: bool,
 }
 
 impl Receive {
-    /// Memory for payloads up to `payload_max_bytes`, taken when it is needed.
+    /// Memory for payloads of up to `payload_max_bytes`, allocated when it is needed.
     pub(super) fn new(payload_max_bytes: usize, ahead: Arc<Ahead>) -> Receive {
         Receive {
             request: Buf::default(),
@@ -77,9 +82,9 @@ impl Receive {
         }
     }
 
-    /// Reads one request; returns its length. `keeps_units`: whoever handles it may keep the memory of a unit.
+    /// Reads one request and returns its length. `keeps_units`: its handler may keep the memory of a unit.
     ///
-    /// Errors: those of the device; no request is there then.
+    /// Errors: those of the device. After an error there is no request in the buffer.
     pub(super) fn read(&mut self, device: impl AsFd, keeps_units: bool) -> Result<usize, Raw> {
         self.prepare();
         self.in_unit = false;
@@ -108,7 +113,7 @@ impl Receive {
         Ok(len)
     }
 
-    /// Memory for any request, with all of it as its window.
+    /// Makes memory for any request ready, with all of it as the window.
     fn prepare(&mut self) {
         let bytes = PAYLOAD_AT + self.payload_max_bytes;
         if self.request.capacity() < bytes + BLOCK as usize {
@@ -118,7 +123,7 @@ impl Receive {
         self.request.set_window(HEAD_AT + behind..bytes + behind);
     }
 
-    /// Puts what fell into the unit where it lies in every other request.
+    /// Copies what was read into the unit to where it lies in every other request.
     fn gather(&mut self) {
         if std::mem::take(&mut self.in_unit) {
             let payload = &mut self.request[WRITE_HEAD_BYTES..];
@@ -127,18 +132,18 @@ impl Receive {
         }
     }
 
-    /// The request; if its payload is in a unit, the bytes behind the head of a WRITE are arbitrary.
+    /// The request. If its payload is in a unit, the bytes behind the head of a WRITE are arbitrary.
     pub(super) fn request(&self) -> &[u8] {
         &self.request
     }
 
-    /// The request, and its payload if that is in a unit. Both are memory for whoever handles it: read them no more
-    /// afterwards.
+    /// The request, and its payload if that is in a unit. Both become memory of the handler, so they must not be read
+    /// here afterwards.
     pub(super) fn memory(&mut self) -> (&mut Buf, Option<&mut Buf>) {
         (&mut self.request, if self.in_unit { Some(&mut self.unit) } else { None })
     }
 
-    /// The request in a buffer of its own: a copy when small.
+    /// The request in a buffer of its own; a copy if it is small.
     pub(super) fn detach(&mut self) -> Buf {
         self.gather();
         if self.request.len() <= TAKE_COPY_MAX_BYTES {
@@ -161,7 +166,7 @@ impl Receive {
     }
 }
 
-/// What the WRITE says that these are head and payload of, and nothing else.
+/// The arguments of the WRITE, if these bytes are the head and payload of one and nothing else.
 fn write_of(request: &[u8]) -> Option<WriteIn> {
     let (header, rest) = InHeader::read_from_prefix(request).ok()?;
     let (write, payload) = WriteIn::read_from_prefix(rest).ok()?;

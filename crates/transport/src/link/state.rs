@@ -1,8 +1,10 @@
-//! Calls, slots and who waits for them: the bookkeeping of a link, without I/O.
+//! Calls, slots, and the queues for them: the bookkeeping of a link, without I/O.
 //!
-//! A call has a cell, where its result waits for the caller, and while it is outstanding a slot entry, which
-//! holds the request for a resend. The two part when the caller is gone (the entry stays) or when the reply came
-//! (the cell stays), so that a caller that is slow to look never holds credits.
+//! Owns: the cells and slots of calls. Does not own: connections (`supervise`, `traffic`).
+//!
+//! A call has a *cell*, where its result waits for the caller. While it is outstanding it also has a *slot entry* with
+//! the request, for a resend. When the caller is gone, only the slot entry stays. When the reply has come, only the
+//! cell stays. So a caller that is slow to take its result holds no credits.
 
 use super::Outcome;
 use crate::error::LinkError;
@@ -24,49 +26,49 @@ pub(super) enum Issue {
     Reserve,
 }
 
-/// What a link does at the moment.
+/// The state of a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// No connection; requests wait.
+    /// There is no connection, and requests wait.
     Down,
-    /// A connection, on which only recovery calls go.
+    /// There is a connection, on which only recovery calls are sent.
     Recovering,
-    /// Requests flow.
+    /// Requests are sent.
     Up,
-    /// No connection for too long, or closed: calls fail at once.
+    /// There was no connection for too long, or the link is closed: calls fail at once.
     Failed(LinkError),
 }
 
-/// A request until its reply.
+/// A request until its reply has come.
 pub(super) struct Pending {
     pub(super) id: RequestId,
     pub(super) lane: Lane,
     pub(super) pad: u16,
-    /// How long the caller still waits, as it is sent; 0 = without bound.
+    /// How long the caller still waits, as the request says it. 0: without a bound.
     pub(super) deadline_ms: u32,
     /// When the caller stops waiting.
     pub(super) until: Option<Time>,
-    /// `None` once it was handed to an in-process server, or given up: never sent again.
+    /// The request. `None` once it was handed to an in-process server or given up, so that it is never sent again.
     pub(super) call: Option<Call>,
-    /// Out while it is being sent.
+    /// `None` while it is being sent.
     pub(super) payload: Option<Buf>,
-    /// It may have reached a server.
+    /// The request may have reached a server.
     pub(super) sent: bool,
-    /// It is not given up.
+    /// The call insists, so it is not given up.
     insist: bool,
-    /// It was given up, and what its answer brings has to be given back: only an answer that there is, or will be, is
-    /// asked for.
+    /// The call was given up, and what its answer brings has to be returned. A resend only asks for an answer that
+    /// exists or is being made.
     late: bool,
     cell: Option<usize>,
 }
 
-/// A time to wait as it is sent.
+/// A waiting time in the form in which requests contain it.
 pub(super) fn deadline_ms(left: Duration) -> u32 {
     u32::try_from(left.as_millis()).unwrap_or(u32::MAX).max(DEADLINE_PASSED_MS + 1)
 }
 
 impl Pending {
-    /// Brings the deadline up to date before it is sent again.
+    /// Updates the deadline before the request is sent again.
     fn renew(&mut self, now: Time) {
         if let Some(until) = self.until {
             self.deadline_ms = if until > now { deadline_ms(until.since(now)) } else { DEADLINE_PASSED_MS };
@@ -74,7 +76,8 @@ impl Pending {
     }
 }
 
-/// Takes the outcome of a call, at once and from within the link's bookkeeping: it must not call the link.
+/// Takes the outcome of a call as soon as it is there, from within the link's bookkeeping, so it must not call the
+/// link.
 pub(super) type Sink = Box<dyn FnOnce(Outcome)>;
 
 enum CellState {
@@ -85,14 +88,14 @@ enum CellState {
         slot: u16,
         waker: Option<Waker>,
     },
-    /// Nobody waits: the outcome goes to a sink.
+    /// No task waits: the outcome goes to a sink.
     Told(Sink),
-    /// In a box, because most outcomes go to a sink: a cell that could hold one would be ten times as large, and moved
-    /// as often.
+    /// The outcome. It is boxed because most outcomes go to a sink: a cell with room for one would be ten times as
+    /// large, and moved as often.
     Done(Box<Outcome>),
 }
 
-/// Bookkeeping of a link.
+/// The bookkeeping of a link.
 pub(super) struct State {
     pub(super) phase: Phase,
     pub(super) welcome: Welcome,
@@ -108,7 +111,7 @@ pub(super) struct State {
     free_cell: Option<usize>,
     waiting: [VecDeque<(u64, Option<Waker>)>; 4],
     last_ticket: u64,
-    /// Recovery calls that wait for each other; all of them look again when the reserve is free.
+    /// Recovery calls that wait for each other. All of them check again when the reserved slot is free.
     reserve_waiting: Vec<Waker>,
 }
 
@@ -137,7 +140,7 @@ impl State {
         self.phase == Phase::Up
     }
 
-    /// Everything was sent that was to be sent before the end.
+    /// Whether everything was sent that had to be sent before the end.
     pub(super) fn is_bye_due(&self) -> bool {
         self.closing && self.queue.is_empty()
     }
@@ -146,7 +149,7 @@ impl State {
         &self.table
     }
 
-    /// Why a call cannot wait for a connection.
+    /// Why a call cannot wait for a connection; `None` if it can.
     fn failure(&self, insist: bool) -> Option<LinkError> {
         match self.phase {
             Phase::Failed(LinkError::Unreachable) if insist && !self.closing => None,
@@ -156,7 +159,7 @@ impl State {
         }
     }
 
-    /// The slot for a recovery call; pending while another one uses it.
+    /// The slot for a recovery call. Pending while another one uses it.
     pub(super) fn poll_reserve(&mut self, cx: &Context<'_>) -> Poll<Result<RequestId, LinkError>> {
         if self.phase != Phase::Recovering {
             return Poll::Ready(Err(LinkError::Closed));
@@ -186,7 +189,7 @@ impl State {
         }
     }
 
-    /// Enters a call under `id`. Returns its cell and whether the writer has news.
+    /// Enters a call under `id`. Returns its cell, and whether the writer has to be woken.
     #[expect(clippy::too_many_arguments, reason = "the fields of an entry")]
     pub(super) fn install(
         &mut self,
@@ -229,12 +232,12 @@ impl State {
         self.pending.get_mut(usize::from(id.slot))?.as_mut().filter(|p| p.id == id)
     }
 
-    /// The call that was given up and is answered now all the same, if what its answer brings has to be given back.
+    /// The call that was given up and was answered after all, if what its answer brings has to be returned.
     pub(super) fn take_late(&mut self, id: RequestId) -> Option<Call> {
         self.pending(id).filter(|p| p.late)?.call.take()
     }
 
-    /// Ends the request `id` and hands its outcome to the caller, if there still is one.
+    /// Ends the request `id` and passes its outcome to the caller, if there still is one.
     pub(super) fn complete(&mut self, id: RequestId, outcome: Outcome) {
         let entry = &mut self.pending[usize::from(id.slot)];
         let Some((lane, cell)) = entry.as_ref().filter(|p| p.id == id).map(|p| (p.lane, p.cell)) else { return };
@@ -261,7 +264,7 @@ impl State {
         }
     }
 
-    /// A slot of `lane`, if one is free and nobody waits for one.
+    /// A slot of `lane`, if one is free and no call waits for one.
     pub(super) fn try_acquire(&mut self, lane: Lane, insist: bool) -> Option<RequestId> {
         let free =
             self.failure(insist).is_none() && self.waiting[lane as usize].is_empty() && self.table.has_free(lane);
@@ -295,7 +298,8 @@ impl State {
         }
     }
 
-    /// A new connection may send: everything outstanding goes first, in its order. What was given up makes room.
+    /// A new connection may send. Everything outstanding is sent first, in its order. Slots of calls that were given up
+    /// become free.
     pub(super) fn resume(&mut self, now: Time) {
         self.phase = Phase::Up;
         self.queue.clear();
@@ -317,7 +321,7 @@ impl State {
         self.wake_waiting(Lane::Answer);
     }
 
-    /// The connection is gone: recovery calls fail, the others wait for the next one.
+    /// The connection is gone: recovery calls fail, and the others wait for the next connection.
     pub(super) fn handle_break(&mut self) {
         if !matches!(self.phase, Phase::Failed(_)) {
             self.phase = Phase::Down;
@@ -330,9 +334,9 @@ impl State {
         self.wake_reserve();
     }
 
-    /// Fails every call, present and future, but while there is no server those that insist. Slots of requests that may
-    /// have been sent stay taken until there is a new connection. On that, those are asked about once more whose
-    /// answers bring what the server would count for ever.
+    /// Fails every call, present and future, except those that insist while no server is reachable. Slots of requests
+    /// that may have been sent stay taken until there is a new connection. Then those are sent once more whose answers
+    /// bring something that the server would otherwise count for ever.
     pub(super) fn fail(&mut self, error: LinkError) {
         if self.phase == Phase::Failed(LinkError::Closed) {
             return;
@@ -363,14 +367,14 @@ impl State {
         self.wake_reserve();
     }
 
-    /// The server has ended the session: whether requests that were sent have been executed cannot be known any more,
-    /// and sent again they could be executed twice. They fail.
+    /// The server has ended the session. It cannot be known any more whether requests that were sent were executed, and
+    /// a resend could execute them twice. So calls whose requests were sent fail.
     pub(super) fn session_ended(&mut self) {
         let sent: Vec<RequestId> = self.pending.iter().flatten().filter(|p| p.sent).map(|p| p.id).collect();
         sent.into_iter().for_each(|id| self.lose(id));
     }
 
-    /// One request that lost its payload fails; its slot stays taken until there is a new connection.
+    /// A request that lost its payload fails, but its slot stays taken until there is a new connection.
     pub(super) fn lose(&mut self, id: RequestId) {
         if let Some(p) = self.pending(id) {
             p.call = None;
@@ -452,7 +456,7 @@ pub(super) async fn acquire(state: &RefCell<State>, lane: Lane, insist: bool) ->
     poll_fn(|cx| ticket.poll(cx)).await
 }
 
-/// A call's right to its result. Dropping it abandons the call.
+/// The right to a call's result. Dropping it abandons the call.
 pub(super) struct CellGuard<'a> {
     state: &'a RefCell<State>,
     cell: Option<usize>,

@@ -1,4 +1,6 @@
 //! The life of a link's connections: first dial, break, reconnect with backoff, recovery, giving up, close.
+//!
+//! Owns: when connections are made and ended. Does not own: calls (`state`), reading and writing (`traffic`).
 
 use super::state::{Phase, State};
 use super::traffic;
@@ -21,7 +23,7 @@ use tracing::{debug, info, warn};
 
 type Pipe<E> = (Outbound<E>, Inbound<E>);
 
-/// One connection of a link, as its three tasks share it.
+/// One connection of a link, shared by its three tasks.
 #[derive(Default)]
 pub(super) struct Attachment {
     pub(super) cut: Cut,
@@ -71,7 +73,7 @@ async fn attempt<E: Env>(
     let named = |e: io::Error| io::Error::new(e.kind(), format!("{addr}: {e}"));
     let (session, role, name) = (config.session, config.role, config.name.clone());
     let hello = Hello { version: VERSION, session, role, name, last_boot, clock: env.wall() };
-    // Whoever can read this process' memory needs no key.
+    // A server in this process needs no key: it can read this process's memory anyway.
     let key = if local.is_some() { None } else { config.key.as_ref() };
     let welcome = handshake::greet(env, &mut out, &mut inb, hello, key).await.map_err(|e| named(not_welcome(e)))?;
     Ok(((out, inb), welcome))
@@ -182,7 +184,7 @@ impl<E: Env> Link<E> {
             let Some((again, mut welcome)) = self.closing.guard(self.redial(known_boot)).await else {
                 break LinkError::Closed;
             };
-            // The server knows a session that it began for a welcome that got lost.
+            // The server may know a session only because it began it for an earlier welcome that was lost.
             welcome.resumed &= welcome.begun == self.welcome().begun;
             events.welcomed(&welcome);
             owes_recovery |= welcome.boot != known_boot || !welcome.resumed;
@@ -198,7 +200,7 @@ impl<E: Env> Link<E> {
         self.changed.ring();
     }
 
-    /// Lets the owner re-present its state. Returns the error that ends the link.
+    /// Lets the owner present its state again. Returns the error that ends the link.
     async fn recover<H: LinkEvents<E>>(self: &Rc<Self>, conn: &Attachment, events: &H) -> Option<amphi_types::Errno> {
         self.state.borrow_mut().phase = Phase::Recovering;
         let recovery = Recovery { link: self.clone(), welcome: self.welcome() };
@@ -209,7 +211,7 @@ impl<E: Env> Link<E> {
                 conn.cut.cut(Ending::Bye);
                 None
             }
-            // An error that the break caused is no verdict on the session.
+            // An error that was caused by the break says nothing about the session.
             Some(Some(Err(_))) if conn.cut.is_cut() => None,
             Some(Some(Err(e))) => {
                 warn!("the session's state is lost with the restart of the server: {e}");
@@ -219,7 +221,7 @@ impl<E: Env> Link<E> {
         }
     }
 
-    /// Waits until the connection's tasks have ended, which `close` may ask for.
+    /// Waits until the connection's tasks have ended, which `close` may request.
     async fn outlive(&self, conn: &Attachment) {
         if self.closing.guard(conn.ended()).await.is_none() {
             conn.cut.cut(Ending::Bye);

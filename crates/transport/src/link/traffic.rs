@@ -1,4 +1,6 @@
 //! Reading, writing and watching one connection of a link.
+//!
+//! Owns: the three tasks of a connection. Does not own: when connections are made (`supervise`), calls (`state`).
 
 use super::state::{Phase, State};
 use super::supervise::Attachment;
@@ -17,17 +19,17 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How long a send on a broken connection may take to return its payload; then the payload is lost and its call
-/// fails. Connections that fail return it at once, unless the network swallows packets.
+/// How long a send on a broken connection may take to return its payload. Then the payload is lost and its call fails.
+/// A failed connection returns it at once, unless the network swallows packets.
 const STUCK_SEND: Duration = Duration::from_secs(15);
 
-/// Admits replies to requests that were sent, placed as their callers asked.
+/// Accepts replies to requests that were sent, and places their payloads as the callers asked.
 struct Expected<'a>(&'a RefCell<State>);
 
 impl Gate for Expected<'_> {
     type Room = ();
 
-    /// What arrives here was asked for, into memory that the caller counts.
+    /// Payloads that arrive here were requested, and the caller has counted their memory.
     async fn room(&mut self, _bytes: usize) {}
 
     fn admit(&mut self, kind: FrameKind, _: Lane, id: RequestId, _: u16) -> Result<usize, String> {
@@ -42,7 +44,7 @@ impl Gate for Expected<'_> {
     }
 }
 
-/// Hands the message that has arrived to whom it concerns. Says whether it was a reply.
+/// Passes the message that has arrived to the call or the owner. Returns whether it was a reply.
 fn hand_over<E: Env, H: LinkEvents<E>>(link: &Link<E>, inb: &mut Inbound<E>, events: &H) -> Result<bool, Ending> {
     let (message, payload) = inb.take()?;
     link.state.borrow_mut().heard = true;
@@ -81,7 +83,7 @@ pub(super) async fn read<E: Env, H: LinkEvents<E>>(
                 return ending;
             }
             match hand_over(&link, &mut inb, &*events) {
-                // One round for the caller, who may call again, one for the writer.
+                // One round for the caller, who may call again, and one for the writer.
                 Ok(true) => step_aside(2).await,
                 Ok(false) => {}
                 Err(ending) => return ending,
@@ -93,7 +95,7 @@ pub(super) async fn read<E: Env, H: LinkEvents<E>>(
     }
 }
 
-/// Asks a silent server for a sign of life, and ends the connection if none comes.
+/// Sends a ping to a silent server, and ends the connection if no answer comes.
 pub(super) async fn watch<E: Env>(link: Rc<Link<E>>, conn: Rc<Attachment>) {
     let mut silences = 0;
     loop {
@@ -133,14 +135,14 @@ pub(super) async fn write<E: Env>(link: Rc<Link<E>>, mut out: Outbound<E>, conn:
             return conn.cut.cut(ending);
         }
         if link.state.borrow().is_bye_due() {
-            // The end comes either way.
+            // The connection ends in either case.
             let _ = conn.cut.guard(out.send(Message::Bye)).await;
             return conn.cut.cut(Ending::Bye);
         }
     }
 }
 
-/// Encodes requests up to the first with a payload, or as many as share a write.
+/// Encodes requests up to the first one with a payload, or as many as share a write.
 fn stage<E: Env>(state: &mut State, tx: &mut StreamTx<E>) -> Option<(RequestId, Buf)> {
     for (due, kind) in [(&mut state.pong_due, FrameKind::Pong), (&mut state.ping_due, FrameKind::Ping)] {
         if std::mem::take(due) {
@@ -182,11 +184,11 @@ async fn write_stream<E: Env>(link: &Link<E>, tx: &mut StreamTx<E>, conn: &Attac
     let breaks = tx.breaker();
     let stuck = async {
         conn.cut.wait().await;
-        // A peer that is stopped takes nothing, and on some sockets for as long as it likes.
+        // A stopped peer accepts nothing, and on some sockets that lasts as long as the peer likes.
         breaks();
         link.closing.guard(link.env.sleep(STUCK_SEND)).await;
     };
-    // The send is not dropped when the connection breaks: it holds the payload that a resend needs.
+    // The send is not dropped when the connection breaks, because it holds the payload that a resend needs.
     let (sent, payload) = match select(pin!(tx.flush(payload)), pin!(stuck)).await {
         Either::Left((flushed, _)) => flushed,
         Either::Right(_) => {

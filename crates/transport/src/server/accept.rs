@@ -1,4 +1,6 @@
 //! Accepting connections and running each: handshake, then reader, writer and watcher.
+//!
+//! Owns: the tasks of a connection. Does not own: its queues (`connection`), sessions (`Handler`).
 
 use super::budget::Room;
 use super::connection::{ConnState, Connections, Outgoing, ReplyRoute};
@@ -17,20 +19,20 @@ use std::rc::Rc;
 use std::time::Duration;
 use tracing::{debug, info, warn};
 
-/// Pause after a failed accept, which is mostly a want of file descriptors.
+/// Pause after a failed accept, mostly because file descriptors are exhausted.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// Characters of a client's name: those of a server have two numbers of 16 digits in front.
+/// Most characters of a client's name. Names of servers begin with two numbers of 16 digits.
 const NAME_CHARS_MAX: usize = 300;
-/// Of so many failed accepts in a row the log hears of one.
+/// One in so many failed accepts in a row is logged.
 const ACCEPT_FAILURES_LOG: u32 = 100;
 
-/// Refuses to serve an address without a key on which the kernel does not say who comes.
+/// Refuses to serve an address without a key if the kernel does not report who connects to it.
 pub fn check_listen(addr: &str, auth: &ServerAuth) -> Result<(), ServeError> {
     if auth.key.is_some() || is_unix(addr) { Ok(()) } else { Err(ServeError::KeyNeeded { addr: addr.to_owned() }) }
 }
 
-/// Accepts connections and serves them; where accepting fails it is tried again. Dropping the future stops accepting;
-/// connections live on until `Connections::shutdown` or `cut`.
+/// Accepts connections and serves them. A failed accept is repeated. Dropping the future stops accepting; connections
+/// live on until `Connections::shutdown` or `cut`.
 pub async fn serve<E: Env, H: Handler>(
     env: E,
     listener: E::Listener,
@@ -51,7 +53,7 @@ pub async fn serve<E: Env, H: Handler>(
                         warn!("{}: cut: the kernel does not say who it is", conn.peer());
                         continue;
                     }
-                    // It has to prove the key.
+                    // The client has to prove the key.
                     None => None,
                 };
                 let peer = Peer { addr: conn.peer(), in_process: false, bound };
@@ -60,7 +62,7 @@ pub async fn serve<E: Env, H: Handler>(
                 welcome_task(&env, pipe, peer, &handler, &connections, auth);
             }
             Err(e) => {
-                // For instance too many open files: some may be closed.
+                // For instance, too many files are open, and some may be closed soon.
                 if failures.is_multiple_of(ACCEPT_FAILURES_LOG) {
                     warn!("accept on {}: {e}", listener.local_addr());
                 }
@@ -71,7 +73,7 @@ pub async fn serve<E: Env, H: Handler>(
     }
 }
 
-/// As `serve`, for connections inside this thread. They need no key.
+/// As `serve`, for connections inside this thread, which need no key.
 pub async fn serve_local<E: Env, H: Handler>(
     env: E,
     listener: LocalListener,
@@ -132,7 +134,7 @@ async fn greet<E: Env, H: Handler>(
 ) -> Result<Greeted<E>, Ending> {
     let key = auth.key.as_ref();
     let guest = handshake::challenge(env, &mut out, &mut inb, key, auth.unix_without_key).await?;
-    // Whoever it is, its name is text of one line from here on: in the log, in records, in what is shown to people.
+    // From here on the name is one line of printable text: for the log, for records, and for people.
     let name = handshake::printable(&guest.hello.name).chars().take(NAME_CHARS_MAX).collect();
     let hello = Hello { name, ..guest.hello.clone() };
     let welcome = match handler.hello(&hello, peer).await {
@@ -177,7 +179,7 @@ async fn run<E: Env, H: Handler>(env: E, greeted: Greeted<E>, handler: Rc<H>, co
     }
 }
 
-/// Admits requests within the credits, and their payloads as there is memory.
+/// Admits requests within the credits, and their payloads when there is memory.
 struct Admission<'a, E> {
     env: &'a E,
     conn: &'a Rc<ConnState>,
@@ -203,7 +205,7 @@ impl<E: Env> Gate for Admission<'_, E> {
     }
 }
 
-/// Reads until the connection ends, and says why it does.
+/// Reads until the connection ends. Returns the reason.
 async fn read<E: Env, H: Handler>(
     env: &E,
     mut inb: Inbound<E>,
@@ -224,7 +226,7 @@ async fn read<E: Env, H: Handler>(
     }
 }
 
-/// Hands the message that has arrived to whom it concerns. Says whether it was a request.
+/// Passes the message that has arrived to the handler. Returns whether it was a request.
 fn hand_over<E: Env, H: Handler>(
     inb: &mut Inbound<E>,
     conn: &ConnState,
@@ -256,7 +258,7 @@ fn hand_over<E: Env, H: Handler>(
     Ok(false)
 }
 
-/// Asks a silent peer for a sign of life, and ends the connection if none comes.
+/// Sends a ping to a silent peer, and ends the connection if no answer comes.
 async fn watch<E: Env>(env: E, conn: Rc<ConnState>) {
     let mut silences = 0;
     while conn.cut.guard(env.sleep(PING_INTERVAL)).await.is_some() {
@@ -272,7 +274,7 @@ async fn watch<E: Env>(env: E, conn: Rc<ConnState>) {
 
 /// Sends what is queued until the connection ends.
 async fn write<E: Env>(mut out: Outbound<E>, conn: Rc<ConnState>) {
-    // One guard for the whole life of the connection: what it watches is as large as what it waits for.
+    // One guard for the whole life of the connection, because a guard is as large as the future in it.
     let ended = conn.cut.guard(write_all(&mut out, &conn)).await;
     if let Some(ending) = ended {
         conn.cut.cut(ending);
@@ -288,7 +290,7 @@ async fn write_all<E: Env>(out: &mut Outbound<E>, conn: &ConnState) -> Ending {
     }
 }
 
-/// Control messages that are due; `Bye` only when nothing else is queued.
+/// Control messages that are due. `Bye` is due only when nothing else is queued.
 fn due_control(conn: &ConnState) -> Option<FrameKind> {
     if conn.pong_due.replace(false) {
         Some(FrameKind::Pong)
@@ -300,16 +302,16 @@ fn due_control(conn: &ConnState) -> Option<FrameKind> {
 }
 
 enum Staged {
-    /// Nothing is queued.
+    /// Nothing was queued.
     Nothing,
-    /// A message.
+    /// A message was added.
     Message,
-    /// A message whose payload has to follow now.
+    /// A message was added whose payload has to follow now.
     Before(Buf),
 }
 
-/// Encodes the message that is queued first where it lies, and takes it out of the queue. A reply that does not fit a
-/// message is sent as an error.
+/// Encodes the first message of the queue in place, and removes it. A reply that does not fit into a message is sent as
+/// an error.
 fn stage_next<E: Env>(tx: &mut StreamTx<E>, conn: &ConnState) -> Result<Staged, EncodeError> {
     let mut queue = conn.queue.borrow_mut();
     let Some(next) = queue.front_mut() else { return Ok(Staged::Nothing) };

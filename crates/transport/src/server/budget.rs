@@ -1,16 +1,16 @@
-//! `Budget`: memory of payloads that are on their way to a server, over all of its connections.
+//! `Budget`: memory of payloads on their way to a server, over all of its connections.
 //!
-//! Owns: how many bytes may be under way, who waits for some, and which connection gives its own up. Does not own: the
-//! memory, and what becomes of a payload that has arrived: requests are bounded by the credits of their sessions.
+//! Owns: how many bytes may be on their way, which payloads wait, and which connection is cut for others. Does not own:
+//! the memory itself, and payloads that have arrived: requests are bounded by the credits of their sessions.
 //!
-//! A payload takes its memory before its first byte is received, and a sender may take its time. So a handful of
-//! connections that send most of 64 MiB each and then nothing would hold what the machine has. Here the payloads under
-//! way have a budget; those that find it used up wait in the order in which they came, and their senders with them, by
-//! the flow control of their streams. Whoever is under way only needs bytes of its own stream to end, so nobody waits
-//! here for a lock or a disk. While somebody waits, a payload that has been under way for `SLOW_MAX` costs its
-//! connection: its client sends it again over a new one.
+//! A payload takes its memory before its first byte is received, and a sender may be slow. So a few connections that
+//! each send most of 64 MiB and then nothing could hold all memory of the machine. Therefore the payloads on their way
+//! have a budget. Payloads that find it used up wait in the order in which they came, and the flow control of their
+//! streams makes their senders wait too. A payload on its way only needs bytes of its own stream, so nobody waits here
+//! for a lock or a disk. While others wait, a payload that has been on its way for `SLOW_MAX` loses its connection, and
+//! its client sends it again over a new one.
 //!
-//! Small payloads have a part of their own, so that a few large ones hold nobody up who writes a file.
+//! Small payloads have a budget of their own, so that a few large ones do not hold up a client that writes a file.
 
 use super::connection::ConnState;
 use crate::bell::{Bell, Ending};
@@ -21,15 +21,15 @@ use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Bytes of a payload that counts as small: a batch of small files, a piece of a stream.
+/// Largest payload that counts as small: a batch of small files, a piece of a stream.
 const SMALL_MAX: usize = 1 << 20;
-/// Bytes of small payloads under way: more than a network has on its way.
+/// Budget of small payloads: more than a network has on its way.
 const SMALL_BYTES: usize = 64 << 20;
-/// Bytes of larger ones: three of the largest.
+/// Budget of larger payloads: three of the largest.
 const LARGE_BYTES: usize = 3 * PAYLOAD_MAX;
-/// How long a payload may be under way while others wait for its memory: 64 MiB over a network of 32 MiB/s.
+/// How long a payload may be on its way while others wait for its memory: 64 MiB at 32 MiB/s.
 const SLOW_MAX: Duration = Duration::from_secs(2);
-/// How often who waits looks for such.
+/// How often a waiting payload looks for such slow ones.
 const LOOK: Duration = Duration::from_millis(250);
 
 struct UnderWay {
@@ -41,7 +41,7 @@ struct UnderWay {
 struct Part {
     free: usize,
     under_way: BTreeMap<u64, UnderWay>,
-    /// Who waits, in order.
+    /// Payloads that wait, in order.
     waiting: VecDeque<u64>,
 }
 
@@ -57,7 +57,7 @@ struct Inner {
     last: std::cell::Cell<u64>,
 }
 
-/// Memory of payloads under way.
+/// The budget for payloads on their way.
 #[derive(Clone)]
 pub(crate) struct Budget(Rc<Inner>);
 
@@ -68,7 +68,8 @@ impl Default for Budget {
     }
 }
 
-/// Memory of one payload; its drop gives it back, when the payload has arrived or its connection has ended.
+/// Memory of one payload. It is returned when this is dropped, after the payload has arrived or its connection has
+/// ended.
 pub(crate) struct Room {
     inner: Rc<Inner>,
     part: usize,
@@ -93,7 +94,7 @@ impl Drop for Room {
 }
 
 impl Budget {
-    /// Takes memory for a payload, as soon as there is some and nobody who came before waits for it.
+    /// Takes memory for a payload, as soon as there is some and no earlier payload waits for it.
     pub(crate) async fn take<E: Env>(&self, env: &E, conn: &Rc<ConnState>, bytes: usize) -> Room {
         let part = usize::from(bytes > SMALL_MAX);
         self.0.last.set(self.0.last.get() + 1);
@@ -108,7 +109,7 @@ impl Budget {
         {
             self.cut_slow(env.now(), part);
         }
-        // The next one may fit as well.
+        // The next payload may fit as well.
         self.0.bell.ring();
         room
     }
@@ -134,7 +135,7 @@ impl Budget {
         }
     }
 
-    /// Bytes that are taken.
+    /// Bytes that are in use.
     #[cfg(test)]
     pub(crate) fn taken(&self) -> usize {
         self.0.parts.borrow().iter().flat_map(|p| p.under_way.values()).map(|u| u.bytes).sum()

@@ -1,4 +1,6 @@
-//! Connections of one thread as the handler addresses them, and what waits to be sent on each.
+//! `Connections`: the connections of one thread, as the handler addresses them, and what waits to be sent on each.
+//!
+//! Owns: these connections and their queues. Does not own: reading and writing them (`accept`).
 
 use super::budget::Budget;
 use super::{CONNECTIONS_MAX, GREETINGS_MAX, PUSHES_MAX};
@@ -11,11 +13,11 @@ use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
 
-/// A connection; never used twice within a process' `Connections`.
+/// Id of a connection, never used twice within the `Connections` of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ConnId(pub u64);
 
-/// Where a reply goes. Plain data, so that it may travel to the worker that executes the request and back.
+/// Where a reply is sent. It is plain data, so it can be passed to the worker that executes the request, and back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReplyRoute {
     /// The connection.
@@ -29,22 +31,22 @@ pub(crate) enum Outgoing {
     Push(Push),
 }
 
-/// `Ping`s of one connection.
+/// The pings of one connection.
 #[derive(Default)]
 struct Pings {
-    /// One is on its way.
+    /// A `Ping` is on its way.
     open: Cell<bool>,
     sent: Cell<u64>,
     answered: Cell<u64>,
-    /// Nothing waited to be sent when the last one was.
+    /// When the last `Ping` was sent, nothing else waited to be sent.
     behind_all: Cell<bool>,
     bell: Bell,
 }
 
-/// What an answered `Ping` tells (`Connections::probe`).
+/// What the answer to a `Ping` shows (`Connections::probe`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alive {
-    /// Whatever was pushed before the question was asked had been sent before it: the client has read that.
+    /// Everything that was pushed before the call was sent before the `Ping`, so the client has read it.
     pub has_read_all: bool,
 }
 
@@ -52,9 +54,9 @@ pub struct Alive {
 pub(crate) struct ConnState {
     pub(crate) id: ConnId,
     pub(crate) session: SessionId,
-    /// As whom its client may act.
+    /// The user as whom its client may act.
     pub(crate) bound: Option<Rc<Cred>>,
-    /// Who, for log lines.
+    /// The client's name, for log lines.
     pub(crate) name: String,
     pub(crate) window: RefCell<Window>,
     pub(crate) queue: RefCell<VecDeque<Outgoing>>,
@@ -63,7 +65,7 @@ pub(crate) struct ConnState {
     pings: Pings,
     pub(crate) pong_due: Cell<bool>,
     pub(crate) bye_due: Cell<bool>,
-    /// Something arrived since the watcher looked.
+    /// Something has arrived since the watcher looked last.
     pub(crate) heard: Cell<bool>,
     /// Rings when there is something to send.
     pub(crate) bell: Bell,
@@ -101,7 +103,7 @@ impl ConnState {
         !self.queue.borrow().is_empty() || ping || self.pong_due.get() || self.bye_due.get()
     }
 
-    /// Whether a `Ping` is to be sent now: one at a time is on its way, so an answer is that of the last one.
+    /// Whether a `Ping` has to be sent now. One at a time is on its way, so an answer belongs to the last one.
     pub(crate) fn take_ping(&self) -> bool {
         if self.pings.open.get() || !self.ping_due.replace(false) {
             return false;
@@ -127,8 +129,8 @@ impl ConnState {
         !self.queue.borrow().is_empty()
     }
 
-    /// Takes what is sent next. A reply frees its slot here and not where it is queued: of a peer that does not read,
-    /// no more replies wait than it has credits.
+    /// Takes the message that is sent next. A reply frees its slot here, not when it is queued. So if a peer does not
+    /// read, no more replies wait than it has credits.
     pub(crate) fn next(&self) -> Option<Outgoing> {
         let next = self.queue.borrow_mut().pop_front();
         match &next {
@@ -140,7 +142,7 @@ impl ConnState {
     }
 }
 
-/// A stranger in the handshake.
+/// A connection in the handshake.
 pub(crate) struct Greeting {
     connections: Rc<Connections>,
     number: u64,
@@ -154,25 +156,25 @@ impl Drop for Greeting {
     }
 }
 
-/// The connections of one thread. Several listeners of the thread share it.
+/// The connections of one thread, shared by all its listeners.
 #[derive(Default)]
 pub struct Connections {
     map: RefCell<BTreeMap<ConnId, Rc<ConnState>>>,
     last: Cell<u64>,
-    /// What ends those whose handshake is not done, the oldest first.
+    /// How to end the connections in the handshake, the oldest first.
     greetings: RefCell<VecDeque<(u64, Rc<Cut>)>>,
     /// Memory of payloads on their way.
     pub(crate) budget: Budget,
 }
 
 impl Connections {
-    /// No connections.
+    /// A set without connections.
     pub fn new() -> Rc<Connections> {
         Rc::default()
     }
 
-    /// Answers a request. False if its connection is gone: the reply is dropped, and a resend asks for it.
-    /// A reply that does not fit a message is sent as `Overflow`.
+    /// Answers a request. False if its connection is gone: the reply is dropped, and a resend asks for it. A reply that
+    /// does not fit into a message is sent as `Overflow`.
     pub fn reply(&self, route: ReplyRoute, mut answer: Answer, mut payload: Option<Buf>) -> bool {
         let Some(conn) = self.get(route.conn) else { return false };
         if !conn.window.borrow_mut().handle_reply(route.id) {
@@ -187,7 +189,7 @@ impl Connections {
         true
     }
 
-    /// Sends a message unasked. False if the connection is gone.
+    /// Sends a push. False if the connection is gone.
     pub fn push(&self, conn: ConnId, push: Push) -> bool {
         let Some(conn) = self.get(conn) else { return false };
         if conn.pushes.get() >= PUSHES_MAX {
@@ -207,7 +209,7 @@ impl Connections {
         true
     }
 
-    /// Says `Bye` to every client after the replies that are queued; clients try to reconnect.
+    /// Sends `Bye` to every client after the replies that are queued. Clients then try to reconnect.
     pub fn shutdown(&self) {
         for conn in self.map.borrow().values() {
             conn.bye_due.set(true);
@@ -215,9 +217,9 @@ impl Connections {
         }
     }
 
-    /// Asks the client for a sign of life. Returns when it has answered a `Ping` that was sent after this call; `None`
-    /// if the connection ends before. The stream keeps its order: what the client had sent before it read the `Ping`
-    /// has been handed to the `Handler` by then.
+    /// Sends the client a `Ping`. Returns when the client has answered one that was sent after this call; `None` if the
+    /// connection ends before. The stream keeps its order. So what the client had sent before it read the `Ping` has
+    /// been passed to the `Handler` by then.
     pub async fn probe(&self, conn: ConnId) -> Option<Alive> {
         let conn = self.get(conn)?;
         let wanted = conn.pings.sent.get() + 1;
@@ -228,7 +230,7 @@ impl Connections {
         Some(Alive { has_read_all: conn.pings.behind_all.get() })
     }
 
-    /// Connections that are up.
+    /// Number of connections after their handshake.
     pub fn count(&self) -> usize {
         self.map.borrow().len()
     }
@@ -241,12 +243,12 @@ impl Connections {
         self.count() + self.greeting() < CONNECTIONS_MAX
     }
 
-    /// Connections whose handshake is not done.
+    /// Number of connections in their handshake.
     pub(crate) fn greeting(&self) -> usize {
         self.greetings.borrow().len()
     }
 
-    /// A stranger has come; what ends its handshake, which is over when the returned value is dropped.
+    /// A connection enters the handshake, which is over when the returned value is dropped.
     pub(crate) fn greet(self: &Rc<Self>) -> Greeting {
         let mut greetings = self.greetings.borrow_mut();
         if greetings.len() >= GREETINGS_MAX
@@ -264,7 +266,7 @@ impl Connections {
         ConnId(self.last.get())
     }
 
-    /// The connection that `session` has.
+    /// The connection of `session`.
     pub(crate) fn of_session(&self, session: SessionId) -> Option<Rc<ConnState>> {
         self.map.borrow().values().find(|c| c.session == session).cloned()
     }
@@ -273,7 +275,7 @@ impl Connections {
         self.map.borrow_mut().insert(conn.id, conn);
     }
 
-    /// False if it was taken out before.
+    /// Removes a connection. False if it was removed before.
     pub(crate) fn remove(&self, conn: ConnId) -> bool {
         self.map.borrow_mut().remove(&conn).is_some()
     }

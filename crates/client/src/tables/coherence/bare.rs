@@ -1,32 +1,33 @@
-//! Inodes without extended attributes, while this mount is alone.
+//! `Bare`: inodes that are known to have no extended attributes, in sole mode.
 //!
-//! Programs ask for attributes of every file that they show or copy (`ls -l` for `security.selinux`), and most have
-//! none. In company an inode's token says so (`tokens`); alone nobody but this mount sets attributes, so what an answer
-//! has shown stays true until it does.
+//! Programs ask for attributes of every file that they show or copy (`ls -l` for `security.selinux`), and most files
+//! have none. In shared mode an inode's token says so (`tokens`). In sole mode only this mount sets attributes, so what
+//! an answer has shown stays true until this mount sets one.
 //!
 //! Owns: which inodes were shown to have none, and which calls that set one are under way. Does not own: requests
-//! (`coherence::bare`), the rule (`sharing`).
+//! (`coherence::bare`), the caching mode (`sharing`).
 //!
-//! Invariants: noted is only what was asked for and answered under one alone rule, if no call that sets an attribute
-//! began or ended meanwhile. Such a call is forgotten for before it is sent; if its answer is lost, it may still
-//! happen, and nothing is noted for as long (`OPEN_END_NS`). Bounds: `INODES_MAX` inodes of each of two generations,
-//! about 30 bytes each.
+//! Invariants: an inode is recorded only if request and answer fell into the same time of sole mode, and no call that
+//! sets an attribute began or ended between them. Before such a call is sent, its inode is forgotten. If its answer is
+//! lost, the server may still carry it out, so nothing is recorded for `OPEN_END_NS`.
+//!
+//! Bound: `INODES_MAX` inodes in each of two generations, about 30 bytes each.
 
 use amphi_types::Ino;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicU64;
 
-/// Inodes of a generation.
+/// Most inodes of a generation.
 const INODES_MAX: usize = 32_768;
 
 #[derive(Default)]
 pub(crate) struct State {
-    /// The rule under which an inode was shown.
+    /// By inode: the number of the caching mode (`Sharing::rule`) in which it was shown.
     pub(crate) young: BTreeMap<Ino, u64>,
     pub(crate) old: BTreeMap<Ino, u64>,
     pub(crate) under_way: usize,
-    /// Until when a call may still happen whose answer was lost, boot ns.
+    /// Until when the server may still carry out a call whose answer was lost, in boot ns.
     pub(crate) unsure_until_ns: u64,
 }
 
@@ -48,10 +49,10 @@ impl State {
     }
 }
 
-/// What is known.
+/// The record of a mount.
 #[derive(Default)]
 pub(crate) struct Bare {
     pub(crate) state: Mutex<State>,
-    /// Calls that set an attribute which began or ended.
+    /// Number of calls that set an attribute and have begun or ended.
     pub(crate) events: AtomicU64,
 }

@@ -1,21 +1,27 @@
-//! Attributes of directories, while this mount is alone.
+//! `Directories`: attributes of directories, in sole mode.
 //!
-//! The kernel forgets what it knows of a directory with each name that is made or removed there, and with each listing,
-//! and asks again. The answer to the change brings the attributes, so does the look-up or the listing before: that
-//! question needs no message. In company they come with a token and are cached under it (`tokens`); here is what is
-//! kept alone.
+//! The kernel forgets the attributes of a directory with each name that is made or removed there, and with each
+//! listing, and asks again. The answer to the change has brought the new attributes, or the lookup or listing before
+//! has. So the kernel's question needs no message. In shared mode the attributes come with a token and are cached under
+//! it (`tokens`); this table is for sole mode.
 //!
 //! Owns: what was shown or what the last change brought, and which changes are under way. Does not own: requests
-//! (`coherence::directories`), the rule (`sharing`).
+//! (`coherence::directories`), the caching mode (`sharing`).
 //!
-//! Invariants: alone, nothing but requests of this mount changes a directory, so what was right after the last change
-//! stays right until the next one. Kept is only what was asked for and answered under one alone rule, what was shown
-//! only if no change of any directory began or ended meanwhile, and nothing is shown while a change of that directory
-//! is under way: somebody may have seen it already. Of changes that overlap the one with the highest place in the
-//! target's log was the last; if one of them brought nothing, nothing is kept. A rename touches inodes that it does not
-//! name: it keeps everything from being shown, and forgets all. So does the removal of a directory until its answer
-//! names it. A change whose answer was lost may still happen: nothing is kept for a while. Numbers: 4,096 directories,
-//! about 200 bytes each.
+//! Invariants: in sole mode only this mount changes a directory, so what is right after its last change stays right
+//! until its next one.
+//!
+//! * Attributes are kept only if request and answer fell into the same time of sole mode. Those of a lookup or listing
+//!   are kept only if no change of any directory began or ended between the two.
+//! * Nothing is shown while a change of that directory is under way, because a program may have seen the effect of the
+//!   change already.
+//! * Of overlapping changes the one with the highest place in the target's log was the last. If one of them brought no
+//!   attributes, nothing is kept.
+//! * A rename touches inodes that it does not name. While it is under way nothing is shown, and all is forgotten. The
+//!   same holds for the removal of a directory until the answer names it.
+//! * A change whose answer was lost may still be carried out, so nothing is kept for a while.
+//!
+//! Bound: 4,096 directories, about 200 bytes each.
 
 use amphi_types::{Attr, Ino};
 use parking_lot::{Mutex, MutexGuard};
@@ -23,17 +29,17 @@ use std::collections::BTreeMap;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-/// Directories known; beyond, all are forgotten.
+/// Most directories that are recorded; when there are more, all are forgotten.
 const DIRECTORIES_MAX: usize = 4096;
 
 #[derive(Default)]
 struct Entry {
     under_way: usize,
-    /// One of the changes under way brought nothing, or came between.
+    /// One of the changes under way brought no attributes, or was crossed by another event.
     spoiled: bool,
-    /// What the last one of them in the log brought, with its place there.
+    /// The attributes that the latest of them brought, with its place in the target's log.
     last: Option<(u64, Attr)>,
-    /// The rule under which all of them were asked for.
+    /// The number of the caching mode in which all of them were sent.
     rule: u64,
 }
 
@@ -42,11 +48,11 @@ pub(crate) struct State {
     entries: BTreeMap<Ino, Entry>,
     /// Changes under way that may touch any directory.
     wide: usize,
-    /// Removals under way, of directories that nobody has named yet.
+    /// Removals under way, of directories that no answer has named yet.
     removals: usize,
-    /// Changes that began or ended, and times that all was forgotten.
+    /// Number of changes that began or ended, and of times that all was forgotten.
     pub(crate) events: u64,
-    /// When changes of which nobody knows whether they will happen count as ended, boot ns.
+    /// When changes whose fate is unknown count as ended, in boot ns.
     pub(crate) unsure_until_ns: u64,
 }
 
@@ -59,7 +65,7 @@ impl State {
         });
     }
 
-    /// Whatever was known of a directory does not count: it was removed.
+    /// Forgets a directory because it was removed.
     pub(crate) fn forget(&mut self, ino: Ino) {
         self.events += 1;
         if let Some(entry) = self.entries.get_mut(&ino) {
@@ -101,7 +107,7 @@ impl State {
         self.begin(dir);
     }
 
-    /// The removal of a directory from `dir` has ended: of `removed`, if the answer says so.
+    /// A removal of a directory from `dir` has ended. `removed` is that directory, if the answer names it.
     pub(crate) fn ended_removal(&mut self, dir: Ino, rule: u64, after: Option<(u64, Attr)>, removed: Option<Ino>) {
         self.removals -= 1;
         match removed {
@@ -111,7 +117,7 @@ impl State {
         self.ended(dir, rule, after);
     }
 
-    /// An answer shows a directory, to a question that was asked after `events`.
+    /// An answer shows a directory. The request was sent when `State::events` was `events`.
     pub(crate) fn shown(&mut self, ino: Ino, rule: u64, events: u64, attr: Attr) {
         let busy = self.wide + self.removals > 0 || self.entries.get(&ino).is_some_and(|entry| entry.under_way > 0);
         if self.events == events && !busy {
@@ -120,7 +126,7 @@ impl State {
         }
     }
 
-    /// The change of one inode has ended and has brought `after`, if that counts.
+    /// The change of one inode has ended. `after`: the attributes that it brought, if they may be used.
     pub(crate) fn ended(&mut self, ino: Ino, rule: u64, after: Option<(u64, Attr)>) {
         self.events += 1;
         let Some(entry) = self.entries.get_mut(&ino) else { return };
@@ -141,15 +147,15 @@ impl State {
     }
 }
 
-/// What is known of directories.
+/// The record of directories.
 #[derive(Default)]
 pub(crate) struct Directories {
     pub(crate) state: Mutex<State>,
-    /// `State::events` again, for who looks with each request.
+    /// A copy of `State::events`, for each request to look at without the lock.
     pub(crate) events: AtomicU64,
 }
 
-/// The state, by whom it is changed.
+/// The state, while it is being changed.
 pub(crate) struct Changed<'a> {
     state: MutexGuard<'a, State>,
     events: &'a AtomicU64,

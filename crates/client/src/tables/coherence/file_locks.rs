@@ -1,8 +1,8 @@
-//! `FileLockTable`: what this mount's owners hold of locks of applications (`flock`, `fcntl`), and whose turn it is.
+//! `FileLockTable`: which file locks (`flock`, `fcntl`) this mount's owners hold, and whose turn it is.
 //!
-//! Owns: the table, the turns of requests, requests that wait for news. Does not own: requests, closes and
-//! interruptions (`coherence::file_locks`, which says what holds for all of it), the rules (`dlm::FileLocks`, on the
-//! server).
+//! Owns: the table, the turns of requests, and requests that wait for news. Does not own: requests, closes and
+//! interruptions (`coherence::file_locks`, whose head has the invariants of all of it), the rules (`dlm::FileLocks`, on
+//! the server).
 //!
 //! Invariant: one request at a time is under way for an owner and a file ([`Turn`]), so the table changes in the order
 //! of the server.
@@ -29,17 +29,17 @@ use std::task::Poll;
 /// An owner on a file.
 pub(crate) type Key = (Ino, FileLockOwner);
 
-/// What is known of an owner on a file.
+/// The state of an owner on a file.
 #[derive(Default)]
 pub(crate) struct OwnerState {
     pub(crate) held: Pieces,
     /// A request is under way.
     pub(crate) busy: bool,
-    /// Who comes next.
+    /// The requests that come next.
     queue: VecDeque<oneshot::Sender<Turn>>,
-    /// A request failed without an answer, so the server may hold more for the owner than the table says.
+    /// A request failed without an answer, so the server may hold more for the owner than this table.
     pub(crate) unsure: bool,
-    /// Locks were lost with a restart or with the session, and the owner was not told.
+    /// Locks were lost with a restart or with the session, and no call of the owner has failed for that yet.
     pub(crate) lost: bool,
 }
 
@@ -49,7 +49,7 @@ impl OwnerState {
     }
 }
 
-/// A request that may be told to ask again.
+/// A waiting request, which is woken to be sent again.
 #[derive(Default)]
 pub(crate) struct Asking {
     news: AtomicBool,
@@ -63,23 +63,23 @@ pub(crate) struct State {
     pub(crate) asking: BTreeMap<u64, Arc<Asking>>,
 }
 
-/// Locks of applications of this mount.
+/// The file locks of this mount.
 #[derive(Default)]
 pub(crate) struct FileLockTable {
     pub(crate) state: Mutex<State>,
-    /// Entries of `owners`, to answer without the lock that there are none.
+    /// Number of entries in `owners`, to see without the lock that there are none.
     known: AtomicUsize,
-    /// Tells of closes under way.
+    /// The front end, which reports closes under way.
     pub(crate) closes: Mutex<Option<Arc<dyn Closes>>>,
-    /// Questions of servers that wait for such.
+    /// Number of servers' questions that wait for closes.
     pub(crate) questions: AtomicUsize,
-    /// Servers to which the connection is down.
+    /// Number of servers without a connection.
     pub(crate) down: AtomicUsize,
     pub(crate) went_down: Signal,
 }
 
 impl FileLockTable {
-    /// The server has news of a request.
+    /// The server has news of a waiting request.
     pub(crate) fn news(&self, number: u64) {
         let asking = self.state.lock().asking.get(&number).cloned();
         if let Some(asking) = asking {
@@ -87,7 +87,8 @@ impl FileLockTable {
         }
     }
 
-    /// The connection to a server went up or down. News may have been lost with the last one, so everybody asks again.
+    /// A connection to a server was made or lost. News may have been lost with it, so all waiting requests are sent
+    /// again.
     pub(crate) fn state_changed(&self, was_down: bool, is_down: bool) {
         match (was_down, is_down) {
             (false, true) => drop(self.down.fetch_add(1, SeqCst)),
@@ -106,13 +107,13 @@ impl FileLockTable {
         *self.closes.lock() = closes;
     }
 
-    /// Number of locks held, and of requests that wait or are under way.
+    /// Number of locks that are held, and of requests that wait or are under way.
     pub(crate) fn count(&self) -> (usize, usize) {
         let state = self.state.lock();
         (state.owners.values().map(|o| o.held.len()).sum(), state.asking.len())
     }
 
-    /// What would be presented to a restarted server.
+    /// The locks that would be presented to a restarted server.
     #[cfg(test)]
     pub(crate) fn specs(&self) -> Vec<FileLockSpec> {
         let state = self.state.lock();
@@ -130,7 +131,7 @@ impl FileLockTable {
         result
     }
 
-    /// Whether the server may hold something for the owner, now or when what is under way is done.
+    /// Whether the server may hold something for the owner, now or after the request under way.
     pub(crate) fn is_known(&self, key: &Key) -> bool {
         self.known.load(SeqCst) > 0 && self.state.lock().owners.contains_key(key)
     }
@@ -158,7 +159,7 @@ impl Asking {
     }
 }
 
-/// A number under which the server tells of a request.
+/// The number by which the server refers to a waiting request.
 pub(crate) struct Number {
     table: Arc<FileLockTable>,
     pub(crate) number: u64,
@@ -222,7 +223,7 @@ impl Drop for Turn {
             next
         });
         if let Some(next) = next {
-            // One that has gone passes it on by dropping it.
+            // If the receiver has gone, the turn is dropped there, which passes it on.
             let _ = next.send(Turn { table: self.table.clone(), key: self.key });
         }
     }

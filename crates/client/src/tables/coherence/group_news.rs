@@ -1,11 +1,12 @@
-//! News for those who wait for a group lock.
+//! News for requests that wait for a group lock.
 //!
-//! Owns: the count of such news, and who waits for the next one. Does not own: group locks (`locks::group_lock`).
+//! Owns: the count of such news, and the tasks that wait for the next one. Does not own: group locks
+//! (`locks::group_lock`).
 
 use crate::inode::Signal;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
-/// News for those who wait for a group lock: a push, or the passing of time, as pushes may be lost.
+/// News for requests that wait for a group lock. A news is a push, or the passing of time, because pushes may be lost.
 #[derive(Default)]
 pub(crate) struct GroupNews {
     pub(crate) count: AtomicU64,

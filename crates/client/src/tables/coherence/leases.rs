@@ -1,12 +1,13 @@
-//! `Leases`: how lately each server was heard, and so whether what it let this mount cache may be used.
+//! `Leases`: when each server was last heard, and so whether what it granted may be used.
 //!
-//! Owns: the time of the last message of each server. Does not own: what is cached, connections, asking a
-//! server that was silent (`coherence::lease`).
+//! Owns: the time of the last message of each server. Does not own: what is cached, connections, asking a server that
+//! was silent (`coherence::lease`).
 //!
-//! A server evicts a mount that is silent for 30 s; a mount that has heard nothing of a server for `LEASE_NS` uses
-//! nothing that lies under that server's locks and tokens until an answer to a question of its own has come. So it has
-//! stopped before others are let on. What other servers granted goes on. As long as all are in touch, one number says
-//! so.
+//! A server evicts a mount that is silent for 30 s. A mount that has heard nothing of a server for `LEASE_NS` uses
+//! nothing that is cached under that server's locks and tokens, until a question of its own is answered. So it has
+//! stopped before others go on. What other servers granted stays usable.
+//!
+//! The number behind `all_until_ns`: while all servers are heard, one comparison decides for all of them.
 
 use crate::inode::Inode;
 use amphi_types::{ByteRange, TargetId};
@@ -15,14 +16,15 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// Silence of a server after which nothing cached is used: four of its pings.
+/// Silence of a server after which nothing cached is used, in nanoseconds: four of its pings.
 pub(crate) const LEASE_NS: u64 = 20_000_000_000;
-/// Messages that come sooner after another one are not noted.
+/// A message that follows another one sooner than this is not noted.
 const COARSE_NS: u64 = 500_000_000;
-/// Pieces of a range that are looked at one by one; beyond, all stripes of the file count.
+/// Most pieces of a range that are checked one by one. For more pieces, all stripes of the file are checked.
 const PIECES_MAX: usize = 4096;
 
-/// When a server was last heard, by the clock that goes on in sleep; 0: never, so it has granted nothing.
+/// When a server was last heard, by the clock that goes on during suspend. 0 means that it was never heard, so it has
+/// granted nothing.
 #[derive(Default)]
 pub(crate) struct Lease {
     heard_ns: AtomicU64,
@@ -45,12 +47,12 @@ impl Lease {
 #[derive(Default)]
 pub(crate) struct Leases {
     by_target: RwLock<Vec<Arc<Lease>>>,
-    /// Until then all of them last.
+    /// Until this moment all leases last.
     pub(crate) all_until_ns: AtomicU64,
 }
 
 impl Leases {
-    /// The server of each target, as a new map says.
+    /// Sets the server of each target, from a new cluster map.
     pub(crate) fn set(&self, by_target: Vec<Arc<Lease>>) {
         *self.by_target.write() = by_target;
         self.look();
@@ -61,7 +63,8 @@ impl Leases {
         self.all_until_ns.store(end, Relaxed);
     }
 
-    /// A message came. After a long silence it may be an old one that waited in a buffer: then only an answer counts.
+    /// A message has arrived. After a long silence it may be an old one that waited in a buffer; then only an answer
+    /// counts.
     pub(crate) fn hear(&self, lease: &Lease, boot_ns: u64) {
         let heard = lease.heard_ns.load(Relaxed);
         if lease.in_touch(boot_ns) && boot_ns >= heard.saturating_add(COARSE_NS) {
@@ -69,7 +72,7 @@ impl Leases {
         }
     }
 
-    /// What the server has said since `boot_ns` has been taken.
+    /// Everything that the server has sent until `boot_ns` was received.
     pub(crate) fn surely_heard(&self, lease: &Lease, boot_ns: u64) {
         lease.heard_ns.fetch_max(boot_ns.max(1), Relaxed);
         self.look();
@@ -94,7 +97,7 @@ impl Leases {
     }
 }
 
-/// Targets of a file's inode and of these bytes.
+/// The targets of a file's inode and of these bytes.
 pub(crate) fn targets(file: &Inode, range: ByteRange) -> BTreeSet<TargetId> {
     let layout = file.layout();
     let mut targets = BTreeSet::from([file.ino.target()]);

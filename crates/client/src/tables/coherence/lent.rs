@@ -1,22 +1,24 @@
-//! What a front end keeps of attributes that this mount has under tokens, and how it is taken back.
+//! `Lent`: which attributes a front end caches under this mount's tokens, and how they are invalidated.
 //!
-//! Owns: which inodes' attributes were lent in company of other mounts, until when, and that they are taken back before
-//! a revocation is answered, before a change of this mount's own is sent, and when tokens are lost. Does not own: the
-//! tokens (`tokens`), what is lent alone (`sharing`), changes that the front end has under way itself (it lends nothing
-//! of these).
+//! Owns: which inodes' attributes got a timeout in shared mode, until when, and that they are invalidated before a
+//! revocation is answered, before this mount's own change is sent, and when tokens are lost. Does not own: the tokens
+//! (`tokens`), timeouts in sole mode (`sharing`), changes that the front end itself has under way (it gives their
+//! inodes no timeout).
 //!
-//! Invariants: what is lent is what a token shows at that moment, and is noted while the token cannot go; so whoever
-//! takes the token finds the note. To take attributes back waits for nothing: the front end forgets, and takes no
-//! answer to a question from before. One exception: an inode that it does not know at all may be just becoming known by
-//! an answer that was given a moment ago, so it is told once more until that can have arrived.
+//! Invariants: attributes get a timeout only if the token shows exactly these at that moment. The record is made while
+//! the token cannot go, so whoever revokes the token finds the record. Invalidating attributes waits for nothing: the
+//! kernel drops them, and takes no answer to a question from before. One exception: an inode that the kernel does not
+//! know may be just becoming known by an answer that was given a moment ago. So the invalidation is repeated until that
+//! answer has arrived.
 //!
-//! What was taken back rests: Linux drops the answers to questions from before that, and a `read` which has asked goes
-//! by the size of before. So nothing is lent, and need not be taken back, until an answer without a life has been given
-//! and has had the time to arrive: from then on all answers that may be dropped say what the front end goes by anyway.
-//! It also spares files that several mounts change by turns a notification for each change.
+//! After an invalidation an inode *rests*. Linux drops the answers to questions from before the invalidation, and a
+//! `read` that has asked goes by the earlier size. So no answer gets a timeout, and no second invalidation is needed,
+//! until an answer without a timeout was given and has had time to arrive. From then on all answers that may be dropped
+//! show what the kernel goes by anyway. Rests also spare a notification for each change of files that several mounts
+//! change in turns.
 //!
-//! Bound: `LENT_MAX` inodes, some 40 bytes each; beyond, nothing is lent until what has ended is forgotten. As many
-//! rest; beyond, the lowest inode does no longer.
+//! Bound: `LENT_MAX` inodes, some 40 bytes each. Beyond that nothing gets a timeout until expired records are removed.
+//! As many inodes rest; beyond that, the one with the lowest number does not rest any longer.
 
 use amphi_types::Ino;
 use parking_lot::Mutex;
@@ -24,17 +26,17 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-/// Most inodes of which attributes are lent.
+/// Most inodes whose attributes have a timeout.
 const LENT_MAX: usize = 131_072;
-/// The front end counts the life from when it has the answer; that may be so much later. The server's own margin is
+/// The kernel counts the timeout from when it has the answer, which may be so much later. The server's own margin is
 /// longer.
 const LATE_NS: u64 = 500_000_000;
-/// An answer has reached the front end after this time.
+/// After this time an answer has reached the kernel.
 const ARRIVED_NS: u64 = 250_000_000;
-/// How often an inode that is not known is looked for meanwhile.
+/// How often an invalidation of an unknown inode is repeated meanwhile.
 pub(crate) const LOOK_NS: u64 = 1_000_000;
 
-/// How often what has ended is forgotten.
+/// How often expired records are removed.
 const SWEEP_NS: u64 = 1_000_000_000;
 
 #[derive(Clone, Copy)]
@@ -43,12 +45,12 @@ struct Loan {
     lent_ns: u64,
 }
 
-/// Attributes that were taken back.
+/// What has happened since an inode's attributes were invalidated.
 #[derive(Clone, Copy)]
 enum Rest {
-    /// No answer has been given since.
+    /// No answer was given.
     Unasked,
-    /// One was given without a life at this moment.
+    /// The first answer, which has no timeout, was given at this moment.
     Answered(u64),
 }
 
@@ -58,17 +60,17 @@ struct Notes {
     rests: BTreeMap<Ino, Rest>,
 }
 
-/// The notes.
+/// The records of a mount.
 #[derive(Default)]
 pub(crate) struct Lent {
     attributes: Mutex<Notes>,
-    /// When what has ended was forgotten last.
+    /// When expired records were removed last.
     swept_ns: AtomicU64,
 }
 
 impl Lent {
-    /// Notes that attributes are lent for what is `left` of their token's life. How long, or nothing. To be called
-    /// while the token cannot go.
+    /// Records that attributes get a timeout, where `left_ns` of their token's life are left. Returns the timeout; zero
+    /// for none. To be called while the token cannot go.
     pub(crate) fn lend(&self, now_ns: u64, ino: Ino, left_ns: u64) -> Duration {
         let life = left_ns.saturating_sub(2 * LATE_NS);
         let Notes { loans, rests } = &mut *self.attributes.lock();
@@ -90,7 +92,7 @@ impl Lent {
         Duration::from_nanos(life)
     }
 
-    /// Forgets what has ended, now and then.
+    /// Removes expired records from time to time.
     pub(crate) fn tick(&self, now_ns: u64) {
         if now_ns < self.swept_ns.load(Relaxed) + SWEEP_NS {
             return;
@@ -99,13 +101,13 @@ impl Lent {
         self.attributes.lock().loans.retain(|_, loan| loan.until_ns > now_ns);
     }
 
-    /// Inodes that are noted, for people.
+    /// Number of recorded inodes, for statistics.
     pub(crate) fn len(&self) -> u64 {
         self.attributes.lock().loans.len() as u64
     }
 
-    /// Takes attributes back: `forget` has the front end forget them, and says whether it knows the inode. Tokens for
-    /// them are not held any more. What is left to look for, every `LOOK_NS`.
+    /// Invalidates attributes whose tokens are not held any more. `forget` makes the front end drop them, and returns
+    /// whether it knows the inode. Returns the inodes for which that has to be repeated every `LOOK_NS`.
     pub(crate) fn take_back(
         &self,
         now_ns: u64,
@@ -117,7 +119,7 @@ impl Lent {
         lent.into_iter().filter(|one| one.is_awaited(now_ns, &forget)).collect()
     }
 
-    /// Inodes that are noted.
+    /// Recorded inodes.
     pub(crate) fn inodes(&self) -> Vec<Ino> {
         self.attributes.lock().loans.keys().copied().collect()
     }
@@ -136,14 +138,15 @@ impl Lent {
     }
 }
 
-/// Attributes that were taken back from a front end which did not know their inode.
+/// Attributes that were invalidated in a front end which did not know their inode.
 pub(crate) struct Unknown {
     ino: Ino,
     lent_ns: u64,
 }
 
 impl Unknown {
-    /// Whether an answer that makes it known may still be on its way; if it is known now, its attributes are dropped.
+    /// Whether an answer that makes the inode known may still be on its way. If the inode is known now, its attributes
+    /// are dropped.
     pub(crate) fn is_awaited(&self, now_ns: u64, forget: impl Fn(Ino) -> bool) -> bool {
         !forget(self.ino) && now_ns < self.lent_ns + ARRIVED_NS
     }

@@ -1,15 +1,16 @@
-//! Names that a front end keeps under this mount's tokens, and how they are taken back.
+//! `LentNames`: which names a front end caches under this mount's tokens, and which of them are being invalidated.
 //!
-//! Owns: which names were lent in company of other mounts, until when, which are being taken back, and which are left
-//! alone for a while because they were taken back a short time ago. Does not own: the tokens (`tokens`), the lending
-//! and the taking back themselves (the front end).
+//! Owns: which names were cached in shared mode, until when, which are being invalidated, and which are not cached for
+//! a while because they were invalidated a short time ago. Does not own: the tokens (`tokens`), caching and
+//! invalidating themselves (the front end).
 //!
-//! Invariants: a name is lent while its token is held, and is noted while that cannot go; so whoever takes the token
-//! finds the note. A note stays until the front end has said that the name is taken back, or its time is over: a second
-//! taker waits for the first one, and meanwhile the name is not lent again.
+//! Invariants: a name is cached only while its token is held, and the record is made while the token cannot go. So
+//! whoever revokes the token finds the record. A record stays until the front end has reported that the name is
+//! invalidated, or its time is over. A second invalidation waits for the first one, and meanwhile the name is not
+//! cached again.
 //!
-//! Bounds: `LENT_MAX` names, about 200 bytes each; beyond, nothing is lent until what has ended is forgotten.
-//! `RESTS_MAX` names that rest; beyond, others do not.
+//! Bounds: `LENT_MAX` names, about 200 bytes each. Beyond that no name is cached until expired records are removed.
+//! `RESTS_MAX` names rest after an invalidation; beyond that, further ones do not.
 
 use crate::api::{LentName, NameShows};
 use amphi_dlm::TokenKey;
@@ -19,46 +20,47 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-/// Most names that are lent.
+/// Most names that are cached.
 const LENT_MAX: usize = 65_536;
-/// The front end counts the life from when it has the answer; that may be so much later, and it looks whether it was.
+/// The kernel counts the timeout from when it has the answer, which may be so much later. The front end checks whether
+/// it was.
 pub(crate) const LATE_NS: u64 = 500_000_000;
-/// Lives below this are not worth the walk.
+/// A timeout below this is not worth the walk of the lookup thread.
 const LIFE_MIN_NS: u64 = 1_000_000_000;
-/// Most names that are remembered because they were taken back.
+/// Most names that are remembered because they were invalidated.
 const RESTS_MAX: usize = 16_384;
-/// A name that is taken back again and again rests for so many times its first rest at most.
+/// The rest of a name that is invalidated again and again grows to at most so many times its first rest.
 const REST_FACTOR_MAX: u32 = 64;
-/// How often what has ended is forgotten.
+/// How often expired records are removed.
 const SWEEP_NS: u64 = 1_000_000_000;
 
-/// Why a name is not lent.
+/// Why a name is not cached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NotLent {
     /// The token is not held, or shows something else.
     NoToken,
-    /// What is left of the token's life is too short.
+    /// Too little is left of the token's life.
     ShortLife,
-    /// It was taken back a short time ago, or is being taken back.
+    /// The name was invalidated a short time ago, or is being invalidated.
     Contended,
-    /// There is no room.
+    /// The table is full.
     Full,
 }
 
 struct Loan {
     lent: LentName,
     until_ns: u64,
-    /// Tells this loan from a later one of the same name.
+    /// Distinguishes this loan from a later one of the same name.
     number: u64,
-    /// It is being taken back.
+    /// The name is being invalidated.
     going: bool,
-    /// Others that wait until it is; they are told when this is dropped.
+    /// Tasks that wait for the end of the invalidation, and are woken when this is dropped.
     waiting: Vec<oneshot::Sender<()>>,
 }
 
 struct Rest {
     until_ns: u64,
-    /// In first rests.
+    /// Length of the rest, in multiples of the first one.
     factor: u32,
 }
 
@@ -70,22 +72,22 @@ struct State {
     swept_ns: u64,
 }
 
-/// A loan that has to be taken back.
+/// A loan that has to be ended, by invalidating its name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Going {
     key: TokenKey,
     number: u64,
     pub(crate) lent: LentName,
-    /// The front end has it no longer than this.
+    /// The front end caches the name no longer than this.
     pub(crate) until_ns: u64,
 }
 
-/// Loans of names that somebody needs back.
+/// Loans of names that have to be invalidated.
 #[derive(Default)]
 pub(crate) struct Takes {
-    /// To be taken back now.
+    /// To be invalidated now.
     pub(crate) names: Vec<Going>,
-    /// Those that are being taken back already: told when they are, without a word.
+    /// Names that are being invalidated already. A receiver is woken, without a value, when its name is invalidated.
     pub(crate) others: Vec<oneshot::Receiver<()>>,
 }
 
@@ -95,17 +97,17 @@ impl Takes {
     }
 }
 
-/// The notes.
+/// The records of a mount.
 #[derive(Default)]
 pub(crate) struct LentNames {
     state: Mutex<State>,
-    /// Loans that are noted.
+    /// Number of recorded loans.
     noted: AtomicUsize,
 }
 
 impl LentNames {
-    /// Notes that a name is lent for what is `left` of its token's life; for how long. To be called while the token
-    /// cannot go.
+    /// Records that a name gets a timeout, where `left_ns` of its token's life are left. Returns the timeout. To be
+    /// called while the token cannot go.
     pub(crate) fn lend(&self, now_ns: u64, key: TokenKey, lent: &LentName, left_ns: u64) -> Result<Duration, NotLent> {
         let life = left_ns.saturating_sub(2 * LATE_NS);
         if life < LIFE_MIN_NS {
@@ -116,7 +118,7 @@ impl LentNames {
             return Err(NotLent::Contended);
         }
         match state.loans.get(&key) {
-            // Another name of the same hash, or one that showed something else and is not over yet.
+            // This is another name with the same hash, or an earlier loan that showed something else and is not over.
             Some(loan) if now_ns < loan.until_ns && (loan.going || loan.lent != *lent) => {
                 return Err(NotLent::Contended);
             }
@@ -133,7 +135,7 @@ impl LentNames {
         Ok(Duration::from_nanos(life))
     }
 
-    /// Whether a name is lent that shows this.
+    /// Whether the name is cached and shows this.
     pub(crate) fn is_lent(&self, now_ns: u64, key: TokenKey, name: &[u8], shows: NameShows) -> bool {
         if !self.is_any_noted() {
             return false;
@@ -144,8 +146,8 @@ impl LentNames {
         })
     }
 
-    /// Names of these keys that have to be taken back now; their tokens are not held any more. Each rests afterwards,
-    /// for `rest_ns` at least.
+    /// The names of these keys that have to be invalidated now; their tokens are not held any more. Each of these names
+    /// is not cached again for `rest_ns` at least.
     pub(crate) fn take(&self, now_ns: u64, keys: &[TokenKey], rest_ns: u64) -> Takes {
         let mut takes = Takes::default();
         if !self.is_any_noted() {
@@ -174,18 +176,18 @@ impl LentNames {
         takes
     }
 
-    /// Whether any name is noted.
+    /// Whether any name is recorded.
     #[inline]
     pub(crate) fn is_any_noted(&self) -> bool {
         self.noted.load(SeqCst) > 0
     }
 
-    /// Whether any name is being taken back.
+    /// Whether any name is being invalidated.
     pub(crate) fn is_any_going(&self) -> bool {
         self.is_any_noted() && self.state.lock().loans.values().any(|loan| loan.going)
     }
 
-    /// The number of the loan with which a front end may have that this name shows nothing.
+    /// The number of the loan under which a front end may cache that this name does not exist.
     pub(crate) fn absent(&self, now_ns: u64, key: TokenKey, name: &[u8]) -> Option<u64> {
         if !self.is_any_noted() {
             return None;
@@ -195,7 +197,7 @@ impl LentNames {
         (loan.lent.shows == NameShows::Nothing).then_some(loan.number)
     }
 
-    /// The front end has shown that it has nothing of a loan any more.
+    /// The front end has shown that nothing of this loan is cached any more.
     pub(crate) fn is_over(&self, key: TokenKey, number: u64) {
         let state = &mut *self.state.lock();
         if state.loans.get(&key).is_some_and(|loan| loan.number == number) {
@@ -204,23 +206,23 @@ impl LentNames {
         self.noted.store(state.loans.len(), SeqCst);
     }
 
-    /// All names whose keys `of` names have to be taken back now.
+    /// All names whose keys satisfy `of`, to be invalidated now.
     pub(crate) fn take_all(&self, now_ns: u64, of: impl Fn(TokenKey) -> bool) -> Takes {
         let keys: Vec<TokenKey> = self.state.lock().loans.keys().copied().filter(|key| of(*key)).collect();
         self.take(now_ns, &keys, 0)
     }
 
-    /// Names that are lent.
+    /// Names that are cached.
     pub(crate) fn all(&self, now_ns: u64) -> Vec<LentName> {
         self.state.lock().loans.values().filter(|loan| now_ns < loan.until_ns).map(|loan| loan.lent.clone()).collect()
     }
 
-    /// They have been taken back.
+    /// These names have been invalidated.
     pub(crate) fn taken(&self, going: &[Going]) {
         going.iter().for_each(|one| self.is_over(one.key, one.number));
     }
 
-    /// Forgets what has ended, now and then.
+    /// Removes expired records from time to time.
     pub(crate) fn tick(&self, now_ns: u64) {
         let mut state = self.state.lock();
         if now_ns >= state.swept_ns + SWEEP_NS {
@@ -231,14 +233,14 @@ impl LentNames {
         }
     }
 
-    /// Names that are noted, for people.
+    /// Number of recorded names, for statistics.
     pub(crate) fn len(&self) -> u64 {
         self.state.lock().loans.len() as u64
     }
 }
 
 impl Rest {
-    /// It ended so long ago that the next one begins anew.
+    /// The rest ended so long ago that the next one has the first length again.
     fn is_forgotten(&self, now_ns: u64) -> bool {
         const FORGOTTEN_NS: u64 = 120_000_000_000;
         now_ns >= self.until_ns.saturating_add(FORGOTTEN_NS)

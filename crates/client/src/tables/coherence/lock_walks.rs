@@ -1,25 +1,25 @@
-//! `Walks`: other mounts that take locks of this one, one after the other.
+//! `Walks`: recognises other mounts that call this mount's locks back one file after the other.
 //!
-//! Owns: recognising them by what is asked back, and how many locks should go with the next one. Does not own: which
-//! these are (`locks::neighbours`).
+//! Owns: recognising them by the callbacks, and how many further locks should be returned with the next one. Does not
+//! own: which locks these are (`locks::neighbours`).
 //!
-//! Bounds: `WALKS` neighbourhoods of a target at a time, `MOST` locks for a callback.
+//! Bounds: `WALKS` neighbourhoods of a target at a time, and `MOST` locks for a callback.
 
 use amphi_dlm::CANCEL_BATCH;
 use amphi_types::Ino;
 
-/// Inode numbers by which files of one tree are apart at most.
+/// Files belong to one neighbourhood if their inode numbers are at most so far apart.
 pub(crate) const REACH: u64 = 4096;
-/// Callbacks in a neighbourhood before anything goes unasked, and for how long they count, ns.
+/// Callbacks in a neighbourhood before further locks are returned, and for how long they count, ns.
 const SURE: u32 = 2;
 const LULL_NS: u64 = 5_000_000_000;
-/// Locks that go with a callback, at first and at most.
+/// Number of further locks that are returned with a callback, at first and at most.
 const FIRST: usize = 32;
 const MOST: usize = CANCEL_BATCH;
-/// Neighbourhoods told apart.
+/// Most neighbourhoods that are distinguished.
 const WALKS: usize = 4;
 
-/// Somebody who takes locks one after the other.
+/// Another mount that calls locks of a neighbourhood back.
 struct Walk {
     last: Ino,
     /// Callbacks before the last one.
@@ -28,12 +28,12 @@ struct Walk {
     at_ns: u64,
 }
 
-/// Those who take locks of one target.
+/// The walks over locks of one target.
 #[derive(Default)]
 pub(crate) struct Walks(Vec<Walk>);
 
 impl Walks {
-    /// A lock of this file was asked back. How many around it should go, too.
+    /// A lock of this file was called back. Returns how many locks of nearby files should be returned too.
     pub(crate) fn asked(&mut self, now_ns: u64, ino: Ino) -> usize {
         self.0.retain(|walk| now_ns.saturating_sub(walk.at_ns) < LULL_NS);
         let near = |walk: &&mut Walk| walk.last.0.abs_diff(ino.0) <= REACH;

@@ -1,7 +1,7 @@
-//! `Locks`: the locks of the cluster that this mount holds.
+//! `Locks`: the extent locks that this mount holds.
 //!
-//! Owns: one lock cache per target (`dlm::LockCache`), locks that were asked back or are being given back, names that
-//! restarted servers gave to locks. Does not own: asking for locks and giving them back (`locks`), the rules (`dlm`).
+//! Owns: one lock cache for each target (`dlm::LockCache`), locks that were called back or are being returned, and the
+//! ids that restarted servers gave to locks. Does not own: requesting and returning locks (`locks`), the rules (`dlm`).
 
 use super::lock_walks::Walks;
 use crate::inode::{Inode, Signal};
@@ -13,9 +13,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
-/// The limits of today. The default age, 10 minutes, is that of Lustre: hits that pin no lock count by the time that
-/// the file notes of them, so only what nobody uses goes. The bound of `locks.max` keeps what is presented to a
-/// restarted server, 30 bytes a lock, below one message.
+/// The limits that the tunables set now. The default age of 10 minutes is that of Lustre. A hit in the cache pins no
+/// lock, but its time is noted in the file and counts as a use of the lock, so only unused locks are returned by age.
+/// `locks.max` bounds what is presented to a restarted server, at 30 bytes a lock, to one message.
 pub(crate) fn limits_of(tunables: &Tunables) -> CacheLimits {
     CacheLimits {
         max_age_ns: tunables.get(Tunable::LocksMaxAgeS) * 1_000_000_000,
@@ -24,38 +24,39 @@ pub(crate) fn limits_of(tunables: &Tunables) -> CacheLimits {
     }
 }
 
-/// All lock caches.
+/// All lock caches of a mount.
 pub(crate) struct Locks {
     pub(crate) caches: Mutex<BTreeMap<TargetId, LockCache>>,
     pub(crate) limits: Mutex<CacheLimits>,
     pub(crate) answered: Signal,
-    /// Group locks that are being given back, until the server knows.
+    /// Group locks that are being returned, until the server has confirmed it.
     pub(crate) leaving: Mutex<BTreeSet<(TargetId, LockId)>>,
     /// Lock-aheads that were not answered yet.
     pub(crate) ahead: AtomicU64,
     pub(crate) names: Mutex<Names>,
-    /// When servers were told last which locks they have to wait for.
+    /// When servers were last sent `LockKept` for locks that they wait for.
     pub(crate) said_kept_ns: AtomicU64,
-    /// Locks that were asked back, by the ids of their targets, and when; until the answer is sent.
+    /// Locks that were called back, by target and the target's id, with the time of the callback. An entry stays until
+    /// the answer is sent.
     pub(crate) asked_back: Mutex<BTreeMap<(TargetId, u64), u64>>,
-    /// Files of locks that are about to be returned, of which a front end may have pages, and the numbers by which
-    /// these locks go (`Taking::going`).
+    /// Files of locks that are about to be returned and of which a front end may have pages, with the numbers by which
+    /// these locks are returned (`Taking::going`).
     pub(crate) pages_due: Mutex<Vec<(TargetId, Arc<Inode>, u64)>>,
-    /// Order: before `caches`.
+    /// Files that are being made. Lock order: before `caches`.
     pub(crate) making: Mutex<Making>,
-    /// Who takes locks of a target one after the other. Order: before `caches`.
+    /// Other mounts that call back locks of a target one after the other. Lock order: before `caches`.
     pub(crate) walks: Mutex<BTreeMap<TargetId, Walks>>,
-    /// Glimpses whose replies are on their way. A server asks again with each new connection and from time to time:
-    /// were each question answered, replies would pile up before whatever else it waits for.
+    /// Glimpses whose answers are on their way. A server sends a glimpse again with each new connection and from time
+    /// to time. If each one were answered, the answers would pile up in front of others that the server waits for.
     pub(crate) glimpsed: Mutex<BTreeSet<u64>>,
 }
 
-/// Files that are being made. Their locks come with the answer, and may be asked back before it: another mount has
-/// found the file while its record was on the way to the disk.
+/// Files that are being made. Their locks come with the answer, and may be called back before that: another mount may
+/// have found the file while its record was on the way to the disk.
 #[derive(Default)]
 pub(crate) struct Making {
     pub(crate) under_way: usize,
-    /// Asked back and not known.
+    /// Callbacks for locks that are not known yet.
     pub(crate) early: Vec<(ObjectId, u64)>,
 }
 
@@ -81,19 +82,19 @@ impl Locks {
         f(self.caches.lock().entry(target).or_insert_with(|| LockCache::new(*self.limits.lock())))
     }
 
-    /// The target that gave locks of an object: the file may not be known any more, nor how large the cluster was that
-    /// it was made on.
+    /// The target that granted locks of an object. The file may not be known any more, nor the size that the cluster
+    /// had when the file was made.
     pub(crate) fn target_of(&self, object: ObjectId) -> Option<TargetId> {
         self.caches.lock().iter().find(|(_, cache)| cache.knows(object)).map(|(target, _)| *target)
     }
 
-    /// Group locks are given back or gone.
+    /// These group locks were returned or lost.
     pub(crate) fn left(&self, locks: &[(TargetId, LockId)]) {
         self.leaving.lock().retain(|lock| !locks.contains(lock));
         self.answered.notify();
     }
 
-    /// Locks held, for people.
+    /// Number of locks held, for statistics.
     pub(crate) fn held(&self) -> u64 {
         self.caches.lock().values().map(|c| c.len() as u64).sum()
     }
@@ -109,13 +110,13 @@ impl Locks {
     }
 }
 
-/// Names that a restarted server gave to locks: the lock cache goes on with the names it knows.
+/// Ids that a restarted server gave to locks. The lock cache goes on with the ids that it knows.
 #[derive(Default)]
 pub(crate) struct Names {
     servers: BTreeMap<(TargetId, u64), u64>,
     ours: BTreeMap<(TargetId, u64), u64>,
-    /// Targets that are being told what is held, with the callbacks that came meanwhile: they may overtake the new
-    /// names.
+    /// Targets to which this mount is presenting its locks, with the callbacks that came meanwhile: they may overtake
+    /// the new ids.
     pub(crate) restoring: BTreeMap<TargetId, Vec<(ObjectId, u64)>>,
 }
 
@@ -132,7 +133,7 @@ impl Names {
         self.ours.retain(|(t, _), _| *t != target);
     }
 
-    /// The server's name of a lock that is given back.
+    /// The server's id of a lock that is being returned. The entry is removed.
     pub(crate) fn take(&mut self, target: TargetId, id: LockId) -> u64 {
         match self.servers.remove(&(target, id.0)) {
             Some(new) => {
@@ -143,7 +144,7 @@ impl Names {
         }
     }
 
-    /// The server's name of a lock that is kept.
+    /// The server's id of a lock that is kept.
     pub(crate) fn theirs(&self, target: TargetId, id: LockId) -> u64 {
         self.servers.get(&(target, id.0)).copied().unwrap_or(id.0)
     }

@@ -1,7 +1,7 @@
-//! `Sharing`: which of the two rules for caching is in force, and what was begun under it.
+//! `Sharing`: which caching mode is in force (sole or shared), and what was begun in it.
 //!
-//! Owns: the rule, what keeps a mount alone, whether the session goes on, who caches outside. Does not own: the switch
-//! from one rule to the other (`coherence::sharing`).
+//! Owns: the mode, what holds up the switch to shared mode, whether the session goes on, and the front end that caches
+//! too. Does not own: the switch from one mode to the other (`coherence::sharing`).
 
 use super::leases::Leases;
 use crate::api::KernelPages;
@@ -10,34 +10,34 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
-/// The rule in force and what was begun under it.
+/// The caching mode in force and what was begun in it.
 pub(crate) struct Sharing {
-    /// Grows with each change of rule; odd while alone.
+    /// Number of the caching mode, which grows with each switch and is odd in sole mode.
     pub(crate) rule: AtomicU64,
-    /// The last change the server has told of.
+    /// Number of the last switch in a push of the server.
     pub(crate) change: AtomicU64,
-    /// Nothing begun alone is under way any more: tokens may be used.
+    /// Nothing that was begun in sole mode is under way any more, so tokens may be used.
     pub(crate) settled: AtomicBool,
-    /// Operations and loans begun alone.
+    /// Operations and loans that were begun in sole mode and are under way.
     pub(crate) under_way: AtomicU64,
-    /// Until when a front end may use what it was lent.
+    /// When the last timeout ends that a front end was given in sole mode.
     pub(crate) lent_until_ns: AtomicU64,
-    /// The mount was alone and has not heard the master since, so it acts as if others had come.
+    /// The mount was in sole mode and has not heard the master since, so it acts as in shared mode.
     pub(crate) cautious: AtomicBool,
     /// When each server was last heard.
     pub(crate) leases: Leases,
     /// The session is over.
     pub(crate) lost: AtomicBool,
-    /// Start of the server that the session spoke to last.
+    /// The number of the start (boot) of the master with which the session spoke last.
     pub(crate) boot: AtomicU64,
-    /// Mount sessions that server had seen when this one was started.
+    /// The count of sessions of mounts that the master had admitted when this session began.
     pub(crate) mounts: AtomicU64,
-    /// The session was started anew without anybody else in between.
+    /// The session was started anew, and no other mount came in between.
     pub(crate) undisturbed: AtomicBool,
     pages: Mutex<Option<Arc<dyn KernelPages>>>,
 }
 
-/// The rule before any other: odd, alone.
+/// The number of the first mode: odd, for sole mode.
 const ALONE_FROM_THE_START: u64 = 1;
 
 impl Sharing {
@@ -58,7 +58,7 @@ impl Sharing {
         }
     }
 
-    /// The rule in force; odd while alone.
+    /// The number of the mode in force; odd in sole mode.
     #[inline]
     pub(crate) fn rule(&self) -> u64 {
         self.rule.load(Relaxed)
@@ -69,12 +69,12 @@ impl Sharing {
         self.rule() & 1 == 1
     }
 
-    /// Whether there has been no other mount.
+    /// Whether there has never been another mount.
     pub(crate) fn has_always_been_alone(&self) -> bool {
         self.rule() == ALONE_FROM_THE_START
     }
 
-    /// Whether tokens are asked for.
+    /// Whether tokens are requested.
     pub(crate) fn uses_tokens(&self) -> bool {
         !self.is_alone() && self.settled.load(SeqCst)
     }
@@ -91,7 +91,7 @@ impl Sharing {
         self.pages.lock().clone()
     }
 
-    /// Operations that keep the mount alone.
+    /// Number of operations that hold up the switch to shared mode.
     #[cfg(test)]
     pub(crate) fn begun(&self) -> u64 {
         self.under_way.load(SeqCst)
@@ -102,7 +102,7 @@ impl Sharing {
         debug_assert_eq!(rule & 1 == 1, alone);
     }
 
-    /// What a call answers once the session is over.
+    /// The error of calls after the end of the session.
     pub(crate) fn check(&self) -> Result<()> {
         if self.is_lost() { Err(Errno::Io) } else { Ok(()) }
     }

@@ -1,7 +1,7 @@
 //! `Tokens`: names and attributes that this mount caches under tokens of the servers (docs/locking/tokens.md).
 //!
-//! Owns: one cache for all targets, since the answer to a look-up may bring grants of two; changes whose answers were
-//! lost; revocations that are being answered; what was lent on. Does not own: requests and answers
+//! Owns: one cache for all targets, since the answer to a lookup may bring grants of two; changes whose answers were
+//! lost; revocations that are being answered; what a front end caches under tokens. Does not own: requests and answers
 //! (`coherence::tokens`), the rules (`dlm`), when tokens are used at all (`sharing`).
 
 use super::lent::Lent;
@@ -12,14 +12,14 @@ use amphi_wire::InodeView;
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeSet;
 
-/// Values cached, about 350 bytes each.
+/// Most cached values, about 350 bytes each.
 const VALUES_MAX: usize = 131_072;
-/// How long a change whose answer was lost with its connection may still happen.
+/// How long a server may still carry out a change whose answer was lost with its connection.
 pub(crate) const OPEN_END_NS: u64 = 180_000_000_000;
 
-/// What a token shows.
+/// The value that is cached under a token.
 pub(crate) enum Value {
-    /// The name, since names may share a key, and its inode.
+    /// A name that exists, since several names may have the same key, and its inode.
     Present(Name, Ino),
     Absent(Name),
     View(Box<InodeView>),
@@ -28,14 +28,14 @@ pub(crate) enum Value {
 /// The cache of a mount.
 pub(crate) struct Tokens {
     pub(crate) cache: RwLock<TokenCache<Value>>,
-    /// Changes of which nobody knows whether they will happen, and when they count as ended.
+    /// Changes whose fate is unknown, and when they count as ended.
     pub(crate) open_ended: Mutex<Vec<(u64, OwnChange)>>,
-    /// Revocations whose answers are on their way. A server sends them again with each new connection: were each one
-    /// answered, answers would pile up before whatever else it waits for.
+    /// Revocations whose answers are on their way. A server sends a revocation again with each new connection. If each
+    /// one were answered, the answers would pile up in front of others that the server waits for.
     pub(crate) answering: Mutex<BTreeSet<(TargetId, u64)>>,
-    /// What a front end keeps of attributes.
+    /// Attributes that a front end caches.
     pub(crate) lent: Lent,
-    /// What a front end keeps of names.
+    /// Names that a front end caches.
     pub(crate) names: LentNames,
 }
 
@@ -51,7 +51,7 @@ impl Tokens {
         }
     }
 
-    /// Values cached, for people.
+    /// Number of cached values, for statistics.
     pub(crate) fn len(&self) -> u64 {
         self.cache.read().len() as u64
     }

@@ -1,24 +1,27 @@
-//! Path walks that the kernel repeats because an inode was removed while it walked.
+//! `Walks`: path walks that the kernel repeats because an inode was removed during the walk.
 //!
-//! The kernel looks a name up and then sends the operation with the inode that it was shown. Somebody may have renamed
-//! another file over that name in between, and the inode is gone: a local file system keeps it for the walker, whom the
-//! server does not know. The operation is answered with ESTALE. Linux then walks the path once more and asks for each
-//! name anew (`LOOKUP_REVAL`), but only once, so a second replacement at the wrong moment would reach the program. In
-//! this second walk the inode of each name that is looked up is therefore held open at its server until the operation
-//! has come: whatever becomes of the name, the inode lives.
+//! The kernel looks a name up, and then sends the operation with the inode that it was shown. Another program may have
+//! renamed a file over that name in between, so the inode is gone. A local file system would keep it for the walking
+//! thread, but the server does not know that thread, and answers ESTALE. Linux then walks the path once more and asks
+//! for each name anew (`LOOKUP_REVAL`), but only once. A second replacement at the wrong moment would reach the
+//! program. So in this second walk, each inode that is looked up is opened at its server and held until the operation
+//! has come. Whatever becomes of the name, the inode lives.
 //!
-//! Owns: which threads walk again, and what is held for each. Does not own: who tells that a walk failed (the front
-//! end, which knows its threads), the look-ups (`ops::walks`).
+//! Owns: which threads walk again, and which inodes are held for each. Does not own: who reports that a walk failed
+//! (the front end, which knows its threads), the lookups (`ops::walks`).
 //!
-//! No message says when the walk has ended if its operation is the kernel's own, as the open of a pipe is. So a thread
-//! may be taken to repeat a walk that is another call's first one. What must not be told twice in one call is therefore
-//! asked by what the operation is about (`repeats_at`).
+//! If the operation after the walk is the kernel's own, such as the open of a pipe, no message shows that the walk has
+//! ended. So a thread may be taken to repeat a walk when it makes the first walk of another call. An answer that must
+//! not be given twice in one call therefore depends on what the operation is about (`repeats_at`).
 //!
-//! Invariants: in a repeated walk the answer to a look-up of anything but a directory is given after the inode was
-//! opened for nothing (as by `O_PATH`), so the operation that follows finds it. Directories need no hold: nothing can
-//! be in one that was removed, and `removed` knows what it was. Cost: nothing but one look at a counter while no walk
-//! is repeated; two messages for each look-up of a repeated walk. Bounds: `THREADS_MAX` threads, `HOLDS_MAX` inodes
-//! each (a walk needs the last one; link has a second walk behind it), `WALK_NS`.
+//! Invariants: in a repeated walk, a lookup of anything but a directory is answered after the inode was opened (as by
+//! `O_PATH`), so the operation that follows finds it. Directories need no hold, because a removed directory contains no
+//! names, and `removed` knows what it was.
+//!
+//! Cost: one look at a counter while no walk is repeated; two messages for each lookup of a repeated walk.
+//!
+//! Bounds: `THREADS_MAX` threads; `HOLDS_MAX` inodes each (a walk needs the last one, and `link` has a second walk
+//! behind it); `WALK_NS`.
 
 use crate::inode::OpenFile;
 use amphi_types::Ino;
@@ -27,18 +30,19 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 
-/// A walk is taken for ended so long after its last look-up: its operation comes at once unless the thread has to wait
-/// for a processor.
+/// So long after its last lookup a walk counts as ended. Its operation comes at once, unless the thread has to wait for
+/// a processor.
 const WALK_NS: u64 = 5_000_000_000;
-/// Look-ups of one walk that are held: more than the longest path has names.
+/// Most lookups of one walk for which inodes are held: more than the longest path has names.
 const LOOKUPS_MAX: u32 = 4096;
-/// Inodes held for one thread.
+/// Most inodes that are held for one thread.
 const HOLDS_MAX: usize = 8;
-/// Inodes held for all threads that the front end cannot tell apart.
+/// Most inodes that are held for all threads which the front end cannot tell apart.
 const HOLDS_UNKNOWN_MAX: usize = 64;
-/// Threads that walk again at the same time; of more the one that looked up longest ago is passed over.
+/// Most threads that walk again at the same time; when there are more, the one whose last lookup is the oldest is
+/// forgotten.
 const THREADS_MAX: usize = 1024;
-/// An inode that a repeated walk was shown.
+/// An inode that a repeated walk was shown, and that is held open.
 pub(crate) struct Held {
     pub(crate) dir: Ino,
     pub(crate) name: Vec<u8>,
@@ -48,14 +52,14 @@ pub(crate) struct Held {
 
 #[derive(Default)]
 struct Walk {
-    /// The inode or directory of the operation that failed, if it was one that may be told so once only.
+    /// The inode or directory of the operation that failed, if the operation may be answered so only once.
     at: Option<Ino>,
     until_ns: u64,
     lookups: u32,
     held: VecDeque<Held>,
 }
 
-/// Walks that are repeated.
+/// The repeated walks of a mount.
 #[derive(Default)]
 pub(crate) struct Walks {
     count: AtomicUsize,
@@ -63,7 +67,7 @@ pub(crate) struct Walks {
 }
 
 impl Walks {
-    /// Changes the table. What `change` takes out is dropped without the lock, since that closes files.
+    /// Changes the table. What `change` removes is dropped outside the lock, because that closes files.
     fn change<T>(&self, change: impl FnOnce(&mut BTreeMap<u32, Walk>) -> T) -> T {
         let mut by_thread = self.by_thread.lock();
         let out = change(&mut by_thread);
@@ -82,7 +86,8 @@ impl Walks {
         self.count.load(SeqCst) > 0 && self.by_thread.lock().get(&thread).is_some_and(|walk| walk.at == Some(at))
     }
 
-    /// An operation of `thread` was told that its inode has gone: it will walk again. `at`: see `repeats_at`.
+    /// An operation of `thread` was answered that its inode is gone, so the thread will walk again. `at`: see
+    /// `repeats_at`.
     pub(crate) fn failed(&self, thread: u32, at: Option<Ino>, now_ns: u64) {
         let _passed_over = self.change(|all| {
             let oldest = all.iter().min_by_key(|(_, walk)| walk.until_ns).map(|(thread, _)| *thread);
@@ -94,7 +99,7 @@ impl Walks {
         });
     }
 
-    /// The operation of `thread` has found its inode. Threads that cannot be told apart end by time alone.
+    /// The operation of `thread` has found its inode. For threads that cannot be told apart, only time ends a walk.
     #[inline]
     pub(crate) fn ended(&self, thread: u32) {
         if self.count.load(SeqCst) > 0 && thread != 0 {
@@ -102,7 +107,7 @@ impl Walks {
         }
     }
 
-    /// Where a repeated walk of `thread` was last shown `ino`.
+    /// The place (directory and name) at which a repeated walk of `thread` was last shown `ino`.
     pub(crate) fn place(&self, thread: u32, ino: Ino) -> Option<(Ino, Vec<u8>)> {
         let all = self.by_thread.lock();
         let held = all.get(&thread)?.held.iter().rev().find(|held| held.ino == ino)?;
@@ -119,7 +124,7 @@ impl Walks {
         });
     }
 
-    /// Whether a look-up of `thread` is of a repeated walk.
+    /// Whether a lookup by `thread` belongs to a repeated walk.
     pub(crate) fn looks_up(&self, thread: u32) -> bool {
         let mut ended = None;
         let is_one = self.change(|all| {
@@ -146,7 +151,7 @@ impl Walks {
         }
     }
 
-    /// Ends all walks: the client stops.
+    /// Ends all walks, because the client stops.
     pub(crate) fn clear(&self) {
         let _ended = self.change(std::mem::take);
     }

@@ -1,22 +1,22 @@
-//! `JointStreams`: strided streams of several open files that are one sequence together.
+//! `JointStreams`: strided streams of several open files that together read one sequence.
 //!
 //! Owns: recognising them, and the window ahead of all of them. Does not own: the streams of one open file
 //! (`readahead`), fetching, what is cached already.
 //!
-//! Processes that read a shared file in turn have every n-th record each. Seen by itself each is strided, and what is
-//! ahead of it are single records, each in a request of its own: two processes that read records of 47,008 bytes made
-//! 5,590 of them. All processes of a mount together read most of what lies between, so the file is read ahead as if one
-//! of them read all of it, in large pieces.
+//! Processes that read a shared file in turn each read every n-th record. Seen by itself, each of them is a strided
+//! stream, ahead of which single records are fetched, each with a request of its own. Two processes that read records
+//! of 47,008 bytes caused 5,590 such requests. Together the processes of a mount read most of what lies between, so the
+//! file is read ahead as if one process read all of it, in large pieces.
 //!
-//! Streams belong together if they have one stride and one length and are near each other; they are a sequence if they
-//! cover at least half of what lies between two records of one of them. Then at most as much is fetched for nothing as
-//! is used. If much more is (the others have stopped), it takes more reads in a row before anything is fetched again,
-//! twice as many each time.
+//! Streams belong together if they have the same stride and length and are near each other. They form a sequence if
+//! they cover at least half of the bytes between two records of one of them. So at most as much is fetched in vain as
+//! is used. If much more is fetched in vain (because the others have stopped), more reads in a row are required before
+//! anything is fetched again, twice as many each time.
 //!
-//! Near is meant in bytes and not in reads: processes drift apart (two that start 50 ms after each other, or that share
-//! a core and read a hundred cached records in a slice of time), and nothing brings them back together. What is fetched
-//! for the foremost is there when the others come. Until they come to where the sequence began, what lies ahead of them
-//! is that of their own stream.
+//! Near is meant in bytes, not in reads. Processes drift apart: they may start 50 ms after each other, or share a core
+//! and read a hundred cached records in one time slice. Nothing brings processes that have drifted apart back together.
+//! What is fetched for the foremost one is there when the others come. Until they reach the start of the sequence,
+//! their own streams are read ahead.
 
 use crate::policy::readahead::{Limits, Plan};
 use amphi_types::{ByteRange, Ino};
@@ -24,47 +24,48 @@ use parking_lot::Mutex;
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 
-/// Files that are known.
+/// Most files that are tracked.
 const FILES_MAX: usize = 64;
-/// Open files of each that are known.
+/// Most open files of each that are tracked.
 const MEMBERS_MAX: usize = 64;
-/// Streams are near each other within so many strides, or, if that is more and a window may be as large, so many bytes.
+/// Streams are near each other within so many strides, or within so many bytes if that is more and a window may be as
+/// large.
 const NEAR_STRIDES: u64 = 32;
 const NEAR_BYTES: u64 = 32 << 20;
-/// Least reads in a row that are asked for after the sequence was doubted.
+/// Least reads in a row that are required after the sequence was doubted.
 const CAUTION_MIN: u64 = 32;
-/// First window, bytes.
+/// First window, in bytes.
 const WINDOW_MIN: u64 = 1 << 20;
-/// Bytes that may be fetched and not used before the sequence is doubted, as a multiple of what was used, and below
-/// which that is ignored.
+/// How many bytes may be fetched in vain before the sequence is doubted, as a multiple of the bytes that were used;
+/// `WASTE_MIN` bytes are ignored.
 const WASTE_FACTOR: u64 = 4;
 const WASTE_MIN: u64 = 16 << 20;
-/// Most reads in a row that are asked for before anything is fetched again.
+/// Most reads in a row that are required before anything is fetched again.
 const CAUTION_MAX: u64 = 1024;
 
 /// A strided read of an open file.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StridedRead {
-    /// Which open file: a number that no other one has at the same time.
+    /// The open file, by a number that no other one has at the same time.
     pub(crate) open: u64,
     pub(crate) range: ByteRange,
-    /// Distance to the next read.
+    /// Distance to the start of the next read.
     pub(crate) stride: u64,
 }
 
 #[derive(Default)]
 struct Joint {
-    /// The last read of each open file; who read last comes last.
+    /// The last read of each open file, the latest one last.
     members: SmallVec<[StridedRead; 4]>,
-    /// The largest window that was ever allowed: what may lie between members.
+    /// The largest window that was ever allowed: how far apart members may be.
     reach: u64,
     window: u64,
-    /// All of it is fetched from here to there.
+    /// Everything between these two offsets is fetched.
     ahead_from: u64,
     ahead_to: u64,
     planned_bytes: u64,
     used_bytes: u64,
-    /// Reads of the sequence since it was doubted, and how many are asked for.
+    /// Reads of the sequence since it was doubted, and how many are required.
     reads: u64,
     caution: u64,
 }
@@ -72,12 +73,12 @@ struct Joint {
 /// The sequences of a mount's files.
 #[derive(Default)]
 pub(crate) struct JointStreams {
-    /// The file that was read last comes first.
+    /// Files, the one that was read last first.
     files: Mutex<VecDeque<(Ino, Joint)>>,
 }
 
 impl JointStreams {
-    /// Takes note of a read that is strided for sure. If it belongs to a sequence of several open files: what to fetch
+    /// Notes a read that is certainly strided. If it belongs to a sequence of several open files, returns what to fetch
     /// ahead of all of them, instead of what lies ahead of this one. `size` is the length of the file.
     pub(crate) fn on_read(&self, ino: Ino, read: StridedRead, size: u64, limits: Limits) -> Option<Plan> {
         let mut files = self.files.lock();
@@ -107,7 +108,7 @@ impl Joint {
             return None;
         }
         if read.range.end < front && read.range.start < self.ahead_from {
-            // It has not come to where the sequence began.
+            // This stream has not reached the start of the sequence.
             return None;
         }
         let plan = self.ahead(&read, front, size, limits);
@@ -121,7 +122,7 @@ impl Joint {
         Some(plan)
     }
 
-    /// The start of the last and the end of the foremost read of a sequence, if this one is part of it.
+    /// The start of the rearmost and the end of the foremost read of a sequence, if this read is part of one.
     fn ends(&self, read: &StridedRead) -> Option<(u64, u64)> {
         let (stride, len) = (read.stride, read.range.len());
         let reach = self.reach.max(NEAR_STRIDES * stride);
@@ -135,7 +136,7 @@ impl Joint {
             (rear, front) = (rear.min(m.range.start), front.max(m.range.end));
         }
         places.sort_unstable();
-        // Two that read the same records are one.
+        // Streams that read the same records count once.
         places.dedup_by(|b, a| *b - *a < len);
         let covered = places.len() as u64 * len;
         (places.len() > 1 && covered * 2 >= stride).then_some((rear, front))
@@ -147,10 +148,10 @@ impl Joint {
             return plan;
         }
         if self.ahead_to < front || self.ahead_to > front + self.window + NEAR_STRIDES * read.stride {
-            // It begins, it was overtaken, or it has begun anew.
+            // The sequence begins, it has overtaken what was fetched, or it has begun anew.
             (self.ahead_from, self.ahead_to, self.window) = (front, front, 0);
         }
-        // Refill when half of the window is used, so that fetching goes on while the readers read.
+        // Refill when half of the window is used, so that fetching goes on while the programs read.
         if self.ahead_to - front > self.window / 2 {
             return plan;
         }

@@ -1,43 +1,43 @@
-//! `KeptOpens`: opens for reading that nobody uses, kept for the next program that opens the file.
+//! `KeptOpens`: opens for reading that no program uses, kept for the next program that opens the file.
 //!
-//! Owns: who has opened files for reading, the questions under way that do, and the opens that are kept. Does not own:
-//! who may take them over (`prefetch::small_files::kept`, which says what holds for all of it), what changes and
-//! revocations take away (`coherence::opened_ahead`).
+//! Owns: who has opened files for reading, the requests under way that open files, and the opens that are kept. Does
+//! not own: who may take them over (`prefetch::small_files::kept`, whose head has the invariants of all of it), what
+//! changes and revocations end (`coherence::opened_ahead`).
 
 use super::small_files::Opened;
 use amphi_types::{Cred, Ino};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-/// Opens that are kept, and files of which it is known who opened them.
+/// Most opens that are kept, and most files of which the opener is known.
 pub(crate) const KEPT_MAX: usize = 16_384;
 
-/// For whom the server opened a file, under which rule of caching.
+/// The credentials with which the server opened a file, and the caching mode.
 #[derive(Clone)]
 pub(crate) struct Opener {
     pub(crate) cred: Arc<Cred>,
     pub(crate) rule: u64,
 }
 
-/// An open that nobody uses.
+/// An open that no program uses.
 pub(crate) struct Kept {
     pub(crate) opened: Opened,
     pub(crate) opener: Opener,
     pub(crate) until_ns: u64,
 }
 
-/// Questions under way that open one file.
+/// Requests under way that open one file.
 #[derive(Default)]
 struct Asking {
     questions: usize,
-    /// The inode has been changed since the first of them.
+    /// The inode has changed since the first of them was sent.
     spoiled: bool,
 }
 
 #[derive(Default)]
 pub(crate) struct KeptOpens {
     asking: BTreeMap<Ino, Asking>,
-    /// Of files that are open.
+    /// Openers of files that are open.
     openers: BTreeMap<Ino, Opener>,
     kept: BTreeMap<Ino, Kept>,
 }
@@ -47,12 +47,12 @@ impl KeptOpens {
         self.kept.len()
     }
 
-    /// A question that opens a file is about to be sent.
+    /// A request that opens a file is about to be sent.
     pub(crate) fn begin(&mut self, ino: Ino) {
         self.asking.entry(ino).or_default().questions += 1;
     }
 
-    /// It has been answered; whether the inode stayed as it was meanwhile.
+    /// A request that opens a file was answered. Returns whether the inode stayed unchanged meanwhile.
     pub(crate) fn end(&mut self, ino: Ino) -> bool {
         let Some(asking) = self.asking.get_mut(&ino) else { return false };
         let spoiled = asking.spoiled;
@@ -63,19 +63,19 @@ impl KeptOpens {
         !spoiled
     }
 
-    /// The file has been opened for somebody, and nothing has changed since.
+    /// The file was opened for this opener, and nothing has changed since.
     pub(crate) fn note(&mut self, ino: Ino, opener: Opener) {
         if self.openers.len() < KEPT_MAX || self.openers.contains_key(&ino) {
             self.openers.insert(ino, opener);
         }
     }
 
-    /// The file is closed: for whom it was opened, if nothing has changed since.
+    /// The file is closed. Returns its opener if nothing has changed since the open.
     pub(crate) fn closes(&mut self, ino: Ino) -> Option<Opener> {
         self.openers.remove(&ino)
     }
 
-    /// Whether there is room for an open of this file: one is kept of each.
+    /// Whether an open of this file can be kept: one for each file.
     pub(crate) fn has_room(&self, ino: Ino) -> bool {
         self.kept.len() < KEPT_MAX && !self.kept.contains_key(&ino)
     }
@@ -86,17 +86,18 @@ impl KeptOpens {
         debug_assert!(before.is_none(), "one open of a file is kept");
     }
 
-    /// The open that is kept of a file.
+    /// The kept open of a file.
     pub(crate) fn get(&self, ino: Ino) -> Option<&Kept> {
         self.kept.get(&ino)
     }
 
-    /// Somebody takes it over.
+    /// Removes the kept open, because a program takes it over.
     pub(crate) fn take(&mut self, ino: Ino) -> Option<Kept> {
         self.kept.remove(&ino)
     }
 
-    /// The inode is changed: nothing that was opened before counts. What is to be closed, outside the lock.
+    /// The inode is changed, so an earlier open of it is not used any more. Returns the kept open, to be closed outside
+    /// the lock.
     pub(crate) fn spoil(&mut self, ino: Ino) -> Option<Kept> {
         if let Some(asking) = self.asking.get_mut(&ino) {
             asking.spoiled = true;
@@ -105,14 +106,14 @@ impl KeptOpens {
         self.kept.remove(&ino)
     }
 
-    /// Nothing counts any more of the inodes that `of` names. What is to be closed.
+    /// Forgets all about the inodes that satisfy `of`. Returns the kept opens, to be closed.
     pub(crate) fn lose(&mut self, of: impl Fn(Ino) -> bool) -> Vec<Kept> {
         self.asking.iter_mut().filter(|(ino, _)| of(**ino)).for_each(|(_, asking)| asking.spoiled = true);
         self.openers.retain(|ino, _| !of(*ino));
         self.take_out(|ino, _| of(ino))
     }
 
-    /// Takes out what `wanted` says, to be closed.
+    /// Removes the kept opens that satisfy `wanted`, to be closed.
     pub(crate) fn take_out(&mut self, wanted: impl Fn(Ino, &Kept) -> bool) -> Vec<Kept> {
         let inodes: Vec<Ino> =
             self.kept.iter().filter(|(ino, kept)| wanted(**ino, kept)).map(|(ino, _)| *ino).collect();

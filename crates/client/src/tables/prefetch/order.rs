@@ -1,42 +1,46 @@
-//! In which order the files of a directory are opened: a pure state machine from opens to the files that come next.
+//! The order in which the files of a directory are opened: a pure state machine from opens to the files that come next.
 //!
-//! Owns: what is known of a directory's names, recognising readers that follow one of its orders, how far to be ahead
-//! of them, noticing that being ahead is useless. Does not own: fetching, what was fetched already.
+//! Owns: the known names of a directory, recognising readers that follow one of its orders, how far to be ahead of
+//! them, and noticing that prefetching is useless. Does not own: fetching, what was fetched already.
 //!
-//! Programs read a directory in the order of the listing (`tar`, `grep -r`), of the names (`dir/*` in a shell, data
-//! loaders) or, where the files were made in the order in which they are read, of the inodes (numbered names without
-//! leading zeros). All three are followed, each by several readers at once, who may leave out or swap some files: one
-//! that comes [8] places behind the last, or nearer, goes on, as long as half of the files are read. Of several orders
-//! the one counts of which least is left out: files that four programs made at once lie side by side by inode, and
-//! apart by name. Three files so and the next [8] files are fetched, twice as many when half of them have been used, up
-//! to a bound; fewer if a reader takes longer than [4 s] for what was fetched, since what is fetched is not kept for
-//! long. When more was fetched in vain than used, nothing is fetched for the directory for [10 s], twice as long each
-//! time. Bound: `NAMES_MAX` names of a directory, about 250 bytes each; of a longer listing the latest.
+//! Programs read a directory in the order of the listing (`tar`, `grep -r`) or of the names (`dir/*` in a shell, data
+//! loaders). Where the files were made in the order in which they are read (numbered names without leading zeros), it
+//! is the order of the inodes. All three orders are followed, each for several readers at once. A reader may skip or
+//! swap some files: it counts as going on if its next file is at most [8] places away, as long as it reads half of the
+//! files. If a reader seems to follow several orders, the one of which it skips least counts. For example, files that
+//! four programs made at once are neighbours by inode, and apart by name.
+//!
+//! After three files in an order the next [8] files are fetched, and twice as many whenever half of them were used, up
+//! to a bound. If a reader takes longer than [4 s] for what was fetched, fewer are fetched, because they are not kept
+//! for long. When more was fetched in vain than used, nothing is fetched for the directory for [10 s], and twice as
+//! long each time.
+//!
+//! Bound: `NAMES_MAX` names of a directory, about 250 bytes each. Of a longer listing the latest names are kept.
 
 use amphi_types::{Ino, Name};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound::{Excluded, Unbounded};
 
-/// Names kept of a directory.
+/// Most names kept of a directory.
 pub(crate) const NAMES_MAX: usize = 8192;
-/// Readers told apart in each order.
+/// Most readers that are distinguished in each order.
 const STREAMS: usize = 8;
-/// Places that a reader may skip.
+/// How many places a reader may skip.
 const SLACK: usize = 8;
-/// One place, and the most places from one file to the next, on the average, of a reader who is followed: beyond, less
-/// than half of what is fetched would be used.
+/// The unit of `reach` (one place), and the largest average distance from one file to the next at which a reader is
+/// followed. Beyond that, less than half of what is fetched would be used.
 const ONE: usize = 16;
 const REACH_MAX: usize = 2 * ONE;
-/// Steps in an order before anything is fetched.
+/// Number of steps in one order before anything is fetched.
 const SURE: u32 = 2;
-/// Files fetched at first.
+/// Number of files that are fetched at first.
 const WINDOW_MIN: usize = 8;
-/// Opens of unknown files before the names of a directory are asked for, at first and later.
+/// Opens of unknown files before the names of a directory are requested, at first and later.
 const STRANGERS_FIRST: usize = 4;
 const STRANGERS_LATER: usize = 64;
-/// A reader who takes longer than this for half a window gets a smaller one.
+/// A reader that takes longer than this for half a window gets a smaller one.
 const SLOW_NS: u64 = 4_000_000_000;
-/// Files fetched in vain that are ignored.
+/// So many files that were fetched in vain are ignored.
 const WASTE_MIN: u64 = 32;
 /// How long nothing is fetched after it was useless, at first and at most.
 const PAUSE_NS: u64 = 10_000_000_000;
@@ -51,13 +55,13 @@ enum Order {
 
 const ORDERS: [Order; 3] = [Order::Listing, Order::Name, Order::Inode];
 
-/// A reader who follows an order. Places are cookies of the listing.
+/// A reader that follows an order. Places are cookies of the listing.
 #[derive(Debug)]
 struct Stream {
     order: Order,
     last: u64,
     steps: u32,
-    /// Places from one file to the next on the average, in parts of `ONE`.
+    /// Average number of places from one file to the next, in parts of `ONE`.
     reach: usize,
     /// The last place that was fetched, and how many places it is ahead.
     head: u64,
@@ -67,7 +71,7 @@ struct Stream {
     age: u64,
 }
 
-/// Whether being ahead was of use: files that were fetched and used or not since the last pause, and that pause.
+/// Whether prefetching was useful: fetched files that were used or not since the last pause, and that pause.
 #[derive(Debug, Default)]
 struct Benefit {
     used: u64,
@@ -77,7 +81,7 @@ struct Benefit {
 }
 
 impl Benefit {
-    /// A file was fetched in vain. Whether it was one too many: nothing is fetched for a while.
+    /// Notes that a file was fetched in vain. Returns whether nothing is fetched for a while from now on.
     fn note_wasted(&mut self, now_ns: u64) -> bool {
         self.wasted += 1;
         let is_useless = self.wasted > WASTE_MIN + self.used;
@@ -90,7 +94,7 @@ impl Benefit {
     }
 }
 
-/// What is known of a directory and of who reads it.
+/// The known names of a directory, and the programs that read it.
 #[derive(Debug, Default)]
 pub(crate) struct Directory {
     files: BTreeMap<u64, (Name, Ino)>,
@@ -99,23 +103,23 @@ pub(crate) struct Directory {
     streams: Vec<Stream>,
     clock: u64,
     benefit: Benefit,
-    /// Opens of files that are not known to be here, and of known ones, since the names were asked for.
+    /// Opens of files whose names are not known here, and of known ones, since the names were requested.
     strangers: usize,
     familiar: usize,
-    /// Strangers after which they are asked for again; none: they never were.
+    /// Number of unknown files after which the names are requested again. `None`: they never were.
     patience: Option<usize>,
-    /// Bytes of the files that were fetched, on the average.
+    /// Average bytes of the files that were fetched.
     pub(crate) mean_bytes: u64,
-    /// Files that could not be had without waiting: they are asked for once more.
+    /// Files that the server could not return without waiting, and that are requested once more.
     later: BTreeMap<Ino, Name>,
     tried: BTreeSet<Ino>,
-    /// When it was used last, of all directories.
+    /// A counter over all directories, taken when this one was used last.
     pub(crate) touched: u64,
 }
 
 impl Directory {
-    /// Takes a part of the listing: the files among the entries after cookie `from`, up to `to` or, without one, to the
-    /// end.
+    /// Takes a part of the listing: the files among the entries after cookie `from`, up to `to`, or to the end if that
+    /// is `None`.
     pub(crate) fn learn(&mut self, from: u64, to: Option<u64>, files: impl IntoIterator<Item = (u64, Name, Ino)>) {
         let upto = to.unwrap_or(u64::MAX);
         let old: Vec<u64> = self.files.range((Excluded(from), Unbounded)).map(|(c, _)| *c).collect();
@@ -145,18 +149,18 @@ impl Directory {
         }
     }
 
-    /// Names known.
+    /// Number of known names.
     pub(crate) fn len(&self) -> usize {
         self.files.len()
     }
 
-    /// Whether the file is known to be here.
+    /// Whether the file is known to be in this directory.
     pub(crate) fn knows(&self, ino: Ino) -> bool {
         self.by_inode.contains_key(&ino)
     }
 
-    /// A file is opened that is here. Returns whether the names should be asked for: too many were not known. If that
-    /// does not help, it is tried again after twice as many, up to a quarter of the names.
+    /// A file of this directory is opened. Returns whether the names should be requested, because too many files were
+    /// not known. If that does not help, it is tried again after twice as many, up to a quarter of the names.
     pub(crate) fn wants_names(&mut self, ino: Ino) -> bool {
         if self.knows(ino) {
             self.familiar += 1;
@@ -175,26 +179,26 @@ impl Directory {
         true
     }
 
-    /// What was fetched has been used.
+    /// A fetched file was used.
     pub(crate) fn note_used(&mut self) {
         self.benefit.used += 1;
     }
 
-    /// What was fetched has not been used.
+    /// A fetched file was not used.
     pub(crate) fn note_wasted(&mut self, now_ns: u64) {
         if self.benefit.note_wasted(now_ns) {
             self.streams.clear();
         }
     }
 
-    /// How large files are that were fetched.
+    /// Notes how large the fetched files were.
     pub(crate) fn note_sizes(&mut self, files: u64, bytes: u64) {
         if let Some(mean) = bytes.checked_div(files) {
             self.mean_bytes = if self.mean_bytes == 0 { mean } else { (self.mean_bytes * 3 + mean) / 4 };
         }
     }
 
-    /// These could not be had without waiting. With the next open they are asked for again, once.
+    /// The server could not return these files without waiting, so they are requested again with the next open, once.
     pub(crate) fn ask_later(&mut self, files: impl IntoIterator<Item = (Name, Ino)>) {
         for (name, ino) in files {
             if !self.tried.remove(&ino) {
@@ -222,12 +226,12 @@ impl Directory {
         }
     }
 
-    /// A file is opened for reading. Returns the files to fetch, in the order in which they are expected; no reader
-    /// gets more than `window_max` ahead.
+    /// A file is opened for reading. Returns the files to fetch, in the order in which they are expected. No reader
+    /// gets more than `window_max` files ahead.
     pub(crate) fn on_open(&mut self, now_ns: u64, ino: Ino, window_max: usize) -> Vec<(Name, Ino)> {
         let Some(at) = self.by_inode.get(&ino).copied() else { return Vec::new() };
         self.clock += 1;
-        // Of several orders that a reader seems to follow it is the one of which it leaves out least.
+        // Of several orders that a reader seems to follow, the one counts of which it skips least.
         let mut best: Option<(usize, Order)> = None;
         for order in ORDERS {
             if let Some(i) = self.advance(now_ns, order, at) {
@@ -248,7 +252,7 @@ impl Directory {
         self.later.remove(&ino);
         if window_max > 0 {
             let later = std::mem::take(&mut self.later);
-            // Of a second refusal nothing is kept.
+            // A file that is refused a second time is not requested again.
             self.tried = later.keys().copied().collect();
             files.extend(later.into_iter().filter(|(ino, _)| seen.insert(*ino)).map(|(ino, name)| (name, ino)));
         }
@@ -257,10 +261,10 @@ impl Directory {
         files
     }
 
-    /// Moves the reader on who has come to `at` in an order. Returns which one it is, if it is to be followed.
+    /// Moves the reader on that has come to `at` in an order. Returns its index if files should be fetched for it.
     fn advance(&mut self, now_ns: u64, order: Order, at: u64) -> Option<usize> {
         let behind = self.walk(order, at, false, SLACK);
-        // The nearest one: it has the fewest places between.
+        // The nearest reader, with the fewest places in between.
         let place =
             |s: &Stream| if s.last == at { Some(0) } else { behind.iter().position(|c| *c == s.last).map(|p| p + 1) };
         let streams = self.streams.iter().enumerate().filter(|(_, s)| s.order == order);
@@ -275,7 +279,7 @@ impl Directory {
             let s = &self.streams[i];
             return (s.steps >= SURE && s.reach <= REACH_MAX).then_some(i);
         }
-        // One of several who share the files, a little behind the others.
+        // This is one of several readers that share the files, a little behind the others.
         let before = self.walk(order, at, true, SLACK);
         if self.streams.iter().any(|s| s.order == order && before.contains(&s.last)) {
             return None;

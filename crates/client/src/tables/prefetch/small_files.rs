@@ -1,8 +1,9 @@
-//! `SmallFilePrefetch`: small files of a directory, opened or under way ahead of a program.
+//! `SmallFilePrefetch`: small files of a directory that were opened ahead of a program, or are being opened.
 //!
-//! Owns: which files have been opened ahead, for whom, and until when; the questions under way, and what the mount has
-//! changed since they were asked; names of directories (`order`). Does not own: messages (`prefetch::small_files`,
-//! which says what holds for all of it), what changes and revocations take away (`coherence::opened_ahead`).
+//! Owns: which files have been opened ahead, for which caller, and until when; the requests under way, and what this
+//! mount has changed since they were sent; names of directories (`order`). Does not own: messages
+//! (`prefetch::small_files`, whose head has the invariants of all of it), what changes and revocations end
+//! (`coherence::opened_ahead`).
 
 use super::kept_opens::{Kept, KeptOpens};
 use super::order::{self, Directory};
@@ -15,21 +16,21 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 
-/// Files opened ahead.
+/// Most files that are open ahead.
 pub(crate) const READY_MAX: usize = 1024;
-/// Files to be ahead of a reader at most.
+/// Most files ahead of one reader.
 const FILES_AHEAD_MAX: u64 = 256;
-/// Questions under way.
+/// Most requests under way.
 const UNDER_WAY_MAX: usize = 4;
-/// How long a file stays open ahead: less than a token lives.
+/// How long a file stays open ahead: less than the life of a token.
 pub(crate) const KEPT_NS: u64 = 20_000_000_000;
-/// Directories of which names are kept.
+/// Most directories whose names are kept.
 const DIRECTORIES_MAX: usize = 16;
-/// Names kept of all of them.
+/// Most names kept of all of them.
 const NAMES_TOTAL_MAX: usize = 4 * order::NAMES_MAX;
-/// Files of which the directory is remembered since they were looked up.
+/// Most files whose directory is remembered since they were looked up.
 const HOMES_MAX: usize = 8192;
-/// How files are opened ahead.
+/// The access with which files are opened ahead.
 pub(crate) const READ: Access = Access { read: true, write: false };
 
 /// What a change concerns.
@@ -39,25 +40,25 @@ pub(crate) enum Key {
     Inode(Ino),
 }
 
-/// An open that the server counts and nobody has taken over yet; dropped, it is closed.
+/// An open that the server counts and that no program has taken over yet. Dropping it closes it.
 pub(crate) struct Opened {
     closer: Weak<dyn Closer>,
     file: Option<Arc<Inode>>,
 }
 
 impl Opened {
-    /// Of `file`, which was opened for reading.
+    /// An open of `file` for reading.
     pub(crate) fn new(closer: Weak<dyn Closer>, file: Arc<Inode>) -> Opened {
         file.life.idle_opens.fetch_add(1, SeqCst);
         Opened { closer, file: Some(file) }
     }
 
-    /// The file, until it is taken over.
+    /// The file, until the open is taken over.
     pub(crate) fn file(&self) -> Option<&Arc<Inode>> {
         self.file.as_ref()
     }
 
-    /// Somebody takes the open over.
+    /// Removes the open, because a program takes it over.
     pub(crate) fn take(&mut self) -> Option<Arc<Inode>> {
         let file = self.file.take()?;
         file.life.idle_opens.fetch_sub(1, SeqCst);
@@ -73,39 +74,39 @@ impl Drop for Opened {
     }
 }
 
-/// A file opened ahead.
+/// A file that was opened ahead.
 pub(crate) struct Ready {
     pub(crate) opened: Opened,
     pub(crate) dir: Ino,
     pub(crate) name: Name,
     pub(crate) cred: Arc<Cred>,
-    /// The rule of caching under which it was asked for.
+    /// The caching mode in which it was requested.
     pub(crate) rule: u64,
     pub(crate) until_ns: u64,
-    /// Bytes that came with it.
+    /// Number of bytes that came with it.
     pub(crate) bytes: u64,
-    /// It has no other name.
+    /// The file has no other name.
     pub(crate) alone_in_name: bool,
 }
 
-/// A question under way.
+/// A request under way.
 pub(crate) struct UnderWay {
     pub(crate) dir: Ino,
     pub(crate) files: BTreeMap<Ino, Name>,
     pub(crate) names: BTreeSet<Name>,
-    /// What has been changed or revoked since it was asked.
+    /// What has been changed or revoked since it was sent.
     pub(crate) spoiled: BTreeSet<Key>,
-    /// Nothing of its answer counts but locks.
+    /// Of the answer to this request, only the locks are used.
     pub(crate) void: bool,
 }
 
-/// What does not count any more, to be closed outside the lock.
+/// What is not used any more, to be closed outside the lock.
 pub(crate) type Spoilt = (Option<Ready>, Option<Kept>);
 
 #[derive(Default)]
 pub(crate) struct State {
     pub(crate) directories: BTreeMap<Ino, Directory>,
-    /// Files looked up of late, and their directories.
+    /// Files that were looked up lately, with their directories.
     homes: BTreeMap<Ino, Ino>,
     homes_order: VecDeque<Ino>,
     pub(crate) ready: BTreeMap<Ino, Ready>,
@@ -113,18 +114,19 @@ pub(crate) struct State {
     pub(crate) ready_bytes: u64,
     pub(crate) under_way: BTreeMap<u64, UnderWay>,
     pub(crate) kept: KeptOpens,
-    /// Changes of this mount under way.
+    /// Changes of this mount that are under way.
     pub(crate) changing: Vec<Key>,
     pub(crate) off_until_ns: u64,
     pub(crate) clock: u64,
 }
 
-/// What a mount has fetched ahead.
+/// The small files that a mount has fetched ahead.
 #[derive(Default)]
 pub(crate) struct SmallFilePrefetch {
     pub(crate) state: Mutex<State>,
     pub(crate) answered: Signal,
-    /// Files opened ahead, questions under way and opens kept, to look at before the lock is taken.
+    /// Number of files that are open ahead, requests under way and kept opens, to see without the lock that there are
+    /// none.
     pub(crate) busy: AtomicU64,
 }
 
@@ -138,7 +140,7 @@ impl State {
         Some(ready)
     }
 
-    /// Takes out what `wanted` says.
+    /// Removes the files that satisfy `wanted`.
     pub(crate) fn take_all(&mut self, wanted: impl Fn(Ino, &Ready) -> bool) -> Vec<Ready> {
         let inodes: Vec<Ino> = self.ready.iter().filter(|(ino, r)| wanted(**ino, r)).map(|(ino, _)| *ino).collect();
         inodes.into_iter().filter_map(|ino| self.take_out(ino)).collect()
@@ -149,7 +151,7 @@ impl State {
         listed.or_else(|| self.homes.get(&ino).copied())
     }
 
-    /// The table of a directory, which takes the place of those unused for longest.
+    /// The table of a directory. If it is new, it replaces those that were unused for longest.
     pub(crate) fn directory(&mut self, dir: Ino) -> &mut Directory {
         self.clock += 1;
         while self.directories.len() > DIRECTORIES_MAX
@@ -187,8 +189,8 @@ impl State {
         self.under_way.values().any(|u| u.dir == dir && u.names.contains(name))
     }
 
-    /// How far to be ahead of a reader now, with a cache of `cache_bytes`; 0: nothing may be fetched. `short`: memory
-    /// is.
+    /// How many files to be ahead of a reader now, with a cache of `cache_bytes`; 0: nothing may be fetched. `short`:
+    /// memory is short.
     pub(crate) fn window(&self, boot_ns: u64, short: bool, cache_bytes: u64, mean_bytes: u64) -> usize {
         let off = self.off_until_ns > boot_ns || short;
         let full = self.ready_bytes > cache_bytes / 8
@@ -201,7 +203,7 @@ impl State {
         FILES_AHEAD_MAX.min(fit.max(1)) as usize
     }
 
-    /// Whether what a question under way says of a file counts no more.
+    /// Whether what the answer to a request under way says of a file must not be used any more.
     pub(crate) fn is_spoiled(&self, batch: u64, dir: Ino, part: &ReadPart) -> bool {
         let keys = [Key::Name(dir, part.name.clone()), Key::Inode(part.ino), Key::Inode(dir)];
         self.under_way.get(&batch).is_none_or(|u| u.void || keys.iter().any(|key| u.spoiled.contains(key)))

@@ -1,6 +1,6 @@
-//! `Backlog`: dirty bytes that the bound of write-back under way has left behind, in the order in which they set out.
+//! `Backlog`: dirty bytes whose write-back was held up by the bound on write-back under way, in their order.
 //!
-//! Owns: that order. Does not own: when something is left behind and sets out (`writeback::backlog`).
+//! Owns: that order. Does not own: when bytes are held up and when they are sent (`writeback::backlog`).
 
 use crate::inode::Inode;
 use amphi_types::ByteRange;
@@ -9,14 +9,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// Bytes of a file, and who waits until they have set out.
+/// Bytes of a file, and the tasks that wait until they are sent.
 pub(crate) struct Left {
     pub(crate) file: Arc<Inode>,
     pub(crate) range: ByteRange,
     pub(crate) waits: Option<Arc<Ticket>>,
 }
 
-/// Of somebody who waits: whether some of the bytes were held up by something else than the bound.
+/// For a waiting task: whether something other than the bound held up some of the bytes.
 #[derive(Default)]
 pub(crate) struct Ticket(pub(crate) AtomicBool);
 
@@ -26,12 +26,12 @@ pub(crate) struct Lists {
     pub(crate) full_chunks: VecDeque<Left>,
 }
 
-/// What was left behind.
+/// Bytes that were held up.
 #[derive(Default)]
 pub(crate) struct Backlog(pub(crate) Mutex<Lists>);
 
 impl Backlog {
-    /// Whether somebody waits for room.
+    /// Whether any task waits for its bytes to be sent.
     pub(crate) fn is_waited_for(&self) -> bool {
         !self.0.lock().waited_for.is_empty()
     }
@@ -41,7 +41,7 @@ impl Backlog {
         lists.waited_for.pop_front().or_else(|| lists.full_chunks.pop_front())
     }
 
-    /// Its turn is not over.
+    /// Puts bytes back at the front, because their turn is not over.
     pub(crate) fn put_back(&self, left: Left) {
         let mut lists = self.0.lock();
         let list = if left.waits.is_some() { &mut lists.waited_for } else { &mut lists.full_chunks };

@@ -1,7 +1,7 @@
 //! `Closes`: closes on their way to the servers.
 //!
-//! Owns: what waits for the message of its target that is under way, and what waits for company. Does not own: when a
-//! close is due, sending it (`coherence::closes`).
+//! Owns: closes that wait for their target's message under way, and closes that are delayed to be sent together. Does
+//! not own: when a close is due, sending it (`coherence::closes`).
 
 use crate::inode::Inode;
 use amphi_types::{TargetId, Timespec};
@@ -11,26 +11,26 @@ use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
-/// A close that nothing holds up.
+/// A close that nothing delays any more.
 pub(crate) struct Due {
     pub(crate) file: Arc<Inode>,
     pub(crate) access: Access,
-    /// Time of the last read, if the server is to hear of it.
+    /// Time of the last read, if the server has to be informed of it.
     pub(crate) atime: Option<Timespec>,
 }
 
 #[derive(Default)]
 pub(crate) struct Queues {
-    /// What waits for the message of its target that is under way; a target without one has no entry.
+    /// Closes that wait for their target's message under way. A target without such a message has no entry.
     pub(crate) under_way: BTreeMap<TargetId, VecDeque<Due>>,
-    /// What waits for company.
+    /// Closes that are delayed, to be sent together.
     pub(crate) lingering: BTreeMap<TargetId, Vec<Due>>,
 }
 
-/// What waits to leave.
+/// Closes that wait to be sent.
 #[derive(Default)]
 pub(crate) struct Closes {
     pub(crate) queues: Mutex<Queues>,
-    /// Whether anything waits for company.
+    /// Whether any close is delayed.
     pub(crate) lingers: AtomicBool,
 }

@@ -1,16 +1,16 @@
-//! `WritebackErrors`: what could not be written back, for whoever asks about all files.
+//! `WritebackErrors`: what could not be written back, for callers that sync all files.
 //!
-//! Owns: how many losses there were, and up to which somebody was told. Does not own: what a file shows after a loss
-//! (`writeback::writeback_errors`), who was told of one file's failures (`inode::failures`).
+//! Owns: how many losses there were, and up to which one has been reported. Does not own: what a file shows after a
+//! loss (`writeback::writeback_errors`), to whom the failures of one file were reported (`inode::failures`).
 //!
-//! Invariant: each loss is told once to who syncs all files, as `syncfs` of Linux does, however many were told by
-//! `fsync` before.
+//! Invariant: each loss is reported once to a caller that syncs all files, as `syncfs` of Linux does, however many
+//! `fsync` calls have reported it before.
 
 use amphi_types::{Errno, Result, TargetId};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 
-/// A full target refuses thousands of runs a second: the log hears of one.
+/// A full target refuses thousands of runs a second. Only one in this time is logged.
 const LOG_EVERY_NS: u64 = 1_000_000_000;
 
 #[derive(Debug)]
@@ -18,17 +18,17 @@ struct State {
     count: u64,
     told: u64,
     last: Errno,
-    /// When the log heard of one, and how many it did not hear of since.
+    /// When a loss was logged last, and how many were not logged since.
     logged_ns: Option<u64>,
     silent: u64,
 }
 
-/// What was lost so far.
+/// The losses so far.
 #[derive(Debug)]
 pub(crate) struct WritebackErrors {
     state: Mutex<State>,
-    /// The last news of each target that could not write what it had accepted. One with the same number are a
-    /// repetition: a target sends the next when it knows that these have come.
+    /// By target: the number of the last news about accepted bytes that the target could not write. A target repeats
+    /// its news, under the same number, until it knows that they have arrived.
     news: Mutex<BTreeMap<TargetId, u64>>,
 }
 
@@ -40,8 +40,8 @@ impl Default for WritebackErrors {
 }
 
 impl WritebackErrors {
-    /// Bytes of some file could not be written back, `now_ns`. If the log should hear of it, how many it did not hear
-    /// of before.
+    /// Notes that bytes of some file could not be written back. If this should be logged, returns how many were not
+    /// logged before.
     pub(crate) fn note(&self, why: Errno, now_ns: u64) -> Option<u64> {
         let mut state = self.state.lock();
         (state.count, state.last) = (state.count + 1, why);
@@ -53,12 +53,12 @@ impl WritebackErrors {
         Some(std::mem::take(&mut state.silent))
     }
 
-    /// Whether news of a target do not only repeat the last ones.
+    /// Whether a target's news are not a repetition of the last ones.
     pub(crate) fn is_news(&self, target: TargetId, id: u64) -> bool {
         self.news.lock().insert(target, id) != Some(id)
     }
 
-    /// Errors: that of the last loss, if there was one since this was asked last.
+    /// Errors: that of the last loss, if there was one since the last call.
     pub(crate) fn tell(&self) -> Result<()> {
         let mut state = self.state.lock();
         let news = state.count > state.told;

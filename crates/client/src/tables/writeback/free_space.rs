@@ -1,9 +1,12 @@
-//! `FreeSpace`: which targets have room for more, as far as their answers to writes tell.
+//! `FreeSpace`: which targets have free space for more writes, as far as their answers say.
 //!
-//! A write that finds its target full should be told so itself, not the `fsync` behind it. So a write past the cache
-//! returns early only where the target has said with its last answer that it has much room. (A write into the cache has
-//! room of its own: `grants`.) Owns: what was said. Does not own: who asks (`pipeline`). Bounded by the targets of the
-//! cluster.
+//! A write that finds its target full should fail itself, not the `fsync` behind it. So a direct write returns early
+//! only if its target has reported much free space with its last answer. (A write into the cache has free blocks of its
+//! own: `grants`.)
+//!
+//! Owns: the targets' last reports. Does not own: who uses them (`pipeline`).
+//!
+//! Bound: the targets of the cluster.
 
 use crate::inode::Inode;
 use amphi_types::{ByteRange, Errno, TargetId};
@@ -11,25 +14,26 @@ use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// So much may land in messages whose answers say nothing of room before a target counts as tight: a quarter of what it
-/// calls much.
+/// So many bytes may land in messages whose answers report no free space before a target counts as nearly full. That is
+/// a quarter of the free space that a target reports as much.
 const UNHEARD_MAX_BYTES: u64 = 32 << 20;
 
-/// The last word of a target: whether it has much room, and the bytes that have landed there since in messages whose
-/// answers say nothing of room.
+/// The last report of a target: whether it has much free space, and the bytes that have landed there since in messages
+/// whose answers report nothing.
 struct Told {
     roomy: bool,
     landed_bytes: AtomicU64,
 }
 
-/// What targets have said.
+/// The reports of all targets.
 #[derive(Default)]
 pub(crate) struct FreeSpace {
     told: RwLock<BTreeMap<TargetId, Told>>,
 }
 
 impl FreeSpace {
-    /// A write went through, and the target said whether it has much room; one that it refused says that it has not.
+    /// A write was answered, and the target reported whether it has much free space. A refused write reports that it
+    /// has not.
     pub(crate) fn said(&self, target: TargetId, roomy: bool) {
         let told = self.told.read();
         if let Some(told) = told.get(&target).filter(|told| told.roomy == roomy) {
@@ -40,7 +44,7 @@ impl FreeSpace {
         self.told.write().insert(target, Told { roomy, landed_bytes: AtomicU64::new(0) });
     }
 
-    /// What became of writes of `bytes` in one message, of which nobody said how much room is left.
+    /// Writes of `bytes` in one message were answered without a report of the free space.
     pub(crate) fn ended<'a>(
         &self,
         target: TargetId,
@@ -53,14 +57,14 @@ impl FreeSpace {
         }
     }
 
-    /// Whether with these bytes so much has landed since the target said that it has much room that it may have none.
+    /// Whether, with these bytes, so much has landed since the last report that the target may be full.
     fn is_unheard(&self, target: TargetId, bytes: u64) -> bool {
         let told = self.told.read();
         let roomy = told.get(&target).filter(|t| t.roomy);
         roomy.is_some_and(|t| t.landed_bytes.fetch_add(bytes, Relaxed) + bytes > UNHEARD_MAX_BYTES)
     }
 
-    /// Whether all targets of `range` have room.
+    /// Whether all targets of `range` have free space.
     pub(crate) fn is_ample(&self, file: &Inode, range: ByteRange) -> bool {
         let told = self.told.read();
         let (layout, ino) = (file.layout(), file.ino);

@@ -1,15 +1,19 @@
-//! `Grants`: the room in targets that dirty bytes of this mount are covered with (FEATURES S7).
+//! `Grants`: the free blocks that targets keep for dirty bytes of this mount (docs/design/grants.md).
 //!
-//! Owns: what each target has granted, and how many blocks of that are dirty or under way. Does not own: which blocks
-//! these are (`amphi_pagecache::Room`), asking and giving back (`writeback::grants`).
+//! Owns: how many blocks each target has granted, and how many of them dirty bytes or bytes under way use. Does not
+//! own: which blocks these are (`amphi_pagecache::Room`), requesting and returning grants (`writeback::grants`).
 //!
-//! Invariants
+//! Invariants:
+//!
 //! * A block is counted before its first dirty byte is there, and until it is neither dirty nor under way.
-//! * No more are counted than the target keeps for this session when they are. What it takes for writes that it has
-//!   carried out is told with their answers, before they count as landed: so what is dirty always finds room.
-//! * Answers overtake each other: what a target says counts by the record of its log that it names (`Grant::kept`).
+//! * When blocks are counted, they are no more than the target keeps for this session. The answers to writes say how
+//!   many blocks these writes have used up, and are applied before the writes count as landed. So there is always room
+//!   for what is dirty.
+//! * Answers may overtake each other. What a target says is ordered by the record of its log that it names
+//!   (`Grant::kept`).
 //!
-//! A target counts 2^32 blocks at most, 16 TiB. To cover a block costs one atomic operation, and no lock.
+//! A target counts 2^32 blocks at most, 16 TiB. The number behind the layout: covering a block costs one atomic
+//! operation and no lock.
 
 use crate::inode::Inode;
 use amphi_pagecache::Room;
@@ -19,7 +23,7 @@ use parking_lot::Mutex;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
-/// Targets whose counts lie together.
+/// Targets whose counts are allocated together.
 const PAGE: usize = 256;
 
 /// What a target has said.
@@ -27,11 +31,11 @@ const PAGE: usize = 256;
 struct Told {
     blocks: u64,
     kept: u64,
-    /// Blocks that are being given back.
+    /// Blocks that are being returned.
     leaving: u64,
 }
 
-/// What one target has granted.
+/// The grant of one target.
 #[derive(Default)]
 struct TargetGrant {
     /// Blocks that may be dirty, and those that are, 32 bits each.
@@ -63,7 +67,7 @@ impl TargetGrant {
     }
 }
 
-/// What all targets have granted.
+/// The grants of all targets.
 pub(crate) struct Grants([OnceLock<Box<[TargetGrant; PAGE]>>; PAGE]);
 
 impl Default for Grants {
@@ -79,7 +83,7 @@ impl Grants {
         &page[at % PAGE]
     }
 
-    /// Covers so many more blocks, if there is room for them.
+    /// Covers so many more blocks, if the grant has room for them.
     #[inline]
     pub(crate) fn cover(&self, target: TargetId, blocks: u64) -> bool {
         self.of(target).update(|limit, used| (used + blocks <= limit).then_some((limit, used + blocks)))
@@ -92,7 +96,7 @@ impl Grants {
         debug_assert!(counted, "what is uncovered was covered before");
     }
 
-    /// Whether the target was asked.
+    /// Whether the target was asked for a grant.
     pub(crate) fn is_known(&self, target: TargetId) -> bool {
         self.of(target).asked.load(SeqCst)
     }
@@ -110,25 +114,26 @@ impl Grants {
         of.set_limit(&told);
     }
 
-    /// What the answer to a request of write-back says, before what it wrote counts as landed. Without an answer it may
-    /// have been carried out or not.
+    /// Applies the answer to a request of write-back, before what it wrote counts as landed. Without an answer the
+    /// request may have been carried out or not.
     pub(crate) fn answered<T>(&self, target: TargetId, answer: &Result<(Answer, T)>) {
         match answer {
             Ok((answer, _)) => self.told_by(target, answer),
-            // It has not left.
+            // The request was not sent.
             Err(Errno::Again) => {}
             Err(_) => self.unknown(target),
         }
     }
 
-    /// What an answer says, if anything.
+    /// Applies what an answer says of the grant, if anything.
     pub(crate) fn told_by(&self, target: TargetId, answer: &Answer) {
         if let Some(grant) = &answer.grant {
             self.told(target, grant);
         }
     }
 
-    /// What the target has carried out is not known: it has granted nothing until it says so again.
+    /// It is not known which writes the target has carried out. The target counts as having granted nothing until it
+    /// reports its grant again.
     pub(crate) fn unknown(&self, target: TargetId) {
         let of = self.of(target);
         let mut told = of.told.lock();
@@ -136,7 +141,7 @@ impl Grants {
         of.set_limit(&told);
     }
 
-    /// The session has begun anew, without anything.
+    /// The session has begun anew, without grants.
     pub(crate) fn begin_anew(&self, target: TargetId) {
         let of = self.of(target);
         let mut told = of.told.lock();
@@ -145,13 +150,13 @@ impl Grants {
         of.set_limit(&told);
     }
 
-    /// Takes out what nothing dirty needs, to be given back; then `has_left`.
+    /// Takes blocks out of the grant that nothing dirty needs, to be returned. `has_left` follows.
     pub(crate) fn leave(&self, target: TargetId) -> u64 {
         let of = self.of(target);
         let mut told = of.told.lock();
         let (limit, used) = split(of.room.load(SeqCst));
         let mut unused = limit.saturating_sub(used);
-        // Others cover blocks at the same time.
+        // Other threads cover blocks at the same time.
         while !of.update(|limit, used| (used + unused <= limit).then(|| (limit - unused, used))) {
             let (limit, used) = split(of.room.load(SeqCst));
             unused = limit.saturating_sub(used);
@@ -160,7 +165,7 @@ impl Grants {
         unused
     }
 
-    /// The target has taken so many blocks back, and has said what is left.
+    /// The target has confirmed the return of so many blocks and has reported what is left.
     pub(crate) fn has_left(&self, target: TargetId, blocks: u64) {
         let of = self.of(target);
         let mut told = of.told.lock();
@@ -179,7 +184,7 @@ impl Room<Inode> for Grants {
     }
 }
 
-/// Where a unit of a file lies: no stripe is smaller.
+/// The target of a unit of a file. No stripe unit is smaller than a unit.
 fn target_at(file: &Inode, offset: u64) -> TargetId {
     let layout = file.layout();
     let object = layout.pieces(file.ino, ByteRange::at(offset, 1)).next();

@@ -1,6 +1,6 @@
-//! `SmallFiles`: files with few dirty bytes that nobody writes any more, and that wait for company.
+//! `SmallFiles`: files with few dirty bytes that no program is writing, waiting for others to share a request with.
 //!
-//! Owns: the list of each target and its bound, one batch. Does not own: which files enter and when a list leaves
+//! Owns: the list of each target, and its bound of one batch. Does not own: which files enter and when a list is sent
 //! (`writeback::batch`).
 
 use crate::inode::Inode;
@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// Files, with the dirty bytes that each had when it was entered.
 pub(crate) type Files = BTreeMap<Ino, (Arc<Inode>, u64)>;
 
-/// Small files of one target that wait for company.
+/// The waiting small files of one target.
 #[derive(Default)]
 struct List {
     files: Files,
@@ -25,8 +25,8 @@ struct List {
 pub(crate) struct SmallFiles(Mutex<BTreeMap<TargetId, List>>);
 
 impl SmallFiles {
-    /// Enters a file with its dirty bytes. If they do not fit a batch with the others, these are a full one: they are
-    /// returned, and the file begins a new list.
+    /// Enters a file with its dirty bytes. If they do not fit into one batch with the others, those are returned as a
+    /// full batch, and the file begins a new list.
     pub(crate) fn add(&self, file: &Arc<Inode>, bytes: u64) -> Option<Files> {
         let mut lists = self.0.lock();
         let list = lists.entry(file.ino.target()).or_default();

@@ -1,6 +1,6 @@
 //! `Spreading`: files that are about to have data on further targets.
 //!
-//! Owns: which files' owners are being told, and the bound of these questions. Does not own: the question
+//! Owns: which files' inode targets are being informed, and the bound on such requests. Does not own: the request
 //! (`objects::write`).
 
 use crate::inode::Signal;
@@ -8,15 +8,16 @@ use amphi_types::Ino;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
 
-/// Files that are being spread. Their requests have the urgent lane, as write-back waits for them, and may wait for
-/// this client's own answers to revocations, which have it too: so each file asks once, and few at a time.
+/// Files whose inode targets are being informed. These requests use the urgent lane, because write-back waits for them.
+/// They may themselves wait for this client's answers to revocations, which use that lane too. So each file sends one
+/// request only, and few files do at a time.
 #[derive(Default)]
 pub(crate) struct Spreading {
     under_way: Mutex<BTreeSet<Ino>>,
     pub(crate) signal: Signal,
 }
 
-/// Most files that are being spread at a time; far below the credits of the urgent lane.
+/// Most such files at a time, far below the credits of the urgent lane.
 const SPREADING_MAX: usize = 4;
 
 pub(crate) struct SpreadTurn<'a>(&'a Spreading, Ino);

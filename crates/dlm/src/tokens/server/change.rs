@@ -1,18 +1,18 @@
-//! Changes: who waits for whom.
+//! Changes of names and attributes: which change waits for which, and when it is ready.
 //!
-//! Owns: the order of changes of one key and the moment at which one may go on. Does not own: the change itself.
+//! Owns: the order of changes of one key, and the moment at which one may go on. Does not own: the change itself.
 //!
 //! A change enters the queues of all its keys in one step, so the order of arrival is the order in every queue. It
-//! waits for earlier changes of its keys (unless both are joint there) and for the tokens on its keys. Its revocations
-//! go out at its arrival, not at its turn. Of the earlier changes it watches one, as lock requests do; tokens need no
-//! watch, since a key in a queue gets no new ones and the last to go wakes the queue once.
+//! waits for earlier changes of its keys (unless both are joint there), and for the tokens on its keys. The revocations
+//! for a change are sent at its arrival, not at its turn. Of the earlier changes it watches one, as lock requests do.
+//! Tokens need no watch: a key in a queue gets no new ones, and the last one to go wakes the queue once.
 
 #[cfg(test)]
 use super::PlantedBug;
 use super::{SessionId, State, TokenAction, TokenKey, TokenNumber, TokenSpace};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Name of a change within a target's lifetime, in the order of arrival.
+/// Id of a change within a target's lifetime, in the order of arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ChangeId(u64);
 
@@ -24,18 +24,18 @@ pub struct Changed {
     /// The session named this key with its request and has dropped its own copy (`TokenCache::changing`). A key that it
     /// could not know, such as the attributes of what a rename replaces, is revoked from it as from all others.
     pub known: bool,
-    /// The change need not be alone on this key: entries of one directory may change side by side, though each of them
-    /// changes the listing and the directory's times.
+    /// The change need not be the only one on this key. Entries of one directory may change side by side, although each
+    /// of these changes modifies the listing and the directory's times.
     pub joint: bool,
 }
 
 impl Changed {
-    /// A key that the session named, to be changed alone.
+    /// A key that the session named, and on which the change is exclusive.
     pub fn alone(key: TokenKey) -> Changed {
         Changed { key, known: true, joint: false }
     }
 
-    /// A key that the session named, beside others.
+    /// A key that the session named, on which joint changes may pass each other.
     pub fn joint(key: TokenKey) -> Changed {
         Changed { key, known: true, joint: true }
     }
@@ -48,14 +48,14 @@ impl Changed {
 
 #[cfg_attr(test, derive(Clone, Hash))]
 pub(super) struct Change {
-    /// Keys, each with whether the change is joint there.
+    /// The keys, each with whether the change is joint there.
     keys: BTreeMap<TokenKey, bool>,
     ready: bool,
     watching: Option<ChangeId>,
     watchers: BTreeSet<ChangeId>,
 }
 
-/// Changes of one key.
+/// The changes of one key.
 #[derive(Default)]
 #[cfg_attr(test, derive(Clone, Hash))]
 pub(super) struct Queue {
@@ -76,9 +76,10 @@ impl Queue {
 }
 
 impl TokenSpace {
-    /// A change of these keys by that session wants to begin. Revokes what others may cache of them; the change may be
-    /// applied once [`TokenAction::Ready`] names it, or at once if [`TokenSpace::is_ready`]. A key named twice is known
-    /// if either says so, and joint if both do. A request that is sent again must not begin a second change.
+    /// Begins a change of these keys by that session, and revokes what others may cache of them. The change may be
+    /// applied when [`TokenAction::Ready`] names it, or at once if [`TokenSpace::is_ready`]. A key that is listed twice
+    /// is known if either entry says so, and joint if both do. A request that is sent again must not begin a second
+    /// change.
     pub fn begin_change(&mut self, now_ns: u64, by: SessionId, keys: &[Changed]) -> ChangeId {
         self.next_change += 1;
         let id = ChangeId(self.next_change);
@@ -125,8 +126,8 @@ impl TokenSpace {
         self.changes.get(&id).is_some_and(|change| change.ready)
     }
 
-    /// The change was applied, or was given up before or after it was ready. What it showed may be granted from now on,
-    /// with its own reply first. The number goes with that reply to the session, for `TokenCache::changed`.
+    /// The change was applied, or was given up before or after it was ready. From now on its keys may be granted, with
+    /// its own reply first. The returned number goes to the session with that reply, for `TokenCache::changed`.
     pub fn end_change(&mut self, id: ChangeId) -> TokenNumber {
         if let Some(change) = self.changes.remove(&id) {
             for (key, joint) in change.keys {
@@ -151,7 +152,7 @@ impl TokenSpace {
         self.changes.len()
     }
 
-    /// A token of the key is gone: if it was the last, the changes that wait for it look again.
+    /// A token of the key is gone. If it was the last one, the changes that wait for it are checked again.
     pub(super) fn wake(&mut self, key: TokenKey) {
         let Some(queue) = self.queues.get(&key) else { return };
         if self.is_held(key) {
@@ -163,7 +164,7 @@ impl TokenSpace {
         }
     }
 
-    /// Lets the change go on if nothing is in its way, or notes one thing that is.
+    /// Makes the change ready if nothing blocks it, or else notes one thing that does.
     pub(super) fn settle(&mut self, id: ChangeId) {
         let Some(change) = self.changes.get(&id) else { return };
         if change.ready || self.recovery.is_some() {

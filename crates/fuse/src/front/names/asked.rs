@@ -1,8 +1,10 @@
 //! `Asked`: how often the kernel asks for each name.
 //!
-//! Owns: counters by a hash of directory and name, several in a group. Where more names than that meet, the one that
-//! was asked for least goes. A name that meets another's hash is walked to too early, which costs the walk. Bound:
-//! `GROUPS * WAYS` words, twice as many as names can be lent.
+//! Owns: counters by a hash of directory and name, several in a group. When a group is full, the name with the fewest
+//! lookups is replaced. A name that has the hash of another one may be cached too early, which costs one walk of the
+//! lookup thread. Does not own: whether a name may be cached (the client, by tokens).
+//!
+//! Bound: `GROUPS * WAYS` words, twice as many as names can be cached.
 
 use amphi_types::Ino;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -10,10 +12,10 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 const GROUPS: usize = 32_768;
 const WAYS: usize = 4;
-/// Questions after which a name is lent. Who removes a tree asks three times for each directory and twice for each
-/// file, and then it would have to be taken back.
+/// Lookups after which a name is cached. Removing a tree looks each directory up three times and each file twice, and
+/// caching them would only mean invalidating them.
 const OFTEN: u64 = 4;
-/// The lowest bits of a word count, the others tell the name.
+/// The lowest bits of a word are the counter, the others identify the name.
 const COUNT: u64 = 0xff;
 
 pub(crate) struct Asked(Box<[[AtomicU64; WAYS]]>);
@@ -39,8 +41,8 @@ impl Asked {
         }
     }
 
-    /// The kernel has asked for a name. Whether it should be lent: when it has asked often, and should that fail now
-    /// and then.
+    /// Counts a lookup. Returns whether the name should be cached: after `OFTEN` lookups, and, if caching failed, again
+    /// from time to time.
     pub(crate) fn asked(&self, dir: Ino, name: &[u8]) -> bool {
         let (group, tag) = self.group(dir, name);
         let count_of = |word: &AtomicU64| word.load(Relaxed) & COUNT;
@@ -52,12 +54,13 @@ impl Asked {
         count >= OFTEN && (count.is_power_of_two() || count.is_multiple_of(64))
     }
 
-    /// It is lent, or was to be lent and there was no room: when the kernel asks the next time, it wants it again.
+    /// The name was cached, or should have been cached but there was no room. Its next lookup asks for it to be cached
+    /// again.
     pub(crate) fn wants_again(&self, dir: Ino, name: &[u8]) {
         self.set(dir, name, OFTEN - 1);
     }
 
-    /// It is changed: when the kernel asks again, that begins anew.
+    /// The name is changed, so counting begins anew.
     pub(crate) fn begins_anew(&self, dir: Ino, name: &[u8]) {
         self.set(dir, name, 0);
     }

@@ -1,26 +1,35 @@
-//! `Lender`: the threads that walk over the mount's own names.
+//! `Lender`: the threads that make system calls on the mount's own names (docs/design/kernel_names.md).
 //!
-//! Owns: what is to be lent and taken back, which calls are under way, and the order of the two. Does not own: which
-//! names may be lent (the client, by tokens), which are asked for often (`asked`), the answers (`names`).
+//! Owns: which names are to be cached and invalidated, which calls are under way, and the order of the two. Does not
+//! own: which names may be cached (the client, by tokens), which are looked up often (`asked`), the answers
+//! (`client_fs/names`).
 //!
-//! Threads: the *walker* lends, one component of a path with each call; *takers* take back, one of them being idle and
-//! looking after the others; the *teller* tells who waits that a name is taken back, and looks whether the file system
-//! is still mounted. *Movers* show the kernel directories that another mount has moved; two more see to sizes
-//! (`front/sizes`). Walker, takers and all of those share a table of descriptors
-//! that nobody else has (`system::leave_descriptors`), so they do nothing but their own calls: no line in a log, no
-//! call into the client, no handler of a signal (`system::leave_signals`).
+//! Threads:
+//!
+//! * The *lookup thread* (`walker`) makes the kernel cache names, one component of a path with each call.
+//! * *Invalidation threads* (`takers`) end these timeouts. One invalidation thread is always idle and watches the
+//!   others.
+//! * The *notifying thread* (`teller`) reports finished invalidations, and checks whether the file system is still
+//!   mounted.
+//! * *Move threads* (`movers`) make the kernel look up directories that another mount has moved.
+//! * Two more threads see to sizes (`front/sizes`).
+//!
+//! The lookup thread, the invalidation threads, the move threads and those for sizes share a table of descriptors of
+//! their own (`system::leave_descriptors`). So they do nothing but their own calls: no line in a log, no call into the
+//! client, no handler of a signal (`system::leave_signals`).
 //!
 //! Invariants:
-//! * The walker may wait for the lock of a directory, as any walk that finds no entry. It holds nothing then that
-//!   others wait for: nothing was lent in the call under way, since an answer with a life is in force when the call
-//!   returns, and between the two it waits for no such lock. There is one exception: where the kernel has something
-//!   else under the name than the answer shows, it drops the answer and walks anew. So whoever takes the name back
-//!   waits for the end of the call, or until the walker is seen to wait for a directory after its answer was written.
-//! * A taker waits for the lock of a directory only where the kernel has no entry in force under the name, and so
-//!   nothing is lent: then it is left behind, and another one goes on.
-//! * The root of the clone is open as long as the file system is mounted somewhere in this process's mount table. It is
-//!   no user of the mount that people see, so that can be unmounted at any moment; when it is gone, names are taken
-//!   back, the root is closed, and the file system ends as it would have without.
+//!
+//! * The lookup thread may wait for the lock of a directory, as any walk that finds no entry. It has cached nothing in
+//!   its present call then: an answer with a timeout is in force when the call returns, and between answer and return
+//!   the call waits for no such lock. There is one exception: if the kernel has another inode under the name than the
+//!   answer shows, it drops the answer and walks again. So an invalidation of the name waits for the end of the call,
+//!   or until the lookup thread is seen waiting for a directory after its answer was written.
+//! * An invalidation thread waits for the lock of a directory only where the kernel has no entry with a running
+//!   timeout, so nothing is cached. Then it is left behind, and another invalidation thread goes on.
+//! * The root of the clone is open as long as the file system is mounted somewhere in this process's mount table. The
+//!   clone does not count as a user of that mount, which can be unmounted at any moment. When it is unmounted, all
+//!   names are invalidated and the root is closed, and the file system ends as it would have without the clone.
 
 mod mover;
 mod taker;
@@ -44,31 +53,33 @@ use std::time::Duration;
 use taker::{Take, Taking};
 use walker::Walking;
 
-/// Paths that wait to be walked, of some hundred bytes each; beyond, they are left.
+/// Most paths that wait for the lookup thread, of some hundred bytes each; further paths are dropped.
 const WALKS_MAX: usize = 8192;
-/// How much later than its answer a call may return; the client counts on it.
+/// How much later than its answer a call may return, in nanoseconds. The client relies on it.
 const LATE_NS: u64 = 400_000_000;
-/// How often somebody looks at a thread that does not come back.
+/// Pause between two looks at a thread whose call does not return.
 const LOOK: Duration = Duration::from_micros(500);
-/// Looks in a row at which it has to wait for the same thing.
+/// Number of looks in a row at which the thread must be waiting for the same thing.
 const LOOKS: u32 = 3;
-/// How often what could not be taken back is tried again.
+/// Pause before an invalidation that failed is tried again.
 const AGAIN: Duration = Duration::from_millis(10);
-/// Most takers: each one that was left behind waits for a directory in which this mount changes something.
+/// Most invalidation threads. Each one that was left behind waits for a directory in which this mount changes
+/// something.
 const TAKERS_MAX: usize = 256;
-/// With more of them only names of directories are lent, whose takers wait for nothing.
+/// With more invalidation threads than this, only names of directories are cached, because invalidating those waits for
+/// nothing.
 const TAKERS_MANY: usize = TAKERS_MAX / 2;
 
-/// What is told when a name is taken back.
+/// Called when a name is invalidated.
 type Done = Box<dyn FnOnce() + Send>;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Phase {
-    /// The kernel is being tried.
+    /// The trial of the kernel is under way.
     #[default]
     Starting,
     On,
-    /// What was lent is being taken back, for good.
+    /// All cached names are being invalidated, for good.
     Ending,
     Ended,
 }
@@ -76,43 +87,44 @@ enum Phase {
 #[derive(Default)]
 struct State {
     phase: Phase,
-    /// Why nothing is lent.
+    /// Why no names are cached.
     refused: Option<String>,
     trial: Trial,
     walks: VecDeque<Vec<LentName>>,
     walking: Option<Walking>,
     takes: VecDeque<Take>,
-    /// Takers that are at work, by thread.
+    /// Invalidation threads that are at work, by thread id.
     taking: BTreeMap<u32, Taking>,
-    /// Takers, and how many of them are idle.
+    /// Number of invalidation threads, and how many of them are idle.
     takers: usize,
     idle_takers: usize,
     moves: Moves,
     taken: Vec<Done>,
-    /// The takers take up nothing any more.
+    /// The invalidation threads accept no more work.
     are_takers_over: bool,
 }
 
-/// The threads whose requests are the mount's own.
+/// Ids of the threads whose requests are the mount's own.
 struct Own {
     tids: [AtomicU32; TAKERS_MAX + 4],
-    /// Places up to the last one that is taken; who comes or goes holds the lock.
+    /// Number of places up to the last one in use. A thread that comes or goes holds the lock.
     used: AtomicUsize,
     turn: Mutex<()>,
 }
 
-/// See the module's head.
+/// The threads of a mount and their work; see the head of the module.
 #[derive(Default)]
 pub(crate) struct Lender {
     own: Own,
-    /// Asked and looked at by further threads with the root of the clone.
+    /// Sizes of files, which further threads look at through the root of the clone.
     pub(crate) sizes: Sizes,
     walker: AtomicU32,
     state: Mutex<State>,
     to_walk: Condvar,
     to_take: Condvar,
     to_move: Condvar,
-    /// The walker's call has ended, a taker has, or the phase is another one.
+    /// Signalled when the lookup thread's call has ended, when an invalidation thread has finished, and when the phase
+    /// changes.
     changed: Condvar,
 }
 
@@ -128,7 +140,7 @@ impl Own {
         tid != 0 && self.tids[..self.used.load(SeqCst)].iter().any(|own| own.load(SeqCst) == tid)
     }
 
-    /// This thread is one of them from now on; its id.
+    /// Registers this thread as one of the mount's own. Returns its id.
     fn enter(&self) -> u32 {
         let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
         let _turn = self.turn.lock();
@@ -170,17 +182,17 @@ impl Lender {
         self.state.lock().phase == phase
     }
 
-    /// Whether the trial is under way.
+    /// Whether the trial of the kernel is under way.
     pub(crate) fn is_starting(&self) -> bool {
         self.in_phase(Phase::Starting)
     }
 
-    /// Whether names are lent.
+    /// Whether names are cached.
     pub(crate) fn is_on(&self) -> bool {
         self.in_phase(Phase::On)
     }
 
-    /// Has a path lent, from a name in the root to the last one. False if too many wait for that.
+    /// Has the lookup thread walk a path, from a name in the root to the last one. False if too many paths are waiting.
     pub(crate) fn walk(&self, path: Vec<LentName>) -> bool {
         let mut state = self.state.lock();
         let is_taken = state.phase == Phase::On && state.walks.len() < WALKS_MAX;
@@ -191,7 +203,7 @@ impl Lender {
         is_taken
     }
 
-    /// What the walker asks for now, if it is this name.
+    /// The name that the lookup thread is looking up, if it is this one.
     pub(crate) fn asks(&self, tid: u32, dir: Ino, name: &[u8]) -> Option<LentName> {
         if tid != self.walker.load(SeqCst) {
             return None;
@@ -201,8 +213,8 @@ impl Lender {
         (step.dir == dir && *step.name == *name).then(|| step.clone())
     }
 
-    /// The walker's call is about to be answered with a life: from here on whoever takes the name back waits for its
-    /// end. False if this is not lent any more.
+    /// To be called before the lookup thread's call is answered with a timeout. From here on, an invalidation of the
+    /// name waits for the end of the call. Returns false if the mount does not cache names any more.
     pub(crate) fn lends(&self, now_ns: u64) -> bool {
         let state = &mut *self.state.lock();
         let is_crowded = state.takers > TAKERS_MANY;
@@ -215,7 +227,7 @@ impl Lender {
         true
     }
 
-    /// It is answered without.
+    /// The call is answered without a timeout.
     pub(crate) fn lends_not(&self) {
         if let Some(walking) = &mut self.state.lock().walking {
             walking.lent_ns = None;
@@ -223,21 +235,21 @@ impl Lender {
         self.changed.notify_all();
     }
 
-    /// Its answer has been written.
+    /// The answer to the lookup thread's call was written.
     pub(crate) fn has_written(&self) {
         if let Some(walking) = &mut self.state.lock().walking {
             walking.written = true;
         }
     }
 
-    /// Takes names back; `done` is told on any thread.
+    /// Invalidates names. `done` is called on any thread.
     pub(crate) fn take(&self, names: Vec<LentName>, done: Done) {
         let mut state = self.state.lock();
         if matches!(state.phase, Phase::On | Phase::Ending) {
             state.takes.push_back(Take { names: names.into(), done: Some(done) });
             self.to_take.notify_one();
         } else {
-            // Nothing has been lent yet, or all has been taken back.
+            // Nothing was cached yet, or everything was invalidated.
             drop(state);
             done();
         }
@@ -251,7 +263,7 @@ impl Lender {
         self.changed.notify_all();
     }
 
-    /// Nothing is lent from now on. The name that is being lent now, if any.
+    /// Caches nothing from now on. Returns the name that is being cached at this moment, if any.
     fn begin_to_end(&self) -> Option<LentName> {
         let mut state = self.state.lock();
         if state.phase != Phase::On {
@@ -261,7 +273,7 @@ impl Lender {
         state.walking.as_ref().filter(|walking| walking.lent_ns.is_some()).map(|walking| walking.step.clone())
     }
 
-    /// The threads end.
+    /// Ends the threads.
     fn end(&self) {
         self.sizes.end();
         let mut state = self.state.lock();

@@ -1,33 +1,34 @@
-//! `Known`: what the kernel goes by of one file, and what is on its way there that may change that.
+//! `Known`: the size of one file that the kernel goes by, and the answers on their way that may change it.
 //!
-//! Linux gives an inode's attributes a version. An answer is kept only if nothing has moved it since the question was
-//! asked; every answer that is kept moves it, and so does every write, cut and invalidation. Who asked is shown the
-//! answer in any case. The mount sees neither moment: a question may have waited before it was read, and a thread that
-//! was given an answer takes it when it runs. But a thread takes its answer before it asks anything else.
+//! Linux gives an inode's attributes a version. An answer is kept only if nothing has moved the version since the
+//! question was asked. Every kept answer moves it, and so does every write, truncate and invalidation. The program that
+//! asked is shown the answer in any case. The mount sees neither moment: a question may have waited before the mount
+//! read it, and a thread takes its answer when it next runs. But a thread takes its answer before it asks anything
+//! else.
 //!
 //! Owns: the rule by which an answer may be given at once. Does not own: how the kernel is asked and looked at
-//! (`sizes`), what is lent (the client).
+//! (`sizes`), which answers get a timeout (the client).
 //!
-//! Invariant: while `size` is known, either the kernel has it or a thread has been given it and takes it; whatever else
-//! is on its way leaves it so, or is noted in `other`. So an answer with this size may be given whether the kernel
-//! keeps it or not. One with another size may if nothing was given to other threads lately.
+//! Invariant: while `size` is known, either the kernel has it, or a thread was given it and takes it. Whatever else is
+//! on its way leaves this size, or is noted in `other`. So an answer with this size may be given whether the kernel
+//! keeps it or not. An answer with another size may be given only if no other thread was given an answer lately.
 
 use super::{ASKED_NS, ORDER_NS, TAKEN_NS};
 use amphi_types::{Attr, Ino, Timespec};
 
-/// When threads were given something last.
+/// When threads were given answers last.
 #[derive(Clone, Copy, Debug, Default)]
 struct Given {
-    /// The last two threads, the last one first.
+    /// The last two threads, the latest first, with the time.
     last: [(u32, u64); 2],
-    /// By any other thread.
+    /// When any other thread was given one.
     rest_ns: u64,
 }
 
 impl Given {
     fn note(&mut self, tid: u32, now_ns: u64) {
         let [first, second] = self.last;
-        // Nobody knows which threads those without a number are.
+        // It is not known which threads are behind thread id 0.
         if tid == 0 {
             self.rest_ns = now_ns;
         } else if tid == first.0 {
@@ -40,25 +41,26 @@ impl Given {
         }
     }
 
-    /// What `tid` was given does not count any more.
+    /// These times without those of thread `tid`.
     fn without(mut self, tid: u32) -> Given {
         self.last.iter_mut().filter(|last| last.0 == tid).for_each(|last| last.1 = 0);
         self
     }
 
-    /// When `tid` was given something last.
+    /// When `tid` was given an answer last.
     fn to(&self, tid: u32) -> u64 {
         self.last.iter().find(|last| last.0 == tid).map_or(0, |last| last.1)
     }
 
-    /// The same of all others; `tid` has taken all that it was given before it asks again.
+    /// When a thread other than `tid` was given an answer last. Thread `tid` has taken all answers that it was given,
+    /// because it asks again.
     fn to_others(self, tid: u32) -> u64 {
         let Given { last: [first, second], rest_ns } = self.without(tid);
         first.1.max(second.1).max(rest_ns)
     }
 }
 
-/// An answer with attributes: to which thread, to a question that was read when.
+/// An answer with attributes: the thread that gets it, and when its question was read.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
     pub(super) tid: u32,
@@ -72,37 +74,38 @@ impl Answer {
         Answer { tid, size: attr.size, ctime: attr.ctime, asked_ns }
     }
 
-    /// What was given before this moment was taken before the question was asked.
+    /// The moment before which every answer that was given had also been taken when this question was asked.
     fn counts_from_ns(self) -> u64 {
         self.asked_ns.saturating_sub(ASKED_NS + TAKEN_NS)
     }
 }
 
-/// See the module's head.
+/// The knowledge of one file; see the head of the module.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Known {
     pub(super) ino: Ino,
-    /// By which the kernel goes, or will when what is on its way has arrived.
+    /// The size that the kernel goes by, or will go by when all answers on their way have arrived.
     pub(super) size: Option<u64>,
-    /// When the file changed last by the answer that showed it.
+    /// Time of change in the answer that showed this size.
     pub(super) ctime: Timespec,
-    /// Since when it is this size, the thread whose answer brought it, and when that thread was given another one.
+    /// When this size was given, the thread that got it, and when that thread was given another answer.
     since_ns: u64,
     by: u32,
     by_before_ns: u64,
-    /// The kernel keeps the answer that brought it only if nothing crosses it, and was not seen to have it.
+    /// The kernel keeps the answer with this size only if nothing crosses it, and the kernel was not seen to have it.
     may_be_lost: bool,
-    /// Whatever moves the version.
+    /// When answers were given that move the version of the attributes.
     given: Given,
-    /// That of it which brought another size than the present one, and its thread has not asked since.
+    /// As `given`, only for answers with another size than `size` whose threads have not sent a request since.
     other: Given,
-    /// That of it which the kernel takes whatever came in between.
+    /// As `given`, only for answers that the kernel keeps whatever came in between.
     fixed: Given,
-    /// Answers to cuts: until its thread has taken one the kernel takes no other answer, with whichever size.
+    /// When truncates were answered. Until the thread has taken the answer to its truncate, the kernel keeps no other
+    /// answer.
     cut: Given,
-    /// When attributes or pages were taken back last, if ever.
+    /// When attributes or pages were invalidated last, if ever.
     taken_back_ns: Option<u64>,
-    /// Counts what changes `size`.
+    /// Counts the changes of `size`.
     pub(super) moves: u64,
 }
 
@@ -111,12 +114,12 @@ impl Known {
         Known { ino, ..Known::default() }
     }
 
-    /// When it was used last.
+    /// When this entry was used last.
     pub(super) fn used_ns(&self) -> u64 {
         self.given.to_others(0).max(self.taken_back_ns.unwrap_or(0))
     }
 
-    /// A thread asks for something else: it has taken what it was given.
+    /// Notes that a thread has taken what it was given, because it sends another request.
     pub(super) fn asks_again(&mut self, tid: u32) {
         (self.fixed, self.cut) = (self.fixed.without(tid), self.cut.without(tid));
     }
@@ -126,7 +129,7 @@ impl Known {
         self.given.note(tid, now_ns);
     }
 
-    /// The kernel goes by this size from now on, or will.
+    /// From now on, or when the answer arrives, the kernel goes by this size.
     fn becomes(&mut self, tid: u32, size: Option<u64>, now_ns: u64) {
         if self.size != size {
             (self.other, self.by_before_ns) = (self.given.without(tid), self.given.to(tid));
@@ -135,8 +138,8 @@ impl Known {
         }
     }
 
-    /// An answer is about to be given that the kernel keeps if nothing crosses it. False if the kernel may have another
-    /// size behind it: then nothing is noted. `is_changing`: whether a change of the file by this mount is under way.
+    /// To be called before an answer that the kernel keeps if nothing crosses it. False if the kernel may end up with
+    /// another size; then nothing is noted. `is_changing`: whether a change of the file by this mount is under way.
     pub(super) fn shows(&mut self, answer: Answer, now_ns: u64, is_changing: impl FnOnce() -> bool) -> bool {
         let Answer { tid, size, ctime, .. } = answer;
         let from_ns = answer.counts_from_ns();
@@ -155,8 +158,8 @@ impl Known {
         is_safe
     }
 
-    /// As `shows`, of an answer that shows its size to nobody. False if it has to be left out: it may be older than
-    /// what was shown meanwhile.
+    /// As `shows`, for an answer that shows no program a size. False: it has to be left out, because it may be older
+    /// than what was shown meanwhile.
     pub(super) fn shows_aside(&mut self, answer: Answer, now_ns: u64, is_changing: impl FnOnce() -> bool) -> bool {
         if self.shows(answer, now_ns, is_changing) {
             return true;
@@ -171,20 +174,20 @@ impl Known {
         true
     }
 
-    /// Whether the question was read behind the one whose answer brought the size, and so asked when that thread had
-    /// taken all that it was given before: the kernel hands out questions in order.
+    /// Whether the question was read after the one whose answer brought `size`. Then that thread had taken all earlier
+    /// answers when the question was asked, because the kernel hands out questions in order.
     fn is_behind(&self, answer: Answer) -> bool {
         self.by == answer.tid
             || self.by_before_ns <= answer.counts_from_ns()
             || self.since_ns + ORDER_NS < answer.asked_ns
     }
 
-    /// Whether another size was shown to another thread since it was asked.
+    /// Whether another thread was shown another size since the question was asked.
     fn is_older(&self, Answer { tid, size, asked_ns, .. }: Answer) -> bool {
         self.size.is_some_and(|known| known != size) && self.since_ns >= asked_ns && self.by != tid
     }
 
-    /// An answer is given to a thread of the mount, which looks whether the kernel has taken it.
+    /// Notes an answer to a thread of the mount, which then looks whether the kernel has taken it.
     pub(super) fn shows_own(&mut self, answer: Answer, now_ns: u64) {
         if self.size != Some(answer.size) {
             self.other.note(answer.tid, now_ns);
@@ -192,14 +195,14 @@ impl Known {
         self.note(answer.tid, now_ns);
     }
 
-    /// An answer is given although the kernel may have another size behind it.
+    /// Notes an answer that is given although the kernel may end up with another size.
     pub(super) fn shows_in_doubt(&mut self, answer: Answer, now_ns: u64) {
         self.becomes(answer.tid, None, now_ns);
         self.note(answer.tid, now_ns);
     }
 
-    /// An answer is about to be given that the kernel takes whatever has come in between. False if it may be older than
-    /// what was shown meanwhile.
+    /// To be called before an answer that the kernel keeps whatever came in between. False if the answer may be older
+    /// than what a program was shown meanwhile.
     pub(super) fn fixes(&mut self, answer: Answer, now_ns: u64) -> bool {
         let Answer { tid, size, ctime, .. } = answer;
         if self.is_older(answer) {
@@ -212,12 +215,12 @@ impl Known {
         true
     }
 
-    /// The answer to a cut, or to what the kernel treats as one, is about to be given.
+    /// To be called before the answer to a truncate, or to what the kernel treats as one.
     pub(super) fn cuts(&mut self, tid: u32, now_ns: u64) {
         self.cut.note(tid, now_ns);
     }
 
-    /// When the kernel has taken what it takes in any case and was given for other threads than `tid`.
+    /// When the kernel has taken those answers to threads other than `tid` that it keeps in any case.
     pub(super) fn fixed_ns(&self, tid: u32) -> u64 {
         match self.fixed.to_others(tid) {
             0 => 0,
@@ -225,7 +228,7 @@ impl Known {
         }
     }
 
-    /// The answer to a write is about to be given: the file ends at `end` at least.
+    /// To be called before the answer to a write: the file ends at `end` or later.
     pub(super) fn wrote(&mut self, tid: u32, end: u64, now_ns: u64) {
         if self.size.is_some_and(|size| size < end) {
             self.becomes(tid, Some(end), now_ns);
@@ -233,8 +236,8 @@ impl Known {
         self.note(tid, now_ns);
     }
 
-    /// The answer to a read of pages ends at `end`, before that of the request: the kernel may take that for the end of
-    /// the file.
+    /// Notes that the answer to a read of pages ends at `end`, before the end of the request. The kernel may take that
+    /// for the end of the file.
     pub(super) fn read_short(&mut self, end: u64, now_ns: u64) {
         if self.size.is_some_and(|size| size != end) {
             self.becomes(0, None, now_ns);
@@ -242,18 +245,19 @@ impl Known {
         }
     }
 
-    /// Attributes or pages are taken back.
+    /// Attributes or pages are invalidated.
     pub(super) fn takes_back(&mut self, now_ns: u64) {
         self.taken_back_ns = Some(now_ns);
     }
 
-    /// Whether another thread than `tid` may have yet to take the size, and lose it if something crosses.
+    /// Whether an answer with this size may still be on its way to a thread other than `tid`. The kernel loses the size
+    /// if something crosses that answer.
     pub(super) fn is_on_its_way(&self, tid: u32, now_ns: u64) -> bool {
         self.may_be_lost && (self.by != tid || tid == 0) && now_ns < self.since_ns + TAKEN_NS
     }
 
-    /// The kernel has been seen to go by `size`, which it was answered when `moves` was as it is here: whatever was
-    /// given before leaves it so. False if something has come in between.
+    /// Notes that the kernel was seen to go by `size`, which it was answered when `moves` had this value. Whatever was
+    /// given before leaves this size. False if something came in between.
     pub(super) fn is_seen(&mut self, moves: u64, (size, ctime): (u64, Timespec), now_ns: u64) -> bool {
         if self.moves != moves {
             return false;
@@ -264,7 +268,7 @@ impl Known {
         true
     }
 
-    /// The kernel has been seen to go by the size that it was told.
+    /// Notes that the kernel was seen to go by the size that it was answered.
     pub(super) fn has_arrived(&mut self, moves: u64) {
         self.may_be_lost &= self.moves != moves;
     }

@@ -36,13 +36,13 @@ wire! {
         rdev: u32,
         /// Preferred request size in bytes.
         blksize: u32,
-        /// Unused here.
+        /// Not used by this mount.
         flags: u32,
     }
 }
 
 wire! {
-    /// Numbers of the file system (reply to STATFS).
+    /// Totals of the file system (reply to STATFS).
     Statfs, 80 {
         /// All blocks.
         blocks: u64,
@@ -100,13 +100,13 @@ wire! {
         time_gran: u32,
         /// Pages of the largest request.
         max_pages: u16,
-        /// Unused here.
+        /// Not used by this mount.
         map_alignment: u16,
         /// Flags taken, high half.
         flags2: u32,
-        /// Unused here.
+        /// Not used by this mount.
         max_stack_depth: u32,
-        /// Unused here.
+        /// Not used by this mount.
         request_timeout: u16,
         /// Zero.
         unused16: [u16; 3],
@@ -122,13 +122,13 @@ wire! {
         nodeid: u64,
         /// Generation of the inode number.
         generation: u64,
-        /// Life of the name in the kernel's cache, seconds.
+        /// Entry timeout, seconds.
         entry_valid: u64,
-        /// Life of the attributes, seconds.
+        /// Attribute timeout, seconds.
         attr_valid: u64,
-        /// Life of the name, nanoseconds.
+        /// Entry timeout, nanoseconds beside the seconds.
         entry_valid_nsec: u32,
-        /// Life of the attributes, nanoseconds.
+        /// Attribute timeout, nanoseconds beside the seconds.
         attr_valid_nsec: u32,
         /// Attributes.
         attr: Attr,
@@ -138,9 +138,9 @@ wire! {
 wire! {
     /// Reply to GETATTR and SETATTR.
     AttrOut, 104 {
-        /// Life of the attributes, seconds.
+        /// Attribute timeout, seconds.
         attr_valid: u64,
-        /// Life of the attributes, nanoseconds.
+        /// Attribute timeout, nanoseconds beside the seconds.
         attr_valid_nsec: u32,
         /// Zero.
         dummy: u32,
@@ -200,9 +200,9 @@ wire! {
         rdev_major: u32,
         /// Device number of a device node, minor.
         rdev_minor: u32,
-        /// Unused here.
+        /// Not used by this mount.
         dev_major: u32,
-        /// Unused here.
+        /// Not used by this mount.
         dev_minor: u32,
         /// Zero.
         spare2: [u64; 14],
@@ -212,9 +212,9 @@ wire! {
 wire! {
     /// Reply to STATX.
     StatxOut, 288 {
-        /// Life of the attributes, seconds.
+        /// Attribute timeout, seconds.
         attr_valid: u64,
-        /// Life of the attributes, nanoseconds.
+        /// Attribute timeout, nanoseconds beside the seconds.
         attr_valid_nsec: u32,
         /// Zero.
         flags: u32,
@@ -232,7 +232,7 @@ wire! {
         fh: u64,
         /// How the kernel treats it.
         open_flags: u32,
-        /// Unused here.
+        /// Not used by this mount.
         backing_id: i32,
     }
 }

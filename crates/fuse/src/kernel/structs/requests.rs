@@ -8,11 +8,11 @@ wire! {
     InHeader, 40 {
         /// Bytes of the request with this header.
         len: u32,
-        /// What is asked.
+        /// Operation code.
         opcode: u32,
-        /// Identity of the request.
+        /// Id of the request.
         unique: u64,
-        /// Inode asked about.
+        /// Inode that the request is about.
         nodeid: u64,
         /// Effective user of the caller.
         uid: u32,
@@ -94,7 +94,7 @@ wire! {
         reserved: u32,
         /// Handle.
         fh: u64,
-        /// AT_STATX bits.
+        /// `AT_STATX_*` bits.
         sx_flags: u32,
         /// Wanted members.
         sx_mask: u32,
@@ -138,7 +138,7 @@ wire! {
     Rename2In, 16 {
         /// New parent.
         newdir: u64,
-        /// RENAME bits.
+        /// `RENAME_*` bits.
         flags: u32,
         /// Zero.
         padding: u32,
@@ -156,7 +156,7 @@ wire! {
 wire! {
     /// Arguments of SETATTR.
     SetattrIn, 88 {
-        /// Which members count.
+        /// Which members of this structure are valid.
         valid: u32,
         /// Zero.
         padding: u32,
@@ -194,7 +194,7 @@ wire! {
 wire! {
     /// Arguments of OPEN and OPENDIR.
     OpenIn, 8 {
-        /// O bits of the caller.
+        /// `O_*` bits of the caller.
         flags: u32,
         /// Whether to clear setuid and setgid.
         open_flags: u32,
@@ -204,7 +204,7 @@ wire! {
 wire! {
     /// Arguments of CREATE and TMPFILE; the name follows.
     CreateIn, 16 {
-        /// O bits of the caller.
+        /// `O_*` bits of the caller.
         flags: u32,
         /// Permissions.
         mode: u32,
@@ -220,7 +220,7 @@ wire! {
     ReleaseIn, 24 {
         /// Handle.
         fh: u64,
-        /// O bits of the open.
+        /// `O_*` bits of the open.
         flags: u32,
         /// Whether to flush.
         release_flags: u32,
@@ -256,7 +256,7 @@ wire! {
         read_flags: u32,
         /// Owner of locks.
         lock_owner: u64,
-        /// O bits of the descriptor.
+        /// `O_*` bits of the descriptor.
         flags: u32,
         /// Zero.
         padding: u32,
@@ -276,7 +276,7 @@ wire! {
         write_flags: u32,
         /// Owner of locks.
         lock_owner: u64,
-        /// O bits of the descriptor.
+        /// `O_*` bits of the descriptor.
         flags: u32,
         /// Zero.
         padding: u32,
@@ -300,7 +300,7 @@ wire! {
     SetxattrIn, 8 {
         /// Bytes of the value.
         size: u32,
-        /// XATTR bits.
+        /// `XATTR_*` bits.
         flags: u32,
     }
 }
@@ -374,7 +374,7 @@ wire! {
         offset: u64,
         /// Number of bytes.
         length: u64,
-        /// FALLOC_FL bits.
+        /// `FALLOC_FL_*` bits.
         mode: u32,
         /// Zero.
         padding: u32,
@@ -428,7 +428,7 @@ wire! {
     ExtHeader, 8 {
         /// Bytes with this head.
         size: u32,
-        /// What it is.
+        /// Kind of the extension.
         kind: u32,
     }
 }

@@ -1,6 +1,8 @@
 //! `Pieces`: what one owner holds on one file.
 //!
-//! Invariant: sorted by start, disjoint, and two that touch differ in mode.
+//! Owns: the ranges with their modes. Does not own: locks of others (the server).
+//!
+//! Invariant: ranges are sorted by start and disjoint, and two adjacent ones differ in mode.
 
 use amphi_types::{ByteRange, Ino};
 use amphi_wire::{FileLockFamily, FileLockOwner, FileLockSpec, LockMode};
@@ -30,7 +32,7 @@ impl Pieces {
         self.0.iter().any(|p| p.range.overlaps(&range))
     }
 
-    /// Holds `range` as `to` says, or none of it.
+    /// Sets `range` to a mode, or to not held.
     pub(crate) fn set(&mut self, range: ByteRange, to: Option<(LockMode, u32)>) {
         let mut all = Vec::with_capacity(self.0.len() + 2);
         for p in &self.0 {
@@ -56,7 +58,7 @@ impl Pieces {
         }
     }
 
-    /// Gives up what the server may give up before it answers a request for `lock`. Returns what was held before.
+    /// Removes what the server may release before it answers a request for `lock`. Returns what was held before.
     pub(crate) fn give_up_for(&mut self, lock: &FileLockSpec) -> Pieces {
         let before = self.clone();
         for p in &before.0 {
@@ -88,13 +90,13 @@ impl Pieces {
         gaps
     }
 
-    /// The parts of `range` that are shared, and who took them.
+    /// The parts of `range` that are held as shared, with the processes that took them.
     pub(crate) fn shared(&self, range: ByteRange) -> Vec<(ByteRange, u32)> {
         let shared = self.0.iter().filter(|p| p.mode == LockMode::Read && p.range.overlaps(&range));
         shared.map(|p| (p.range.intersect(&range), p.pid)).collect()
     }
 
-    /// As locks of an owner on a file.
+    /// The pieces as locks of an owner on a file.
     pub(crate) fn specs(&self, ino: Ino, owner: FileLockOwner) -> Vec<FileLockSpec> {
         let spec = |p: &Piece| FileLockSpec { ino, owner, pid: p.pid, mode: p.mode, range: p.range };
         self.0.iter().map(spec).collect()

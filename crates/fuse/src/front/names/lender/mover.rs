@@ -1,22 +1,24 @@
-//! Movers: have the kernel look for directories that another mount has moved or removed.
+//! Move threads: have the kernel look up directories that another mount has moved or removed.
 //!
-//! The kernel keeps one place for each directory and goes by it for `..`, and for the paths of working directories and
-//! open ones, without a question. It moves a directory when that is looked up at its new place, which nobody else may
-//! do for long. So a mover opens what the directory lies in now by its handle, and looks at the name. It asks as any
-//! program does: what it is answered is what the server says. A directory that was removed the kernel lets go when it
-//! is told that its name is not there, and then has no path for whoever works in it.
+//! The kernel keeps one place for each directory. It uses that place for `..`, and for the paths of working directories
+//! and open directories, without asking. It moves a directory when somebody looks it up at its new place, which no
+//! program may do for a long time. So a move thread opens, by its handle, the directory in which the moved one lies
+//! now, and looks at the name. The move thread is answered like any program, from the server. When a directory was
+//! removed, the answer is ENOENT, and the kernel drops its dentry. A program that works in the directory then finds
+//! that it has no path.
 //!
-//! Owns: directories that are to be shown, their threads, when whoever waits for one need not wait any longer. Does not
-//! own: where the kernel has each directory (`moved`).
+//! Owns: directories that are to be shown to the kernel, the threads for that, and until when somebody waits for one.
+//! Does not own: where the kernel has each directory (`moved`).
 //!
-//! Invariants: a mover waits for the lock of a directory as any walk that finds no entry, and holds nothing then. That
-//! lock may be held by a call which waits for whoever waits for the mover: the rename of the other mount. So a mover
-//! that is seen to wait for a directory is not waited for any more (an idle one looks, as with takers); nor is one
-//! whose look the kernel refuses, since it only tries the locks of the old place: that is tried again by and by. A
-//! directory that this kernel does not know is not shown.
+//! Invariants: a move thread may wait for the lock of a directory, as any walk that finds no entry, and holds nothing
+//! then. That lock may be held by a call that waits for the other mount's rename, which itself waits for this move
+//! thread. So a move thread that is seen waiting for a directory is not waited for any more; an idle one watches, as
+//! with invalidation threads. The same holds for a look that the kernel refuses because it could not get the locks of
+//! the old place; the look is repeated. A directory that this kernel does not know is not shown.
 //!
-//! Bounds: `MOVERS_MAX` threads; `MOVES_MAX` directories that wait for one, beyond which none is shown; `TRIES` tries,
-//! some seconds, after which the kernel has the directory where it was until somebody looks.
+//! Bounds: `MOVERS_MAX` threads. `MOVES_MAX` directories wait for one; beyond that, none is shown. `TRIES` tries, which
+//! take some seconds. After `TRIES` failures the kernel keeps the directory at its old place until a program looks it
+//! up.
 
 use super::super::system;
 use super::{AGAIN, Done, LOOK, LOOKS, Lender, Phase, State};
@@ -28,20 +30,20 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Most movers.
+/// Most move threads.
 const MOVERS_MAX: usize = 8;
-/// Directories that wait for one.
+/// Most directories that wait for a move thread.
 const MOVES_MAX: usize = 1024;
-/// Tries to have the kernel move a directory.
+/// How often a move thread tries to make the kernel move a directory.
 const TRIES: usize = 300;
-/// Of these, for which it is waited, and the pause between two of them.
+/// The first tries, which the other mount waits for, and the pause between two of them.
 const QUICK_TRIES: usize = 3;
 const QUICK_AGAIN: Duration = Duration::from_millis(1);
 
-/// Where a directory is now.
+/// Where a directory lies now.
 pub(crate) struct NewPlace {
     pub(crate) ino: Ino,
-    /// What it lies in, by the id that the kernel has of it.
+    /// The directory in which it lies, by the kernel's node id.
     pub(crate) dir: Ino,
     pub(crate) name: Box<[u8]>,
 }
@@ -52,17 +54,17 @@ struct Move {
     done: Done,
 }
 
-/// What a mover is at.
+/// The work of a move thread.
 #[derive(Default)]
 struct UnderWay {
-    /// Who waits for it is told by this.
+    /// Called when nobody has to wait any longer.
     done: Option<Done>,
-    /// How often the thread had begun to wait when it was seen to wait for a directory, and how often it was seen.
+    /// The thread's count of waits when it was seen waiting for a directory, and how often it was seen so.
     seen: Option<u64>,
     looks: u32,
 }
 
-/// Directories that are being shown, by thread, and those that wait.
+/// Directories that are being shown, by thread, and those that wait for a thread.
 #[derive(Default)]
 pub(super) struct Moves {
     waiting: VecDeque<Move>,
@@ -72,8 +74,8 @@ pub(super) struct Moves {
 }
 
 impl Lender {
-    /// Has a directory shown at its place. `placed` is called when the kernel has it there; `done` when it has, or is
-    /// not waited for any longer.
+    /// Has the kernel look up a directory at its new place. `placed` is called when the kernel has it there. `done` is
+    /// called then too, or when nobody has to wait for the directory any longer.
     pub(crate) fn show(&self, place: NewPlace, placed: Done, done: Done) {
         let mut state = self.state.lock();
         if state.phase != Phase::On || state.moves.movers == 0 || state.moves.waiting.len() >= MOVES_MAX {
@@ -84,27 +86,27 @@ impl Lender {
         self.to_move.notify_one();
     }
 
-    /// Whether a thread has the kernel shown a directory.
+    /// Whether a thread is a move thread.
     pub(crate) fn is_mover(&self, tid: u32) -> bool {
         self.state.lock().moves.under_way.contains_key(&tid)
     }
 
-    /// Counts a mover that is about to be started.
+    /// Counts a move thread that is about to be started.
     pub(super) fn begins_mover(&self) {
         self.state.lock().moves.movers += 1;
     }
 
-    /// There is none.
+    /// Notes that no move thread can be started.
     pub(super) fn end_movers(&self) {
         self.state.lock().moves.movers = 0;
     }
 
-    /// Whether some have not ended.
+    /// Whether any move thread is still running.
     pub(super) fn has_movers(&self, state: &State) -> bool {
         state.moves.movers > 0
     }
 
-    /// The loop of a mover. The first one ends with the mount, another one when it is not needed.
+    /// The loop of a move thread. The first one ends with the mount, others when they are not needed.
     pub(super) fn run_mover(self: &Arc<Self>, root: &Arc<OwnedFd>, wake: &Arc<OwnedFd>, is_first: bool) {
         let tid = rustix::thread::gettid().as_raw_nonzero().get() as u32;
         let mut state = self.state.lock();
@@ -140,7 +142,7 @@ impl Lender {
         self.changed.notify_all();
     }
 
-    /// Sees to it that another mover looks after one that begins to work.
+    /// Ensures that another move thread watches the one that begins to work.
     fn has_another_mover(
         self: &Arc<Self>,
         state: &mut MutexGuard<'_, State>,
@@ -159,14 +161,14 @@ impl Lender {
 
     /// Whether the kernel has the directory at its place now.
     fn place(&self, root: &OwnedFd, wake: &OwnedFd, tid: u32, place: &NewPlace) -> bool {
-        // What it lies in may have gone.
+        // The directory in which it lies may be gone.
         let Ok(dir) = system::by_handle(root, place.dir) else { return false };
         for tries in 1..=TRIES {
             match system::look(&dir, &place.name) {
                 Ok(found) => return system::inode(&found) == Some(place.ino),
-                // The kernel could not take a lock, or has one of the directories above below this one still.
+                // The kernel could not take a lock, or still has one of the directories above it below this one.
                 Err(Raw::STALE | Raw::LOOP) => {}
-                // It has been moved on, or removed.
+                // The directory was moved on, or removed.
                 Err(_) => return false,
             }
             let state = &mut self.state.lock();
@@ -182,7 +184,7 @@ impl Lender {
         false
     }
 
-    /// Has the teller tell whoever waits.
+    /// Has the notifying thread call `done`.
     fn is_done(&self, state: &mut MutexGuard<'_, State>, wake: &OwnedFd, done: Option<Done>) {
         if let Some(done) = done {
             state.taken.push(done);
@@ -190,7 +192,7 @@ impl Lender {
         }
     }
 
-    /// Has nobody wait for movers that wait for a directory.
+    /// Ends the wait for move threads that wait for a directory.
     fn look_after_movers(&self, state: &mut MutexGuard<'_, State>, wake: &OwnedFd) {
         let awaited = state.moves.under_way.iter().filter(|(_, one)| one.done.is_some());
         let tids: Vec<u32> = awaited.map(|(tid, _)| *tid).collect();

@@ -1,18 +1,18 @@
-//! Takers: end the life of names that the kernel keeps.
+//! Invalidation threads (`takers`): end the timeouts of names that the kernel caches.
 //!
-//! Owns: their loop, what each one is at, how one that waits for a directory is left behind, the answers to their
-//! requests. Does not own: which names are lent.
+//! Owns: the loop of these threads, the state of each, how one that waits for a directory is left behind, and the
+//! answers to their requests. Does not own: which names are cached (the client).
 //!
-//! **A directory** has one name, which the kernel forgets the time of when the directory is opened by its handle. No
-//! request is sent and nothing is waited for.
+//! **The name of a directory.** A directory has one name. When the directory is opened by its handle, the kernel ends
+//! the timeout of that name. No request is sent, and nothing is waited for.
 //!
-//! **Another name** is looked at in its directory. The kernel asks for the directory's attributes first, since it was
-//! told to forget them, and is answered with ESTALE; it then walks once more, and in that walk believes none of the
-//! entries that it has. One that shows a file it asks for, and is answered with the same file and no life. One that
-//! shows nothing it drops, before it asks. So when the look has come to a question for the name, nothing is lent. Where
-//! the kernel has no entry in force, it takes the lock of the directory to ask; it may have to wait for that, and need
-//! not be waited for. What it is told of attributes on the way it does not take, since it is told to forget them
-//! between question and answer: `Answer::Any`.
+//! **Any other name** is looked at in its directory. The mount first has the kernel drop the directory's attributes, so
+//! the kernel asks for them and is answered ESTALE. The kernel then walks once more, and in that walk trusts no entry.
+//! For an entry that shows a file it sends a LOOKUP, which is answered with the same file and no timeout. The kernel
+//! drops a negative entry before it sends a LOOKUP. So once the kernel asks for the name, nothing is cached. If the
+//! kernel has no entry with a running timeout, it takes the lock of the directory to ask. It may have to wait for that
+//! lock, but need not be waited for. The attributes in these answers must not be used, so the kernel is made to drop
+//! them between question and answer (`Answer::Any`).
 
 use super::super::system;
 use super::{AGAIN, Done, LOOK, LOOKS, Lender, Phase, State, TAKERS_MAX, is_directory};
@@ -24,17 +24,17 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Names to be taken back.
+/// Names that are to be invalidated.
 pub(super) struct Take {
     pub(super) names: VecDeque<LentName>,
     pub(super) done: Option<Done>,
 }
 
-/// What a taker is at: the first of the names.
+/// The work of an invalidation thread; the first of the names is under way.
 pub(super) struct Taking {
     take: Take,
     look: Look,
-    /// Another taker goes on with the rest.
+    /// This thread was left behind, and another one goes on with the rest.
     is_left: bool,
 }
 
@@ -44,36 +44,36 @@ impl Taking {
     }
 }
 
-/// A look at a name.
+/// A look at a name that is under way.
 #[derive(Default)]
 struct Look {
     is_under_way: bool,
-    /// The kernel is made to forget the directory's attributes.
+    /// The thread is making the kernel ask for the directory's attributes.
     prepares: bool,
-    /// It was told ESTALE, and walks once more.
+    /// The kernel was answered ESTALE and walks once more.
     refused: bool,
-    /// It has asked for the name.
+    /// The kernel has asked for the name.
     asked: bool,
-    /// How often the thread had begun to wait when it was seen to wait for a directory, and how often it was seen.
+    /// The thread's count of waits when it was seen waiting for a directory, and how often it was seen so.
     seen: Option<u64>,
     looks: u32,
 }
 
-/// How a request of a taker is answered.
+/// How a request of an invalidation thread is answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// ESTALE: the kernel walks once more.
+    /// With ESTALE, so that the kernel walks once more.
     Refused,
-    /// Attributes that it does not take.
+    /// With arbitrary attributes, which the kernel drops.
     Any,
-    /// The name with what it has there, and no life.
+    /// With the inode that the kernel has under this name, and no timeout.
     Same(NameShows),
-    /// EINTR, which changes nothing.
+    /// With EINTR, which changes nothing.
     None,
 }
 
 impl Lender {
-    /// A thread asks for the attributes of an inode; `None`: it is no taker.
+    /// The answer to a GETATTR of this thread. `None`: it is no invalidation thread.
     pub(crate) fn taker_asks_attributes(&self, tid: u32, ino: Ino) -> Option<Answer> {
         let mut state = self.state.lock();
         let Taking { take, look, is_left } = state.taking.get_mut(&tid)?;
@@ -86,7 +86,7 @@ impl Lender {
         })
     }
 
-    /// A thread asks for a name; `None`: it is no taker.
+    /// The answer to a LOOKUP of this thread. `None`: it is no invalidation thread.
     pub(crate) fn taker_asks(&self, tid: u32, dir: Ino, name: &[u8]) -> Option<Answer> {
         let state = self.state.lock();
         let Taking { take, is_left, .. } = state.taking.get(&tid)?;
@@ -94,7 +94,7 @@ impl Lender {
         Some(lent.map_or(Answer::None, |lent| Answer::Same(lent.shows)))
     }
 
-    /// That is about to be answered.
+    /// To be called before that LOOKUP is answered.
     pub(crate) fn taker_was_answered(&self, tid: u32) {
         if let Some(Taking { look, .. }) = self.state.lock().taking.get_mut(&tid) {
             look.asked = true;
@@ -103,7 +103,7 @@ impl Lender {
 }
 
 impl Lender {
-    /// The loop of a taker. The first one ends with all of them, another one when it is not needed.
+    /// The loop of an invalidation thread. The first one ends with all of them, others when they are not needed.
     pub(super) fn run_taker(self: &Arc<Self>, root: &Arc<OwnedFd>, wake: &Arc<OwnedFd>, tid: u32, is_first: bool) {
         let mut state = self.state.lock();
         loop {
@@ -117,7 +117,7 @@ impl Lender {
                 }
             } else if matches!(state.phase, Phase::On | Phase::Ending) {
                 state.idle_takers += 1;
-                // What is left behind needs no looks, and what waits here could not be taken up.
+                // Threads that were left behind are not watched, and the names that wait here could not be taken up.
                 if state.taking.values().all(|taking| taking.is_left) && state.takes.is_empty() {
                     self.to_take.wait(&mut state);
                 } else if self.to_take.wait_for(&mut state, LOOK).timed_out() {
@@ -133,8 +133,8 @@ impl Lender {
         self.changed.notify_all();
     }
 
-    /// What is to be taken back next. The last taker takes up nothing for which it may have to wait, since nobody
-    /// could look after it: only names of directories.
+    /// The next names to invalidate. The last free invalidation thread takes only names of directories, for which it
+    /// never waits, because no thread could watch it.
     fn next_take(
         self: &Arc<Self>,
         state: &mut MutexGuard<'_, State>,
@@ -149,7 +149,7 @@ impl Lender {
         state.takes.remove(place)
     }
 
-    /// Whether another taker is idle, and looks after whoever begins to work.
+    /// Whether another invalidation thread is idle and watches the one that begins to work.
     fn has_another(
         self: &Arc<Self>,
         state: &mut MutexGuard<'_, State>,
@@ -157,7 +157,7 @@ impl Lender {
         wake: &Arc<OwnedFd>,
     ) -> bool {
         if state.idle_takers > 0 {
-            // It may have to look now and then.
+            // The idle thread has to wake up from time to time, to watch.
             self.to_take.notify_one();
             return true;
         }
@@ -173,7 +173,7 @@ impl Lender {
         another.is_ok()
     }
 
-    /// Takes back what the thread has taken up, as far as it is not left behind.
+    /// Invalidates the names of this thread, until it is left behind.
     fn carry_out(&self, root: &OwnedFd, wake: &OwnedFd, tid: u32) {
         let mut state = self.state.lock();
         while let Some(taking) = state.taking.get(&tid)
@@ -196,7 +196,7 @@ impl Lender {
         }
     }
 
-    /// Takes one name back; `tid`: this thread's id.
+    /// Invalidates one name. `tid` is this thread's id.
     pub(super) fn take_name(&self, root: &OwnedFd, tid: u32, lent: &LentName) {
         self.wait_for_walker(lent);
         match lent.shows {
@@ -213,12 +213,12 @@ impl Lender {
         }
     }
 
-    /// A directory by its node id; nothing if the kernel does not have it, and so no name in it.
+    /// Opens a directory by its node id. `None`: the kernel does not have it, and so no name in it.
     fn by_handle(&self, root: &OwnedFd, node: Ino) -> Option<OwnedFd> {
         loop {
             match system::by_handle(root, node) {
                 Ok(dir) => return Some(dir),
-                // Without a connection it has nothing either.
+                // When the connection is gone, the kernel has no names either.
                 Err(Raw::STALE | Raw::NOENT | Raw::NOTCONN | Raw::CONNABORTED) => return None,
                 Err(_) if self.in_phase(Phase::Ended) => return None,
                 Err(_) => {
@@ -229,8 +229,8 @@ impl Lender {
         }
     }
 
-    /// Looks at a name; whether the kernel has none now that is lent. `prepares`: whether it may have got attributes of
-    /// the directory since it was told to forget them.
+    /// Looks at a name. Returns whether the kernel caches nothing under it now. `prepares`: whether the kernel may have
+    /// got attributes of the directory since they were invalidated.
     fn look_at(&self, dir: &OwnedFd, tid: u32, lent: &LentName, prepares: bool) -> bool {
         let set = |look: Look| {
             if let Some(taking) = self.state.lock().taking.get_mut(&tid) {
@@ -239,7 +239,7 @@ impl Lender {
         };
         if prepares {
             set(Look { prepares, ..Look::default() });
-            // Whether this is answered is seen below.
+            // The answer is noted in `look`, which is checked below.
             let _ = system::ask_attributes(dir);
         }
         set(Look { is_under_way: true, ..Look::default() });
@@ -248,7 +248,7 @@ impl Lender {
         let Some(Taking { look, is_left, .. }) = state.taking.get_mut(&tid) else { return true };
         look.is_under_way = false;
         let is_gone = match found {
-            // In a directory that was removed the kernel asks for no name.
+            // In a directory that was removed, the kernel asks for no name.
             Err(Raw::NOENT | Raw::STALE) => look.refused,
             Err(Raw::NOTCONN | Raw::CONNABORTED) => true,
             _ => state.phase == Phase::Ended,
@@ -256,7 +256,7 @@ impl Lender {
         look.asked || *is_left || is_gone
     }
 
-    /// Leaves takers behind that wait for a directory.
+    /// Leaves behind invalidation threads that wait for a directory.
     fn look_after_others(&self, state: &mut MutexGuard<'_, State>) {
         let waits = |taking: &Taking| taking.look.is_under_way && !taking.look.asked && !taking.is_left;
         let tids: Vec<u32> = state.taking.iter().filter(|(_, taking)| waits(taking)).map(|(tid, _)| *tid).collect();
@@ -275,7 +275,7 @@ impl Lender {
         }
     }
 
-    /// The takers take up nothing any more: all that was lent has ended.
+    /// The invalidation threads accept no more work: every cached name is invalidated.
     pub(super) fn takers_end(&self) {
         let state = &mut *self.state.lock();
         state.are_takers_over = true;
@@ -283,7 +283,7 @@ impl Lender {
     }
 }
 
-/// Wakes the teller.
+/// Wakes the notifying thread.
 fn tell(wake: &OwnedFd) {
     let _ = rustix::io::write(wake, &1u64.to_ne_bytes());
 }

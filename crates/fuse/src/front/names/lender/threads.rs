@@ -1,5 +1,8 @@
-//! The lender's threads and those that see to sizes, which share its clone of the mount: how they begin and end, and
-//! the teller.
+//! Start and end of the lender's threads, and of those that see to sizes and use the same clone of the mount; the
+//! notifying thread (`teller`).
+//!
+//! Owns: these threads and their order of start and end. Does not own: what they do (`walker`, `taker`, `mover`,
+//! `sizes`).
 
 use super::super::system;
 use super::{Lender, Phase};
@@ -15,12 +18,12 @@ use std::sync::atomic::Ordering::SeqCst;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// Longest wait for the threads at the beginning.
+/// Longest wait for the threads at the start.
 const START: Duration = Duration::from_secs(5);
-/// Least time between two looks at the mount table, which may be long and change often; also how often it is looked
-/// whether the takers have ended.
+/// Least time between two looks at the mount table, which may be long and change often. It is also the pause between
+/// two checks whether the invalidation threads have ended.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
-/// How often the mount table is looked at, should the kernel not say that it has changed.
+/// How often the mount table is read if the kernel does not report a change.
 const TABLE: Timespec = Timespec { tv_sec: 10, tv_nsec: 0 };
 
 /// The threads of a mount.
@@ -30,24 +33,25 @@ pub(crate) struct Threads {
     wake: Arc<OwnedFd>,
 }
 
-/// What the threads need of the file system.
+/// What the threads need from the file system.
 pub(crate) struct Surroundings {
-    /// Where it is mounted.
+    /// Mount point.
     pub(crate) at: PathBuf,
-    /// Whether it is still mounted somewhere.
+    /// Whether the file system is still mounted somewhere.
     pub(crate) is_mounted: Box<dyn Fn() -> bool + Send>,
-    /// Names that are lent.
+    /// Names that are cached in the kernel.
     pub(crate) lent: Box<dyn Fn() -> Vec<LentName> + Send>,
-    /// A clock that goes on.
+    /// A clock that goes on during suspend.
     pub(crate) now_ns: fn() -> u64,
-    /// Tries on the root of the clone whether the kernel does what is counted on.
+    /// Tries on the root of the clone whether this kernel behaves as the threads need.
     pub(crate) trial: fn(&Arc<Lender>, &OwnedFd) -> Result<(), String>,
 }
 
 impl Threads {
-    /// Starts them and waits until names can be lent; otherwise tells why they cannot.
+    /// Starts the threads and waits until names can be cached. Returns the threads, and the reason if names cannot be
+    /// cached.
     ///
-    /// Errors: why there are no threads.
+    /// Errors: why there are no threads at all.
     pub(crate) fn start(lender: &Arc<Lender>, surroundings: Surroundings) -> Result<(Threads, Option<String>), String> {
         let Surroundings { at, is_mounted, lent, now_ns, trial } = surroundings;
         let say = |what: &'static str| move |e: Raw| format!("{what}: {e}");
@@ -58,7 +62,7 @@ impl Threads {
         let (own, own_wake) = (lender.clone(), wake.clone());
         let taker = builder("fuse names take").spawn(move || {
             own.run(&at, &own_wake, now_ns, trial);
-            // Not a descriptor of this thread's table.
+            // The descriptor is not in this thread's table.
             drop(own);
         });
         let taker = taker.map_err(|e| e.to_string())?;
@@ -76,7 +80,7 @@ impl Threads {
         let mut state = lender.state.lock();
         while state.phase == Phase::Starting {
             if lender.changed.wait_for(&mut state, START).timed_out() {
-                // It ends when its call returns.
+                // The thread ends when its call returns.
                 state.refused = Some("the kernel does not answer".into());
                 lender.set_phase(&mut state, Phase::Ended);
             }
@@ -89,7 +93,7 @@ impl Threads {
         Ok((threads, refused))
     }
 
-    /// Ends them and waits for them. The connection has ended.
+    /// Ends the threads and waits for them, after the end of the connection.
     pub(crate) fn stop(self, lender: &Lender) {
         lender.end();
         let _ = rustix::io::write(&*self.wake, &1u64.to_ne_bytes());
@@ -99,7 +103,7 @@ impl Threads {
 }
 
 impl Lender {
-    /// The first taker's thread, which starts the walker.
+    /// The first invalidation thread, which starts the lookup thread.
     fn run(
         self: &Arc<Self>,
         at: &Path,
@@ -174,7 +178,7 @@ impl Lender {
         }
         drop(state);
         self.takers_end();
-        // What ends the file system is no request of the mount's own.
+        // Requests at the end of the file system are not those of the mount's own threads.
         self.own.leave_all();
         drop(root);
         self.sizes.end();
@@ -184,7 +188,8 @@ impl Lender {
         }
     }
 
-    /// Tells that names are taken back, and ends everything when the file system is mounted nowhere any more.
+    /// The notifying thread: reports finished invalidations, and ends all threads when the file system is mounted
+    /// nowhere any more.
     fn tell(
         self: &Arc<Self>,
         wake: &OwnedFd,

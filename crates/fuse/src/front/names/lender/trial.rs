@@ -1,6 +1,7 @@
-//! The trial at the beginning: whether the kernel does what is counted on.
+//! The trial at the start of a mount: whether this kernel caches and invalidates names as the threads need.
 //!
-//! Owns: names that no program has a reason to ask for, what they show during the trial, its steps.
+//! Owns: the names of the trial, which no program has a reason to look up, what they show during the trial, and its
+//! steps. Does not own: what follows from the result (`threads`).
 
 use super::super::system;
 use super::taker::{Take, Taking};
@@ -12,34 +13,34 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The directory of the trial, in the root.
+/// Name of the trial's directory, in the root.
 const DIR: &[u8] = b".amphi probes whether the kernel gives names back";
-/// No target has these numbers.
+/// Inode numbers of the trial, which no target uses.
 const DIR_NODE: Ino = Ino(0x7fff << 48 | 1);
 const FILE_NODE: Ino = Ino(0x7fff << 48 | 2);
-/// Names in it: a file, one that is not there, one that is asked for while a directory is to be made, and that one,
-/// whose answer is kept back.
+/// Names in that directory: a file; a name that does not exist; a name that is looked up while a directory is being
+/// made; and the name of that directory, whose answer is delayed.
 const FILE: &[u8] = b"file";
 const NONE: &[u8] = b"none";
 const WAITS: &[u8] = b"waits";
 const KEPT_BACK: &[u8] = b"kept back";
-/// How long an answer is kept back, in looks.
+/// For how many looks an answer is delayed at most.
 const LOOKS_MAX: u32 = 1000;
 
-/// What the names of the trial show now.
+/// What the names of the trial show at present.
 #[derive(Default)]
 pub(crate) struct Trial {
     lookups: u32,
     life: Duration,
     is_there: bool,
-    /// An answer is kept back.
+    /// An answer is being delayed.
     keeps_back: bool,
     is_over: bool,
 }
 
 impl Lender {
-    /// The answer to a look-up of the trial: what the name shows, and for how long it is kept. `None`: it is no such
-    /// name. May wait.
+    /// The answer to a lookup during the trial: what the name shows, and its timeout. `None`: the name does not belong
+    /// to the trial. May wait.
     pub(crate) fn tried(&self, dir: Ino, name: &[u8]) -> Option<(NameShows, Duration)> {
         let mut state = self.state.lock();
         let shows = match (dir, name) {
@@ -68,7 +69,7 @@ impl Lender {
 
 /// Runs the trial.
 ///
-/// Errors: what the kernel does otherwise.
+/// Errors: how this kernel behaves differently.
 pub(crate) fn trial(lender: &Arc<Lender>, root: &OwnedFd) -> Result<(), String> {
     let tried = names(lender, root);
     set(lender, false, Duration::ZERO);
@@ -82,7 +83,7 @@ fn set(lender: &Lender, is_there: bool, life: Duration) {
     (trial.is_there, trial.life) = (is_there, life);
 }
 
-/// Makes a call, and sees that it asks for its name so often.
+/// Makes a call, and checks that it causes exactly `asked` lookups of its name.
 fn asks<T>(lender: &Lender, what: &str, asked: u32, call: impl FnOnce() -> T) -> Result<T, String> {
     let lookups = || lender.state.lock().trial.lookups;
     let before = lookups();
@@ -127,7 +128,7 @@ fn names(lender: &Arc<Lender>, root: &OwnedFd) -> Result<(), String> {
     waits(lender, &dir)
 }
 
-/// Takes a name back as a taker does.
+/// Invalidates a name as an invalidation thread does.
 fn take(lender: &Lender, root: &OwnedFd, tid: u32, lent: LentName) {
     let take = Take { names: [lent.clone()].into(), done: None::<Done> };
     lender.state.lock().taking.insert(tid, Taking::new(take));
@@ -135,7 +136,8 @@ fn take(lender: &Lender, root: &OwnedFd, tid: u32, lent: LentName) {
     lender.state.lock().taking.remove(&tid);
 }
 
-/// Who waits for the lock of a directory, in which another one is being made, is seen to.
+/// Checks that a thread which waits for the lock of a directory, in which another one is being made, is recognised as
+/// waiting.
 fn waits(lender: &Arc<Lender>, dir: &Arc<OwnedFd>) -> Result<(), String> {
     let own = |call: Box<dyn FnOnce() + Send>| {
         let own = lender.clone();
@@ -164,7 +166,7 @@ fn waits(lender: &Arc<Lender>, dir: &Arc<OwnedFd>) -> Result<(), String> {
             seen
         })
     };
-    // It has the lock when its question is there.
+    // When its question is here, the thread holds the lock.
     let has_lock = seen(&|| lender.state.lock().trial.keeps_back);
     let looker = own(Box::new(move || drop(system::look(&at2, WAITS))));
     let waits = looker.as_ref().is_ok_and(|(_, tid)| seen(&|| system::waits_for_directory(*tid).is_some()));

@@ -1,6 +1,6 @@
-//! The walker: lends names, one component of a path with each call.
+//! The lookup thread (`walker`): has the kernel cache names, one component of a path with each call.
 //!
-//! Owns: its loop, the call under way. Does not own: the answers to its look-ups (`names`).
+//! Owns: the loop of this thread, and its call under way. Does not own: the answers to its lookups (`client_fs/names`).
 
 use super::super::system;
 use super::taker::Take;
@@ -10,19 +10,19 @@ use parking_lot::MutexGuard;
 use std::os::fd::OwnedFd;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// The walker's call under way.
+/// The lookup thread's call under way.
 pub(super) struct Walking {
     pub(super) step: LentName,
-    /// When it was answered with a life.
+    /// When it was answered with a timeout.
     pub(super) lent_ns: Option<u64>,
-    /// That answer has been written.
+    /// The answer with the timeout was written.
     pub(super) written: bool,
 }
 
 impl Lender {
     pub(super) fn run_walker(&self, root: &OwnedFd, now_ns: fn() -> u64) {
         let mut state = self.state.lock();
-        // It may be here before names are lent.
+        // The lookup thread may be started before the trial has ended.
         while state.phase != Phase::Ended {
             match state.walks.pop_front().filter(|_| state.phase == Phase::On) {
                 Some(path) => {
@@ -50,20 +50,20 @@ impl Lender {
         }
     }
 
-    /// The walker's call has ended at `now_ns`.
+    /// The lookup thread's call has ended at `now_ns`.
     pub(super) fn walked(&self, now_ns: u64) {
         let mut state = self.state.lock();
         if let Some(Walking { step, lent_ns: Some(lent_ns), .. }) = state.walking.take()
             && now_ns > lent_ns + LATE_NS
         {
-            // Its life began late.
+            // The call returned late, so the timeout began late.
             state.takes.push_back(Take { names: [step].into(), done: None });
             self.to_take.notify_one();
         }
         self.changed.notify_all();
     }
 
-    /// Waits until what the walker was answered about a name is in force, or dropped.
+    /// Waits until the answer that the lookup thread got for a name is in force, or was dropped.
     pub(super) fn wait_for_walker(&self, lent: &LentName) {
         let (mut seen, mut looks) = (None, 0);
         let mut state = self.state.lock();
