@@ -1,7 +1,7 @@
 //! Storage of the file system below for the metadata region.
 //!
 //! Owns: how much of the region has storage, and when it gets more. Does not own: which slots a segment takes
-//! (`segment`), or how many bytes items may take of it (`state`).
+//! (`segment`), or how many bytes items may take of it (`state`, `room`).
 //!
 //! A zone file is sparse. A checkpoint that found no room below could give no log space back, and then not even a
 //! removal would go on. So the begin of the region has its storage before items need it, no slot behind that is taken,

@@ -1,4 +1,6 @@
-//! Encoding of changes, in log records and in segments alike.
+//! Changes of items: by key in memory, and their encoding, in log records and in segments alike.
+//!
+//! Owns: the map and the byte form. Does not own: when a change counts (`state`, `recover`).
 //!
 //! | bytes | field |
 //! |--:|---|
@@ -8,11 +10,15 @@
 //! | .. | value |
 
 use amphi_types::item::Key;
+use std::collections::BTreeMap;
 
 /// Bytes in front of key and value.
 pub const CHANGE_HEADER: usize = 6;
 /// Value length of a deletion.
 const DELETED: u32 = u32::MAX;
+
+/// Changes by key; `None` deletes.
+pub type Changes = BTreeMap<Key, Option<Vec<u8>>>;
 
 /// A decoded change: key, and value or deletion.
 pub type Decoded = (Key, Option<Vec<u8>>);

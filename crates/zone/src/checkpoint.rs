@@ -11,11 +11,12 @@
 //! the new start is given back: at every moment each valid superblock copy names only what is whole.
 
 use crate::backing::is_full;
+use crate::change::Changes;
 use crate::layout::{SEGMENTS_MAX, SegmentRef, Superblock, VERSION};
+use crate::log_point::LogPoint;
 use crate::planted::{self, Mistake};
-use crate::recover::Changes;
 use crate::segment::{Segment, SegmentReader, SegmentWriter, WriteError};
-use crate::state::{LogPoint, Shared, State};
+use crate::state::{Shared, State};
 use crate::{ZoneError, ZoneErrorKind};
 use amphi_env::{Buf, Disk, Env};
 use amphi_types::limits::BLOCK;

@@ -14,7 +14,8 @@
 
 use crate::group::Group;
 use crate::layout::{DOUBT_OFFSET, Geometry, doubt};
-use crate::state::{Fresh, LogPoint, Shared, State};
+use crate::log_point::LogPoint;
+use crate::state::{Fresh, Shared, State};
 use amphi_env::{Buf, Disk, Env};
 use amphi_types::limits::BLOCK;
 use futures_util::future::{Either, select};

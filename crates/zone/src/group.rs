@@ -1,21 +1,13 @@
 //! A log group under construction: records packed into aligned memory that is reused.
 
 use crate::layout::{GROUP_FRESH, GROUP_HEADER, GROUP_MAGIC, GROUP_PARITY, GroupHeader, block_crc, blocks_for};
+use crate::log_point::Link;
 use crate::planted::{self, Mistake};
 use crate::{change, parity};
 use amphi_env::Buf;
 use amphi_types::item::{Change, Txn};
 use amphi_types::limits::BLOCK;
 use zerocopy::IntoBytes;
-
-/// Link to the group before: the next one must name it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Link {
-    /// Opening that wrote it.
-    pub opening: u64,
-    /// Its checksum.
-    pub crc: u32,
-}
 
 /// Records that will be written together.
 pub struct Group {

@@ -4,7 +4,8 @@
 //! Everything is little-endian. Checksums are crc32c over the zone's id, then the structure's whole blocks with
 //! the checksum field as zero, so a structure of another zone never verifies.
 
-use crate::{ZoneError, ZoneErrorKind, ZoneParams};
+use crate::options::ZoneParams;
+use crate::{ZoneError, ZoneErrorKind};
 use amphi_env::Buf;
 use amphi_types::limits::BLOCK;
 use amphi_types::setting::words;

@@ -5,11 +5,10 @@
 //! ever rebuilt; blocks that cannot be read count as damaged, and are an error unless they were rebuilt.
 
 use crate::ZoneError;
-use crate::group::Link;
 use crate::layout::{GROUP_BLOCKS_MAX, GROUP_HEADER, GROUP_MAGIC, Geometry, GroupHeader};
+use crate::log_point::{Link, LogPoint};
 use crate::parity::{self, Mended, MendedBlocks};
 use crate::planted::{self, Mistake};
-use crate::state::LogPoint;
 use amphi_env::{Buf, Disk};
 use amphi_types::limits::BLOCK;
 use std::collections::BTreeMap;

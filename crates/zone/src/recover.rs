@@ -11,90 +11,25 @@
 //! groups that no longer count are true of the groups that do; and all of them are looked at, so that none is left that
 //! contradicts the cut.
 
-use crate::change;
-use crate::group::Link;
+use crate::change::{self, Changes};
+use crate::image::{Copies, Damage, Image, KeptRecords};
 use crate::keep::{self, Found};
-use crate::layout::{DOUBT_OFFSET, GROUP_FRESH, Geometry, GroupHeader, LOG_OFFSET, Superblock, doubt};
+use crate::layout::{DOUBT_OFFSET, GROUP_FRESH, GroupHeader, LOG_OFFSET, Superblock, doubt};
+use crate::log_point::{Link, LogPoint};
 use crate::log_reader::{LogBlocks, header_of};
 use crate::parity::MendedBlocks;
 use crate::planted::{self, Mistake};
 use crate::segment::{Segment, SegmentReader, SlotMap};
-use crate::state::LogPoint;
 use crate::{ZoneError, ZoneErrorKind};
 use amphi_env::{Buf, Disk, Env};
-use amphi_types::item::Key;
 use amphi_types::limits::BLOCK;
 use amphi_types::setting::words;
 use std::collections::BTreeMap;
-
-/// Changes by key; `None` deletes.
-pub type Changes = BTreeMap<Key, Option<Vec<u8>>>;
-
-/// How the two copies of the superblock are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Copies {
-    /// Both are valid and equal.
-    Equal,
-    /// Both are valid.
-    Differ,
-    /// Only one is valid.
-    OneDamaged,
-}
-
-/// What of a zone was damaged and could be rebuilt.
-pub struct Damage {
-    /// How the two superblocks are.
-    pub copies: Copies,
-    /// Blocks of segments and log: what they have to be.
-    pub mended: MendedBlocks,
-}
-
-/// Records behind the log's that a killed process has left in memory.
-pub struct KeptRecords {
-    /// Records behind the log's, which are in memory only.
-    pub records: Vec<Vec<u8>>,
-    /// The memory that has the last records of a killed process is gone, or of no use.
-    pub gone: bool,
-    /// There is such memory, and it is ahead of the log: that of a zone that this one may be a copy of.
-    pub of_another: bool,
-}
-
-/// A zone as it was found.
-pub struct Image {
-    pub root: Superblock,
-    /// What was damaged and could be rebuilt.
-    pub damage: Damage,
-    pub geometry: Geometry,
-    pub segments: Vec<Segment>,
-    pub slots: SlotMap,
-    /// All items, segments merged and log replayed.
-    pub items: BTreeMap<Key, Vec<u8>>,
-    /// What the log changes over the segments.
-    pub dirty: Changes,
-    /// Behind the last group that is replayed.
-    pub end: LogPoint,
-    pub replayed: u64,
-    /// What a killed process has left in memory.
-    pub left: KeptRecords,
-    /// Whether a sync has failed in this life of the machine.
-    pub doubted: bool,
-    /// Positions of the first block of a whole group that is not replayed and must never be, and of its parity.
-    pub cut: Vec<u64>,
-    pub notes: Vec<String>,
-}
 
 async fn read_at(disk: &impl Disk, at: u64, len: usize, place: &str) -> Result<Buf, ZoneError> {
     let (result, buf) = disk.read(at, Buf::zeroed(len)).await;
     result.map_err(|e| ZoneError::io(place, &e))?;
     Ok(buf)
-}
-
-impl Image {
-    /// Damaged blocks that were rebuilt. What a crash may have torn is none.
-    pub fn rebuilt_blocks(&self) -> u64 {
-        let damaged = self.damage.mended.values().filter(|m| !m.torn).count() as u64;
-        damaged + u64::from(self.damage.copies == Copies::OneDamaged)
-    }
 }
 
 /// Reads the zone on `disk`, which is the file `path`, and what a killed process has kept of it.

@@ -13,11 +13,12 @@ mod parts;
 
 use crate::event::Event;
 use crate::group::Group;
+use crate::image::Image;
 use crate::keep::{self, AREAS, Keep};
 use crate::layout::{GROUP_HEADER, Geometry, PAGE_PAYLOAD, RECORD_BYTES_MAX, SLOT_BYTES};
+use crate::options::{OnFailure, OpenOptions};
 use crate::planted::{self, Mistake};
-use crate::recover::Image;
-use crate::zone::{OnFailure, OpenOptions, ZoneStats};
+use crate::stats::ZoneStats;
 use crate::{ZoneError, ZoneErrorKind, change};
 use amphi_env::Env;
 use amphi_types::item::{Change, Key, Txn};
@@ -31,18 +32,11 @@ pub use parts::*;
 
 /// Most bytes of a group of several records: 1 MiB keeps one write below a millisecond.
 const GROUP_BYTES_MAX: usize = 1 << 20;
-/// Queued bytes at which `reserve` waits.
-const QUEUE_BYTES_MAX: u64 = 4 << 20;
 /// Groups kept for reuse.
 const SPARE_GROUPS: usize = 2;
 /// Share of the metadata region, in percent, that items may take: a merge needs the same again, and deletions
 /// must go through on a full region.
 pub const ITEMS_PERCENT: u64 = 40;
-/// Share that the log's changes may take too before what adds nothing has them merged: a merge of as much, and as much
-/// again, still fits. It is kept from what grows.
-const CHANGES_PERCENT: u64 = 46;
-/// Least share that must be won back by a merge for what adds nothing.
-const MERGE_PERCENT: u64 = 2;
 /// Bytes a change costs in the `dirty` map beside its encoding.
 const DIRTY_OVERHEAD: u64 = 64;
 
@@ -527,11 +521,6 @@ impl<E: Env> Shared<E> {
             || st.changes.dirty_bytes > self.bounds.dirty_max.get()
     }
 
-    fn has_log_room(&self, st: &State) -> bool {
-        let used = st.log.head.position - st.log.start_position + st.waiting.bytes.div_ceil(BLOCK);
-        used * 4 < self.geometry.log_blocks * 3 && st.waiting.bytes < QUEUE_BYTES_MAX
-    }
-
     /// Waits until `enough` holds or the zone has failed, with a checkpoint if the log needs one.
     pub async fn wait_log_room(&self, enough: impl Fn(&State) -> bool) {
         self.events
@@ -549,64 +538,6 @@ impl<E: Env> Shared<E> {
                 ready
             })
             .await;
-    }
-
-    /// Bytes of items that a full merge could win back, at most.
-    fn unmerged_bytes(st: &State) -> u64 {
-        let newer: u64 = st.medium.segments.iter().skip(1).map(|s| s.bytes).sum();
-        newer + st.changes.dirty_bytes + st.changes.frozen_bytes + st.waiting.bytes
-    }
-
-    /// Whether `growth` bytes have room among the items, and if not, whether a full merge may make some.
-    fn items_room(&self, st: &State, growth: u64) -> (bool, bool) {
-        let bytes = Self::item_bytes(st) + growth;
-        if growth == 0 {
-            // Their number is bounded only by the log, which may be larger than what the region has left.
-            let worth = Self::unmerged_bytes(st) * 100 > self.geometry.meta_slots * SLOT_BYTES * MERGE_PERCENT;
-            return (bytes <= Self::backed_bytes(st) / 100 * CHANGES_PERCENT, worth);
-        }
-        // A merge is worth its cost if something was overwritten or deleted.
-        let unseen = st.reached.written_lsn < st.waiting.appended_lsn || st.changes.frozen_bytes > 0;
-        let worth =
-            unseen || st.medium.segments.len() > 1 || st.changes.dirty_bytes > SLOT_BYTES || st.changes.deletions >= 16;
-        (bytes <= Self::backed_bytes(st) / 100 * ITEMS_PERCENT, worth)
-    }
-
-    /// See `Zone::reserve`.
-    pub async fn reserve(&self, growth: u64) -> Result<(), Errno> {
-        let (mut merged, mut backed) = (false, false);
-        loop {
-            let (room, fits, worth, appended) = {
-                let st = self.state.borrow();
-                if st.life.failed.is_some() {
-                    return Err(Errno::Io);
-                }
-                let (fits, worth) = self.items_room(&st, growth);
-                (self.has_log_room(&st), fits, worth, st.waiting.appended_lsn)
-            };
-            if !fits && growth > 0 && !backed {
-                // Once more if there is more now, until there is none.
-                backed = !self.back_more(growth).await;
-                continue;
-            }
-            if !fits && !merged && worth {
-                merged = true;
-                // A checkpoint sees what is written; deletions may still be queued.
-                self.wait_written(appended).await?;
-                match self.request_checkpoint(true).await {
-                    Err(e) if growth == 0 && e.kind == ZoneErrorKind::NoSpace => {}
-                    other => other?,
-                }
-                continue;
-            }
-            if !fits && growth > 0 {
-                return Err(Errno::NoSpace);
-            }
-            if room {
-                return Ok(());
-            }
-            self.wait_log_room(|st| self.has_log_room(st)).await;
-        }
     }
 
     pub fn stats(&self) -> ZoneStats {

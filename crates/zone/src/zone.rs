@@ -1,12 +1,15 @@
 //! The zone as its owner sees it: format, open, append, wait, checkpoint, close.
 
 use crate::group::Group;
+use crate::image::{Copies, Image};
 use crate::keep::{self, Keep};
 use crate::layout::{DOUBT_OFFSET, Geometry, LOG_OFFSET, SLOT_BYTES, Superblock, VERSION, VERSION_PARITY};
+use crate::options::{OpenOptions, ZoneParams};
 use crate::parity::MendedBlocks;
 use crate::planted::{self, Mistake};
-use crate::recover::{Copies, Image, read_zone};
+use crate::recover::read_zone;
 use crate::state::Shared;
+use crate::stats::ZoneStats;
 use crate::{ZoneError, ZoneErrorKind, checkpoint, commit};
 use amphi_env::{Buf, Disk, DiskMode, Env};
 use amphi_types::item::{Key, Txn};
@@ -32,67 +35,6 @@ pub enum Order {
     AfterData,
 }
 
-/// How to make a zone.
-#[derive(Clone, Debug)]
-pub struct ZoneParams {
-    /// Bytes of the file, rounded down to 1 MiB.
-    pub size_bytes: u64,
-    /// Bytes of the log ring: a multiple of 4096, at least 1 MiB, at most a quarter of the zone. 0 takes the
-    /// default, 64 MiB or an eighth of the zone if that is less.
-    pub log_bytes: u64,
-    /// The cluster.
-    pub cluster: u64,
-    /// The target.
-    pub target: TargetId,
-}
-
-/// How to open a zone.
-#[derive(Clone, Debug)]
-pub struct OpenOptions {
-    /// Refuse a zone of another cluster.
-    pub cluster: Option<u64>,
-    /// Refuse a zone of another target.
-    pub target: Option<TargetId>,
-    /// Written records are synced at the latest after this time, and stable after twice that.
-    pub sync_interval: Duration,
-    /// A checkpoint is taken when changes of this many bytes wait for one.
-    pub dirty_bytes: u64,
-    /// Checkpoints are taken by the zone's own agent; otherwise only by calls of `checkpoint`.
-    pub auto_checkpoint: bool,
-    /// Records count as kept when they are in memory that outlives the process, where there is any; otherwise when they
-    /// are on the disk.
-    pub keeps: bool,
-    /// Told of the failure of the zone before anybody whose record waits is.
-    pub on_failure: OnFailure,
-}
-
-/// Called with a sentence.
-type Told = Rc<dyn Fn(&str)>;
-
-/// What is called when a zone fails; by default nothing.
-#[derive(Clone, Default)]
-pub struct OnFailure(pub Option<Told>);
-
-impl std::fmt::Debug for OnFailure {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "OnFailure({})", if self.0.is_some() { "told" } else { "nobody" })
-    }
-}
-
-impl Default for OpenOptions {
-    fn default() -> OpenOptions {
-        OpenOptions {
-            cluster: None,
-            target: None,
-            sync_interval: Duration::from_secs(1),
-            dirty_bytes: 16 << 20,
-            auto_checkpoint: true,
-            keeps: true,
-            on_failure: OnFailure::default(),
-        }
-    }
-}
-
 /// What opening a zone found.
 #[derive(Debug, Default)]
 pub struct Recovered {
@@ -107,39 +49,6 @@ pub struct Recovered {
     pub lost: bool,
     /// Sentences for the log file: a torn tail that was cut, a superblock copy that was restored.
     pub notes: Vec<String>,
-}
-
-/// Counters of a zone since it was opened, and its present fill.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct ZoneStats {
-    /// Records appended.
-    pub appends: u64,
-    /// Records that were in kept memory before they were on the disk.
-    pub kept: u64,
-    /// Groups written.
-    pub groups: u64,
-    /// Empty groups among them, written for their mark.
-    pub marks: u64,
-    /// Bytes of groups written.
-    pub log_bytes: u64,
-    /// Syncs of the disk.
-    pub syncs: u64,
-    /// Checkpoints finished.
-    pub checkpoints: u64,
-    /// Bytes of segments written by checkpoints.
-    pub segment_bytes: u64,
-    /// Blocks of the log ring in use, and its size.
-    pub log_used_blocks: u64,
-    /// Blocks of the log ring.
-    pub log_blocks: u64,
-    /// Bytes of changes that wait for a checkpoint.
-    pub dirty_bytes: u64,
-    /// Upper bound of the bytes of items.
-    pub item_bytes: u64,
-    /// Bytes of items at which growth is refused.
-    pub item_bytes_max: u64,
-    /// Damaged blocks of metadata that were rebuilt, by opening and since.
-    pub rebuilt_blocks: u64,
 }
 
 /// An open zone; a cheap handle of one thread. Its agents keep the disk locked until `close`.

@@ -278,6 +278,16 @@ const HOUSES: &[House] = &[
         circle: 5,
     },
     House {
+        name: "zone",
+        floors: &[
+            "error", "planted", "event", "options", "stats", "change", "log_point", "layout", "parity", "group", "segment",
+            "keep", "image", "log_reader", "state", "backing", "room", "recover", "commit", "checkpoint", "zone", "fsck",
+            "lib",
+        ],
+        upward: &[],
+        circle: 0,
+    },
+    House {
         name: "client",
         floors: &[
             "policy",

@@ -4,11 +4,12 @@
 //! (`state`).
 
 use crate::ZoneError;
+use crate::change::Changes;
 use crate::event::Event;
-use crate::group::{Group, Link};
+use crate::group::Group;
 use crate::keep::Keep;
 use crate::layout::Superblock;
-use crate::recover::Changes;
+use crate::log_point::LogPoint;
 use crate::segment::{Segment, SlotMap};
 use amphi_env::Env;
 use amphi_types::TargetId;
@@ -23,19 +24,6 @@ pub struct Fresh {
     pub seq: u64,
     /// Last record before it.
     pub before: u64,
-}
-
-/// Where the log begins, or ends.
-#[derive(Clone, Copy, Debug)]
-pub struct LogPoint {
-    /// Block position, counted without wrapping.
-    pub position: u64,
-    /// Number of the last group before.
-    pub seq: u64,
-    /// Last record before.
-    pub lsn: u64,
-    /// Link of the last group before.
-    pub link: Link,
 }
 
 /// Records that were appended and wait to be written.

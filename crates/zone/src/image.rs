@@ -1,0 +1,73 @@
+//! `Image`: a zone as it was found on its disk.
+//!
+//! Owns: what reading a zone yields, and what of it was damaged. Does not own: the reading (`recover`), or what opening
+//! the zone makes of it (`zone`).
+
+use crate::change::Changes;
+use crate::layout::{Geometry, Superblock};
+use crate::log_point::LogPoint;
+use crate::parity::MendedBlocks;
+use crate::segment::{Segment, SlotMap};
+use amphi_types::item::Key;
+use std::collections::BTreeMap;
+
+/// How the two copies of the superblock are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Copies {
+    /// Both are valid and equal.
+    Equal,
+    /// Both are valid.
+    Differ,
+    /// Only one is valid.
+    OneDamaged,
+}
+
+/// What of a zone was damaged and could be rebuilt.
+pub struct Damage {
+    /// How the two superblocks are.
+    pub copies: Copies,
+    /// Blocks of segments and log: what they have to be.
+    pub mended: MendedBlocks,
+}
+
+/// Records behind the log's that a killed process has left in memory.
+pub struct KeptRecords {
+    /// Records behind the log's, which are in memory only.
+    pub records: Vec<Vec<u8>>,
+    /// The memory that has the last records of a killed process is gone, or of no use.
+    pub gone: bool,
+    /// There is such memory, and it is ahead of the log: that of a zone that this one may be a copy of.
+    pub of_another: bool,
+}
+
+/// A zone as it was found.
+pub struct Image {
+    pub root: Superblock,
+    /// What was damaged and could be rebuilt.
+    pub damage: Damage,
+    pub geometry: Geometry,
+    pub segments: Vec<Segment>,
+    pub slots: SlotMap,
+    /// All items, segments merged and log replayed.
+    pub items: BTreeMap<Key, Vec<u8>>,
+    /// What the log changes over the segments.
+    pub dirty: Changes,
+    /// Behind the last group that is replayed.
+    pub end: LogPoint,
+    pub replayed: u64,
+    /// What a killed process has left in memory.
+    pub left: KeptRecords,
+    /// Whether a sync has failed in this life of the machine.
+    pub doubted: bool,
+    /// Positions of the first block of a whole group that is not replayed and must never be, and of its parity.
+    pub cut: Vec<u64>,
+    pub notes: Vec<String>,
+}
+
+impl Image {
+    /// Damaged blocks that were rebuilt. What a crash may have torn is none.
+    pub fn rebuilt_blocks(&self) -> u64 {
+        let damaged = self.damage.mended.values().filter(|m| !m.torn).count() as u64;
+        damaged + u64::from(self.damage.copies == Copies::OneDamaged)
+    }
+}
