@@ -10,7 +10,7 @@ use crate::config::{NewZones, ServerConfig, zone_index, zone_name, zone_path};
 use crate::counters::Counters;
 use crate::error::{ServerError, ServerErrorKind};
 use crate::ops::flush_agent;
-use crate::target::Target;
+use crate::zone_target::Target;
 use amphi_env::{Disk, Env};
 use amphi_object::DiskQueue;
 use amphi_types::TargetId;

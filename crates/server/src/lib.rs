@@ -24,6 +24,7 @@ mod dispatch;
 pub mod error;
 mod folder;
 pub mod fsck;
+mod membership;
 mod message;
 mod objects;
 mod ops;
@@ -31,11 +32,12 @@ mod planted;
 mod records;
 pub mod server;
 mod session;
-mod target;
 pub mod threads;
 mod tunables;
+mod turns;
 mod tx;
 mod worker;
+mod zone_target;
 
 #[cfg(test)]
 mod tests;

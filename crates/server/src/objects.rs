@@ -10,9 +10,9 @@ pub(crate) mod glimpse;
 
 use crate::message::{Cut, TargetReply, TargetRequest};
 use crate::objects::glimpse::gathered_with_writers;
-use crate::target::gate::Hold;
-use crate::target::{EXTENT_BYTES, NameKey, Target};
 use crate::worker::Worker;
+use crate::zone_target::gate::Hold;
+use crate::zone_target::{EXTENT_BYTES, NameKey, Target};
 use amphi_data::{Freed, Resize};
 use amphi_env::Env;
 use amphi_meta::Gathered;

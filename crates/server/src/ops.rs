@@ -41,9 +41,9 @@ pub use rights::right_of;
 
 use crate::counters::add;
 use crate::session::slots::Begin;
-use crate::target::Target;
 use crate::worker::Worker;
 use crate::worker::request::RequestCx;
+use crate::zone_target::Target;
 use amphi_env::{Buf, Env};
 use amphi_types::{Errno, Result, SessionId};
 use amphi_wire::{Answer, Call, Cover, Reply, Request, RequestId, Tokens};
@@ -174,7 +174,7 @@ pub async fn execute<E: Env>(
             if let Request::SetAttr { ino, .. } = call.op {
                 // Whoever hears of a cut writes behind it: after a restart, objects of other targets may not be cut
                 // yet.
-                target.settle(vec![crate::target::NameKey::Inode(ino)]).await;
+                target.settle(vec![crate::zone_target::NameKey::Inode(ino)]).await;
             }
             return (told(answer), None);
         }

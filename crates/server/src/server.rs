@@ -8,22 +8,23 @@
 //! what runs, checkpoint, close.
 
 use crate::cluster::follower::Enlisted;
-use crate::cluster::map::{self, Belonging};
 use crate::cluster::peers::Cluster;
-use crate::cluster::sessions::{SessionHandler, SessionManager, end_everywhere};
+use crate::cluster::sessions::ending::end_everywhere;
+use crate::cluster::sessions::{SessionHandler, SessionManager};
 use crate::config::{NewZones, ServerConfig, SharedConfig};
 use crate::counters::Counters;
 use crate::dispatch;
 use crate::error::{ServerError, ServerErrorKind};
 use crate::folder;
+use crate::membership::map::{self, Belonging};
 use crate::message::{Message, OpenReport, TargetReply, TargetRequest};
 use crate::ops::scrub::scrub_agent;
 use crate::records::HomeRecord;
-use crate::target::Target;
-use crate::target::memory_watch::watch_memory;
 use crate::tunables::{SharedTunables, Tunable, Tunables};
 use crate::worker::routes::{Routes, SharedRoutes};
 use crate::worker::{RING_MESSAGES, Worker};
+use crate::zone_target::Target;
+use crate::zone_target::memory_watch::watch_memory;
 use amphi_dlm::SessionEnd;
 use amphi_env::{Env, Listener};
 use amphi_sched::{MeshRx, Port, mesh};

@@ -11,7 +11,6 @@
 pub(crate) mod above;
 pub(crate) mod request;
 pub(crate) mod routes;
-pub(crate) mod turns;
 
 use crate::coherence::locks::Locks;
 use crate::coherence::tokens::Tokens;
@@ -19,11 +18,11 @@ use crate::config::SharedConfig;
 use crate::counters::{Counters, add};
 use crate::error::ServerError;
 use crate::message::{Message, TargetReply, TargetRequest};
-use crate::target::Target;
 use crate::tunables::SharedTunables;
+use crate::turns::{Turn, Turns};
 use crate::worker::above::{Above, AnswerTarget, Clients, Peers};
 use crate::worker::routes::SharedRoutes;
-use crate::worker::turns::{Turn, Turns};
+use crate::zone_target::Target;
 use amphi_env::{Buf, Env};
 use amphi_sched::{Lane, MeshTx, SendError};
 use amphi_types::{Errno, Result, SessionId, TargetId};

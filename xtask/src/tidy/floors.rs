@@ -323,7 +323,9 @@ const HOUSES: &[House] = &[
             "session",
             "records",
             "message",
-            "target",
+            "turns",
+            "membership",
+            "zone_target",
             "worker",
             "objects",
             "tx",
@@ -337,7 +339,7 @@ const HOUSES: &[House] = &[
             "lib",
         ],
         upward: &[],
-        circle: 5,
+        circle: 4,
     },
 ];
 

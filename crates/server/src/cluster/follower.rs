@@ -7,11 +7,14 @@
 //! trying. A session that the master does not know has ended; one that it knows and this server does not has begun
 //! while this one was away.
 
-use crate::cluster::ended::Begun;
-use crate::cluster::peers::{ALREADY_HERE, Cluster, PeerName, PeerReply, PeerRequest, STOPPING, peer_link_config};
-use crate::cluster::sessions::{AFTER_POWER_LOSS, Eviction};
+use crate::cluster::peers::Cluster;
 use crate::config::ServerConfig;
 use crate::error::{ServerError, ServerErrorKind};
+use crate::membership::beats::{BEAT, DOWN_AFTER};
+use crate::membership::ended::Begun;
+use crate::membership::eviction::{AFTER_POWER_LOSS, Eviction};
+use crate::membership::peer_link::{ALREADY_HERE, PeerName, Plain, STOPPING, peer_link_config};
+use crate::membership::peer_message::{PeerReply, PeerRequest};
 use crate::message::{OpenReport, TargetRequest};
 use crate::records::SessionRecord;
 use amphi_env::Env;
@@ -24,8 +27,6 @@ use std::io::ErrorKind;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Pause between beats.
-pub const BEAT: Duration = Duration::from_secs(1);
 /// Pause before the master is tried again.
 const TRY_AGAIN: Duration = Duration::from_millis(500);
 /// How long one attempt to join may take: the master tries the addresses of a new server meanwhile.
@@ -57,7 +58,7 @@ pub(crate) enum Trouble {
 /// Asks the master once.
 async fn ask_once<E: Env>(env: &E, config: LinkConfig, op: Request) -> std::result::Result<Reply, Trouble> {
     let asked = async {
-        let link = Link::connect(env.clone(), config, Rc::new(crate::cluster::peers::Plain)).await.map_err(|e| {
+        let link = Link::connect(env.clone(), config, Rc::new(Plain)).await.map_err(|e| {
             let text = e.to_string();
             match e.kind() {
                 _ if text.contains(ALREADY_HERE) => Trouble::Taken(text),
@@ -152,7 +153,7 @@ pub(crate) async fn enlist<E: Env>(
     let info = ServerInfo { id: server, name: config.name.clone(), addrs: addrs.to_vec(), targets: Vec::new() };
     let op = Request::Join { server: info, cluster: 0, new_targets: count, epoch: 0 };
     match ask_master(env, link, &op, None).await? {
-        Some(Reply::Joined { map, new_targets }) if crate::cluster::map::fault(&map).is_none() => {
+        Some(Reply::Joined { map, new_targets }) if crate::membership::map::fault(&map).is_none() => {
             Ok(Enlisted { server, map, targets: new_targets })
         }
         _ => Err(refused("the master's answer makes no sense".into())),
@@ -182,7 +183,7 @@ impl<E: Env> Cluster<E> {
         let Reply::Joined { map, .. } = reply else {
             return Err(refused("the master's answer makes no sense".into()));
         };
-        if map.cluster != self.me.cluster || crate::cluster::map::fault(&map).is_some() {
+        if map.cluster != self.me.cluster || crate::membership::map::fault(&map).is_some() {
             return Err(refused("the master's map makes no sense".into()));
         }
         self.follow(map);
@@ -252,7 +253,7 @@ impl<E: Env> Cluster<E> {
                         Ok(joined) => joined,
                         Err(e) => {
                             tracing::error!("{e}");
-                            env.sleep(crate::cluster::master::DOWN_AFTER).await;
+                            env.sleep(DOWN_AFTER).await;
                             false
                         }
                     };

@@ -1,15 +1,18 @@
 //! The master: the server with target 0 keeps the map and says who comes in and which sessions there are.
 //!
 //! Owns: joins, what is heard of the other servers, sessions and tunables on all of them. Does not own: the rules of
-//! the map (`map`), the sessions themselves (`sessions`), what was set of the tunables (`tuned`).
+//! the map (`membership::map`), the sessions themselves (`sessions`), what was set of the tunables
+//! (`membership::tuned`).
 //!
 //! The map is stable on target 0 before anybody hears of it. A server that cannot be told that a session began or ended
 //! hears of it by its next beat: each beat is answered with a number that changes with the sessions, and a server that
 //! sees a new one compares (`follower`).
 
-use crate::cluster::peers::{Cluster, PATIENCE, PeerReply, PeerRequest};
-use crate::cluster::sessions::{Eviction, TOLD_LOOK};
+use crate::cluster::peers::{Cluster, PATIENCE};
 use crate::error::ServerError;
+use crate::membership::beats::DOWN_AFTER;
+use crate::membership::eviction::{Eviction, TOLD_LOOK};
+use crate::membership::peer_message::{PeerReply, PeerRequest};
 use crate::message::TargetRequest;
 use crate::records::SessionRecord;
 use amphi_env::Env;
@@ -19,8 +22,6 @@ use futures_util::future::join_all;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// A server that has not been heard of for so long counts as down: five beats.
-pub const DOWN_AFTER: Duration = Duration::from_secs(5);
 /// A server that is down for so long loses the lock on moving directories.
 const MOVES_AFTER: Duration = Duration::from_secs(10);
 /// How long the begin of a session waits for a server to hear of it: one that does not hears later by itself.
@@ -75,7 +76,7 @@ impl<E: Env> Cluster<E> {
         let is_new = map.servers.iter().all(|s| s.id != server.id);
         if server.targets.is_empty() {
             // Said before it makes its zones.
-            if let Err(line) = crate::cluster::map::check_addresses(&map, &server) {
+            if let Err(line) = crate::membership::map::check_addresses(&map, &server) {
                 return Ok(Reply::Refused(line));
             }
             let now_ns = self.worker.now_ns();
@@ -83,7 +84,7 @@ impl<E: Env> Cluster<E> {
                 // The numbers would be the same: first come first served.
                 return Err(Errno::Again);
             }
-            return Ok(match crate::cluster::map::new_targets(&map, new_targets) {
+            return Ok(match crate::membership::map::new_targets(&map, new_targets) {
                 Ok(new_targets) => {
                     self.as_master.promise(server.id, now_ns + PROMISE.as_nanos() as u64);
                     Reply::Joined { map, new_targets }
@@ -91,7 +92,7 @@ impl<E: Env> Cluster<E> {
                 Err(line) => Reply::Refused(line),
             });
         }
-        let next = match crate::cluster::map::take_in(&map, &server) {
+        let next = match crate::membership::map::take_in(&map, &server) {
             Err(line) => return Ok(Reply::Refused(line)),
             Ok(next) => next,
         };
@@ -103,7 +104,7 @@ impl<E: Env> Cluster<E> {
             self.follow(next.clone());
             tracing::info!(
                 "{} is in the cluster with {} targets",
-                crate::cluster::map::called(&server),
+                crate::membership::map::called(&server),
                 server.targets.len()
             );
             self.as_master.keep_promise(server.id);
@@ -219,7 +220,7 @@ impl<E: Env> Cluster<E> {
             if let Err(e) = result {
                 tracing::warn!(
                     "{} was not told of a session: {e}; it hears of it when it is back",
-                    crate::cluster::map::called(&s)
+                    crate::membership::map::called(&s)
                 );
             }
         });
@@ -280,7 +281,7 @@ impl<E: Env> Cluster<E> {
             if let Err(e) = self.tune(s.id).await {
                 tracing::warn!(
                     "{} was not told of tunables: {e}; it hears of them when it is back",
-                    crate::cluster::map::called(&s)
+                    crate::membership::map::called(&s)
                 );
             }
         }))

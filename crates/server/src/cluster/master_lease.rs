@@ -1,7 +1,8 @@
-//! `MasterLease`: what a server that is not the master makes of how lately it heard the master.
+//! What a server that is not the master makes of how lately it heard the master.
 //!
-//! Owns: whether its targets grant tokens, whether it goes on without the master. Does not own: beats and sessions
-//! (`follower`), who is alone (`sessions::company`, at the master).
+//! Owns: having its targets grant tokens or not, and mounts wait while the master is silent. Does not own: until when
+//! that counts (`membership::lease`), beats and sessions (`follower`), who is alone (`sessions::company`, at the
+//! master).
 //!
 //! Targets here grant tokens unless the master has said within `ALONE_LEASE` that the only mount knows that it is
 //! alone, this server knows of no other, and nobody who was cut off may still use what was granted here. So a start
@@ -13,50 +14,27 @@
 //! there. A mount that is the only one here is served on, for nobody else is, and the next one is asked about at the
 //! master.
 
-use crate::cluster::follower::BEAT;
-use crate::cluster::peers::{Cluster, PeerReply};
-use crate::coherence::tokens::{TOKEN_LIFE, TOKEN_MARGIN};
+use crate::cluster::peers::Cluster;
+use crate::membership::beats::BEAT;
+use crate::membership::lease::{ALONE_LEASE, ns};
+use crate::membership::peer_message::PeerReply;
 use crate::message::{TargetReply, TargetRequest};
 use amphi_env::Env;
 use amphi_types::{Errno, Result, SessionId};
-use std::cell::Cell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// How long a server may go without tokens after it asked whether a mount is alone: three beats.
-pub(crate) const ALONE_LEASE: Duration = Duration::from_secs(3);
 /// How long a server without the master serves several mounts.
-pub(crate) const WITHOUT_MASTER: Duration = Duration::from_secs(60);
+const WITHOUT_MASTER: Duration = Duration::from_secs(60);
 /// A server whose last beat is younger hears of sessions that end: the master tells those that were silent for at most
 /// 5 s.
 const IN_STEP: Duration = Duration::from_secs(4);
 
-/// The state of one server.
-#[derive(Default)]
-pub(crate) struct MasterLease {
-    /// When the last beat was sent behind which nothing is taken from sessions that had ended, monotonic ns.
-    heard_ns: Cell<u64>,
-    /// The last switch to company that was told.
-    company: Cell<u64>,
-    /// Switches of the targets here.
-    switches: Cell<u64>,
-    /// Until when targets grant no tokens, monotonic ns; none: they do.
-    alone_until_ns: Cell<Option<u64>>,
-    /// Until then tokens of sessions that were cut off may be in use, monotonic ns.
-    orphans_until_ns: Cell<u64>,
-    /// Mounts have to wait until the master is heard.
-    holding: Cell<bool>,
-}
-
-fn ns(d: Duration) -> u64 {
-    d.as_nanos() as u64
-}
-
 impl<E: Env> Cluster<E> {
     /// The targets grant tokens, from before anything is asked of them. `cut_off`: sessions were, a short time ago.
     pub(crate) async fn begin_granting(&self, cut_off: bool) -> Result<()> {
-        self.lease.heard_ns.set(self.worker.now_ns());
+        self.lease.hear(self.worker.now_ns());
         if cut_off {
             self.note_cut_off();
         }
@@ -65,12 +43,11 @@ impl<E: Env> Cluster<E> {
 
     /// A session was cut off here and may go on using tokens until they end.
     pub(crate) fn note_cut_off(&self) {
-        self.lease.orphans_until_ns.set(self.worker.now_ns() + ns(TOKEN_LIFE + TOKEN_MARGIN));
+        self.lease.note_cut_off(self.worker.now_ns());
     }
 
     async fn switch(&self, on: bool) -> Result<()> {
-        let number = self.lease.switches.get() + 1;
-        self.lease.switches.set(number);
+        let number = self.lease.next_switch();
         for target in self.worker.routes.local() {
             self.worker.tell(*target, TargetRequest::Company(on, number)).await?;
         }
@@ -79,16 +56,16 @@ impl<E: Env> Cluster<E> {
 
     /// Has tokens granted if they are not. The caller has the turn of `changing`.
     pub(crate) async fn grant_tokens(&self) -> Result<()> {
-        if self.lease.alone_until_ns.get().is_some() {
+        if self.lease.alone_until_ns().is_some() {
             self.switch(true).await?;
-            self.lease.alone_until_ns.set(None);
+            self.lease.end_alone();
         }
         Ok(())
     }
 
     /// `PeerRequest::Company`.
     pub(crate) async fn told_company(&self, change: u64) -> Result<PeerReply> {
-        self.lease.company.set(self.lease.company.get().max(change));
+        self.lease.note_company(change);
         let _turn = self.as_follower.changing.take().await;
         self.grant_tokens().await?;
         Ok(PeerReply::Done)
@@ -97,8 +74,8 @@ impl<E: Env> Cluster<E> {
     /// A beat that was sent at `sent_ns` has been answered, and nothing more is taken from sessions that have ended.
     pub(crate) fn heard_master(self: &Rc<Self>, sent_ns: u64) -> Result<()> {
         debug_assert!(sent_ns <= self.worker.now_ns(), "an answer comes after its question");
-        self.lease.heard_ns.set(self.lease.heard_ns.get().max(sent_ns));
-        if self.lease.holding.replace(false) {
+        self.lease.hear(sent_ns);
+        if self.lease.hold(false) {
             self.manager()?.hold_mounts(false);
         }
         Ok(())
@@ -110,16 +87,12 @@ impl<E: Env> Cluster<E> {
         self.heard_master(sent_ns)?;
         let _turn = self.as_follower.changing.take().await;
         let (now_ns, until_ns) = (self.worker.now_ns(), sent_ns + ns(ALONE_LEASE));
-        let may = alone.is_some_and(|change| change > self.lease.company.get())
-            && self.as_follower.count() < 2
-            && now_ns >= self.lease.orphans_until_ns.get()
-            && now_ns < until_ns;
+        let may = self.lease.may_go_without(alone, now_ns) && self.as_follower.count() < 2 && now_ns < until_ns;
         if !may {
             return self.grant_tokens().await;
         }
         debug_assert!(self.as_follower.count() < 2, "nobody goes without tokens in company");
-        let before = self.lease.alone_until_ns.replace(Some(until_ns));
-        if before.is_none() {
+        if self.lease.begin_alone(until_ns) {
             self.switch(false).await?;
             self.watch_lease();
         }
@@ -133,13 +106,13 @@ impl<E: Env> Cluster<E> {
             loop {
                 let left_ns = {
                     let Some(cluster) = weak.upgrade() else { return };
-                    let Some(until_ns) = cluster.lease.alone_until_ns.get() else { return };
+                    let Some(until_ns) = cluster.lease.alone_until_ns() else { return };
                     until_ns.saturating_sub(cluster.worker.now_ns())
                 };
                 env.sleep(Duration::from_nanos(left_ns + 1)).await;
                 let Some(cluster) = weak.upgrade() else { return };
                 let _turn = cluster.as_follower.changing.take().await;
-                if cluster.lease.alone_until_ns.get().is_some_and(|until_ns| until_ns <= cluster.worker.now_ns())
+                if cluster.lease.alone_until_ns().is_some_and(|until_ns| until_ns <= cluster.worker.now_ns())
                     && let Err(e) = cluster.grant_tokens().await
                 {
                     tracing::error!("tokens cannot be granted: {e}");
@@ -150,7 +123,7 @@ impl<E: Env> Cluster<E> {
     }
 
     fn silent_for(&self) -> Duration {
-        Duration::from_nanos(self.worker.now_ns().saturating_sub(self.lease.heard_ns.get()))
+        self.lease.silent_for(self.worker.now_ns())
     }
 
     /// Returns when this server has heard of every session that had ended before it was asked.
@@ -171,10 +144,10 @@ impl<E: Env> Cluster<E> {
                 env.sleep(BEAT).await;
                 let Some(cluster) = weak.upgrade().filter(|c| !c.closed.get()) else { return };
                 let over = cluster.silent_for() >= WITHOUT_MASTER && cluster.as_follower.count() > 1;
-                if over && !cluster.lease.holding.get() {
+                if over && !cluster.lease.is_holding() {
                     let Ok(manager) = cluster.manager() else { return };
                     tracing::warn!("the master was not heard for {WITHOUT_MASTER:?}: mounts wait until it is");
-                    cluster.lease.holding.set(true);
+                    cluster.lease.hold(true);
                     manager.hold_mounts(true);
                     manager.cut_all("the server has lost its master");
                 }

@@ -1,48 +1,43 @@
 //! `Cluster`: the other servers, as the worker with the connections sees them.
 //!
 //! Owns: the cluster map in force, the way to other servers' targets, what other servers are answered. Does not own:
-//! who may come in (`map`), what the master does (`master`), what the others do (`follower`), what targets answer
-//! (`dispatch`). `links` has the connections to others, `callers` those of others to here, `master_lease` what depends
-//! on how lately the master was heard.
+//! who may come in (`membership::map`), what the master does (`master`), what the others do (`follower`), what targets
+//! answer (`dispatch`). `links` has the connections to others, `membership::callers` those of others to here,
+//! `master_lease` does what depends on how lately the master was heard.
 //!
 //! A question to another server waits in a slot of a link, so what waits for names must leave slots to what ends that
 //! wait: the normal lane is for questions that wait for names, bounded here, the urgent lane for all others, which end
-//! by themselves. A question is executed once while its receiver runs (`callers`); after a restart it is asked again,
-//! and every one of them can bear that (`message::TargetRequest`).
+//! by themselves. A question is executed once while its receiver runs (`membership::callers`); after a restart it is
+//! asked again, and every one of them can bear that (`message::TargetRequest`).
 //!
 //! Bound: one link and one caller for each other server.
 
-mod callers;
 mod links;
 
-use crate::cluster::ended::{Begun, EndedSessions};
-use crate::cluster::follower_state::FollowerState;
-use crate::cluster::master_lease::MasterLease;
-use crate::cluster::master_state::MasterState;
-use crate::cluster::sessions::{Eviction, SessionManager};
+use crate::cluster::sessions::SessionManager;
+use crate::membership::callers::{Callers, Ticket};
+use crate::membership::ended::{Begun, EndedSessions};
+use crate::membership::follower_state::FollowerState;
+use crate::membership::lease::MasterLease;
+use crate::membership::master_state::MasterState;
+use crate::membership::peer_link::STOPPING;
+use crate::membership::peer_message::{PeerReply, PeerRequest};
 use crate::message::{TargetReply, TargetRequest};
-use crate::records::SessionRecord;
+use crate::turns::{Turn, Turns};
 use crate::worker::Worker;
 use crate::worker::above::{Peers, Replying};
-use crate::worker::turns::{Turn, Turns};
 use amphi_env::Env;
 use amphi_transport::{CallOptions, Connections, Incoming};
-use amphi_types::{Cred, Errno, Result, SessionId, TargetId};
-use amphi_wire::{Answer, Call, ClusterMap, Lane, Reply, Request, ServerInfo, TargetStatus};
-pub use callers::ALREADY_HERE;
-use callers::Callers;
+use amphi_types::{Cred, Errno, Result, TargetId};
+use amphi_wire::{Answer, Call, ClusterMap, Lane, Reply, Request, ServerInfo};
 use futures_channel::oneshot;
 use links::Links;
-pub use links::{PeerName, Plain, peer_link_config};
-use serde::{Deserialize, Serialize};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-/// Credits of another server in each lane: it asks on behalf of all its sessions.
-pub const PEER_CREDITS: u16 = 1024;
 /// Questions of this server to one other that wait for names there, at most; together with the promises of
 /// `OPERATIONS_MAX` operations and one wait for the lock on moving directories fewer than the credits.
 const WAITING_MAX: usize = 512;
@@ -50,79 +45,6 @@ const WAITING_MAX: usize = 512;
 pub const PATIENCE: Duration = Duration::from_secs(5);
 /// How often who waits for the lock on moving directories looks whether the master can be reached.
 const LOCK_LOOK: Duration = Duration::from_secs(1);
-/// Why a server that stops does not let anybody in.
-pub const STOPPING: &str = "the server is stopping";
-
-/// What servers say to each other: the body of `Request::Ask`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum PeerRequest {
-    /// `Target`: to a target.
-    Target(TargetId, TargetRequest),
-    /// `Beat`: a server lives; to the master.
-    Beat {
-        /// Epoch of the map that it knows.
-        epoch: u64,
-        /// Its targets, if it was asked about them.
-        targets: Vec<TargetStatus>,
-    },
-    /// `Sessions`: what the master knows of sessions.
-    Sessions,
-    /// `Done`: a newer map; to the others.
-    Install(ClusterMap),
-    /// `Done`: the session begins.
-    SessionStart(SessionId, SessionRecord),
-    /// `Done`: nothing more is taken from the session.
-    SessionStop(Begun),
-    /// `Done`: what the stopped session has goes, and nothing of it is under way. Whether its client is known to use
-    /// nothing any more.
-    SessionForget(Begun, bool),
-    /// `Done`: the session did not keep to the rules; to the master.
-    Evict {
-        /// The session.
-        session: Begun,
-        /// Why.
-        why: String,
-        /// What it has done, or what was done to it.
-        how: Eviction,
-    },
-    /// `Done`: other mounts have come, by the master's switch of this number: tokens are granted from now on.
-    Company(u64),
-    /// `Done`: tunables were set.
-    Tune {
-        /// Name or pattern.
-        pattern: String,
-        /// Value.
-        value: String,
-    },
-}
-
-/// Answers to `PeerRequest`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub enum PeerReply {
-    /// Done.
-    Done,
-    /// Of a target.
-    Target(TargetReply),
-    /// Of the master.
-    Beat {
-        /// Epoch of its map.
-        epoch: u64,
-        /// Changes with every session that begins or ends.
-        sessions: u64,
-        /// It wants to know about the targets.
-        targets: bool,
-        /// The only mount knows that it is alone, by the switch of this number.
-        alone: Option<u64>,
-    },
-    /// Sessions that have not ended.
-    Sessions {
-        /// As in `Beat`.
-        version: u64,
-        /// They.
-        sessions: Vec<(SessionId, SessionRecord)>,
-    },
-}
-
 /// Which server this is.
 pub(crate) struct ServerIdentity {
     /// As it is in the map.
@@ -234,7 +156,7 @@ impl<E: Env> Cluster<E> {
         if map.epoch <= self.map.borrow().epoch {
             return Ok(());
         }
-        if map.cluster != self.me.cluster || crate::cluster::map::fault(&map).is_some() {
+        if map.cluster != self.me.cluster || crate::membership::map::fault(&map).is_some() {
             return Err(Errno::Proto);
         }
         let keeper = self.worker.routes.local().first().copied().unwrap_or_default();
@@ -402,7 +324,7 @@ impl<E: Env> Cluster<E> {
         });
     }
 
-    async fn answer(self: &Rc<Self>, ticket: &callers::Ticket, caller: u64, question: &[u8]) -> Result<Reply> {
+    async fn answer(self: &Rc<Self>, ticket: &Ticket, caller: u64, question: &[u8]) -> Result<Reply> {
         let question: PeerRequest = postcard::from_bytes(question).map_err(|_| Errno::Proto)?;
         self.until_ready().await;
         let told = match question {
@@ -432,7 +354,7 @@ impl<E: Env> Cluster<E> {
 
     async fn answer_for_target(
         self: &Rc<Self>,
-        ticket: &callers::Ticket,
+        ticket: &Ticket,
         target: TargetId,
         question: TargetRequest,
     ) -> Result<PeerReply> {

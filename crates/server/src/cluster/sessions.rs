@@ -13,12 +13,14 @@
 //! administrator connected.
 
 mod admission;
+mod admission_state;
 mod clocks;
 mod company;
 mod deaf;
-mod ending;
+pub(crate) mod ending;
 mod entry;
 mod executing;
+mod rule;
 mod trust;
 mod whole;
 
@@ -30,18 +32,15 @@ use crate::records::SessionRecord;
 use crate::tunables::Tunable;
 use crate::worker::Worker;
 use crate::worker::above::Clients;
-use admission::AdmissionState;
+use admission_state::AdmissionState;
 use amphi_env::Env;
 use amphi_transport::{ConnId, Connections, Handler, Incoming, Peer};
 use amphi_types::{Errno, Result, SessionId, TargetId};
 use amphi_wire::{Answer, Hello, Push, ROTATING_MAX, Reply, Request, Role, Welcome};
-use company::Rule;
-pub use deaf::Eviction;
-pub use ending::{AFTER_POWER_LOSS, TOLD_LOOK, end_everywhere};
 use entry::{Entry, State};
 use executing::Executing;
-
 use futures_channel::oneshot;
+use rule::Rule;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;

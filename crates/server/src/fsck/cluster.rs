@@ -66,7 +66,7 @@ pub(super) fn check_folder(dir: &str, zones: &[u16], images: &[ZoneImage], repor
         }
     }
     let map = images.iter().find_map(|i| i.map.as_ref());
-    if let Some(fault) = map.and_then(crate::cluster::map::fault) {
+    if let Some(fault) = map.and_then(crate::membership::map::fault) {
         report.find(dir, format!("the cluster map: {fault}"));
     }
 }

@@ -8,8 +8,8 @@
 
 use crate::coherence::glimpse::Open;
 use crate::counters::add;
-use crate::target::Target;
 use crate::worker::Worker;
+use crate::zone_target::Target;
 use amphi_dlm::LockId;
 use amphi_env::{Env, timeout};
 use amphi_meta::Gathered;

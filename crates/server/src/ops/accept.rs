@@ -10,8 +10,8 @@
 
 use super::way::{State, Way, way};
 use crate::counters::add;
-use crate::target::write_back::count_accepted;
 use crate::worker::request::RequestCx;
+use crate::zone_target::write_back::count_accepted;
 use amphi_data::UNIT;
 use amphi_env::{Buf, Env};
 use amphi_types::item::Txn;

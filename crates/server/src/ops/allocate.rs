@@ -5,10 +5,10 @@
 
 use super::data::write_growth;
 use crate::session::rights::Touch;
-use crate::target::EXTENTS_A_RECORD;
-use crate::target::gate::Hold;
-use crate::target::span_gate::SpanGuard;
 use crate::worker::request::RequestCx;
+use crate::zone_target::EXTENTS_A_RECORD;
+use crate::zone_target::gate::Hold;
+use crate::zone_target::span_gate::SpanGuard;
 use amphi_data::{Extent, Preallocate};
 use amphi_dlm::Mode;
 use amphi_env::Env;

@@ -6,10 +6,10 @@
 use crate::coherence::tokens::Changing;
 use crate::message::Cut;
 use crate::objects::{gather, give_cut_up, settle_later, trim_everywhere};
-use crate::target::gate::Hold;
-use crate::target::{NameKey, Target};
 use crate::worker::Worker;
 use crate::worker::request::RequestCx;
+use crate::zone_target::gate::Hold;
+use crate::zone_target::{NameKey, Target};
 use amphi_data::Resize;
 use amphi_dlm::Changed;
 use amphi_env::Env;

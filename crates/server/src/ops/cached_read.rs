@@ -2,7 +2,7 @@
 //! around them.
 //!
 //! Owns: the order of looking, waiting, reading, verifying and keeping. Does not own: the decision (`read_way`), what
-//! is kept and when it is dropped (`target::read_cache`).
+//! is kept and when it is dropped (`amphi_object::read_cache`).
 //!
 //! Invariants: the caller holds the range of the plan, so what it asked for does not change meanwhile. What is read
 //! around it is held by nobody: it is kept only if no write of its blocks was under way (`OnTheWay::end`) and it reads
@@ -11,8 +11,8 @@
 
 use super::read_way::{ReadWay, State, way};
 use crate::counters::add;
-use crate::target::verifier::Expected;
 use crate::worker::request::RequestCx;
+use crate::zone_target::verifier::Expected;
 use amphi_data::{Checksum, ReadPlan, ReadSegment};
 use amphi_env::{Buf, Env};
 use amphi_object::Beside;

@@ -6,8 +6,8 @@
 //! Invariant: an answer tells of the objects that the request was about, whatever became of it: also of those it did
 //! not get.
 
-use crate::target::Target;
 use crate::worker::Worker;
+use crate::zone_target::Target;
 use amphi_env::Env;
 use amphi_types::ObjectId;
 use amphi_wire::{Access, Answer, ContendedParts, Make, Reply, Request};

@@ -4,9 +4,9 @@
 //! then.
 
 use crate::counters::add;
-use crate::target::Target;
 use crate::worker::Worker;
 use crate::worker::request::RequestCx;
+use crate::zone_target::Target;
 use amphi_env::Env;
 use amphi_types::{ByteRange, Errno, Ino, Result, SessionId};
 use amphi_wire::{FileLockOwner, FileLockSpec, Push, Reply};

@@ -16,7 +16,7 @@
 use super::names::plain_view;
 use crate::counters::add;
 use crate::planted::{self, Mistake};
-use crate::target::Target;
+use crate::zone_target::Target;
 use amphi_data::{Checksum, Freed, Fresh, Overlay, UNIT, WritePlan};
 use amphi_env::{Buf, Env};
 use amphi_meta::{Gathered, Inode, MetaStore};
@@ -96,7 +96,7 @@ impl<E: Env> Target<E> {
 
     async fn flush_unit(&self, object: ObjectId, unit: u64) -> Result<()> {
         let range = ByteRange::new(unit * UNIT, (unit + 1) * UNIT);
-        let _span = self.queues.spans.take(object, range, crate::target::gate::Hold::Exclusive).await;
+        let _span = self.queues.spans.take(object, range, crate::zone_target::gate::Hold::Exclusive).await;
         self.flush_held(object, range).await
     }
 

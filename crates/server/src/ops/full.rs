@@ -22,9 +22,9 @@
 use super::data::{Room, Step, WriteKind};
 use super::grant::CALLS_MAX;
 use crate::counters::add;
-use crate::target::Target;
-use crate::target::gate::Hold;
 use crate::worker::request::RequestCx;
+use crate::zone_target::Target;
+use crate::zone_target::gate::Hold;
 use amphi_data::{DataStore, Fresh, WritePlan};
 use amphi_env::{Buf, Env};
 use amphi_types::item::Txn;

@@ -15,8 +15,8 @@
 //! The number: a share is an eighth of the room with one mount, so a mount that has 2.5 GiB dirty takes no notice of
 //! grants above 20 GiB of room.
 
-use crate::target::Target;
 use crate::worker::request::RequestCx;
+use crate::zone_target::Target;
 use amphi_env::Env;
 use amphi_types::item::Txn;
 use amphi_types::{Result, SessionId};

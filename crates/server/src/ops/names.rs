@@ -1,9 +1,9 @@
 //! Looking up: names, parents, links, listings.
 
 use crate::message::{Place, TargetReply, TargetRequest};
-use crate::target::{NameKey, Target};
 use crate::tx::two_phase;
 use crate::worker::request::RequestCx;
+use crate::zone_target::{NameKey, Target};
 use amphi_env::Env;
 use amphi_meta::{Inode, MetaStore, perm};
 use amphi_types::{Errno, Ino, Kind, Name, Result, TargetId};

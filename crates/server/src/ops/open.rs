@@ -3,10 +3,10 @@
 use super::attr::view;
 use crate::message::{TargetReply, TargetRequest};
 use crate::objects::{destroy_orphan, reap_orphans, settle_later};
-use crate::target::gate::Hold;
-use crate::target::{NameKey, Target};
 use crate::worker::Worker;
 use crate::worker::request::RequestCx;
+use crate::zone_target::gate::Hold;
+use crate::zone_target::{NameKey, Target};
 use amphi_dlm::{Changed, GroupId, Mode, Owner};
 use amphi_env::Env;
 use amphi_meta::MetaStore;

@@ -5,8 +5,8 @@
 use super::data::{WriteKind, write_growth};
 use crate::coherence::locks::DirectLock;
 use crate::session::rights::Touch;
-use crate::target::Target;
 use crate::worker::request::RequestCx;
+use crate::zone_target::Target;
 use amphi_env::{Buf, Env};
 use amphi_types::limits::FILE_MAX;
 use amphi_types::{ByteRange, Errno, Ino, ObjectId, Result, SessionId};

@@ -13,11 +13,11 @@
 
 use crate::counters::add;
 use crate::planted::{self, Mistake};
-use crate::target::NameKey;
-use crate::target::gate::Hold;
-use crate::target::span_gate::SpanGuard;
 use crate::tunables::Tunable;
 use crate::worker::request::RequestCx;
+use crate::zone_target::NameKey;
+use crate::zone_target::gate::Hold;
+use crate::zone_target::span_gate::SpanGuard;
 use amphi_data::ReadPlan;
 use amphi_dlm::{Growth, Mode};
 use amphi_env::{Buf, Env};

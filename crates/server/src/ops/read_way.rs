@@ -1,7 +1,7 @@
 //! Whether a read is served from memory that the server keeps, and how much it brings there for others.
 //!
 //! Owns: the decision, as one pure function of what the server knows at that moment. Does not own: what follows
-//! (`cached_read`), how reads lie beside each other (`target::read_pattern`).
+//! (`cached_read`), how reads lie beside each other (`amphi_object::read_pattern`).
 //!
 //! What is kept is served. Otherwise a mount that is alone keeps what it reads itself, and large reads go from the disk
 //! to the mount without a copy. Of the rest, a read that lies beside no other one brings nothing: reading at random

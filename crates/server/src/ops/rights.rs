@@ -15,8 +15,8 @@
 
 use crate::message::{TargetReply, TargetRequest};
 use crate::session::rights::{Right, Touch};
-use crate::target::Target;
 use crate::worker::request::RequestCx;
+use crate::zone_target::Target;
 use amphi_env::Env;
 use amphi_types::{Errno, Ino, Kind, ObjectId, Result, SessionId};
 use std::time::Duration;

@@ -11,8 +11,8 @@
 //! written meanwhile, and the record follows all writes of them.
 
 use crate::counters::add;
-use crate::target::Target;
-use crate::target::gate::Hold;
+use crate::zone_target::Target;
+use crate::zone_target::gate::Hold;
 use amphi_data::{Checksum, ReadPlan};
 use amphi_env::{Buf, Env};
 use amphi_object::Piece;

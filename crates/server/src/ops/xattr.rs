@@ -1,8 +1,8 @@
 //! Extended attributes.
 
-use crate::target::NameKey;
-use crate::target::gate::Hold;
 use crate::worker::request::RequestCx;
+use crate::zone_target::NameKey;
+use crate::zone_target::gate::Hold;
 use amphi_env::Env;
 use amphi_meta as meta;
 use amphi_types::item::Txn;

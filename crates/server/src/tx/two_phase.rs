@@ -25,10 +25,10 @@ pub(super) mod predicted;
 
 use crate::message::{Decision, TargetReply, TargetRequest};
 use crate::records::{self, Intent, TxId};
-use crate::target::gate::Hold;
-use crate::target::tx_table::{Prepared, Promise};
-use crate::target::{NameKey, Target};
 use crate::worker::Worker;
+use crate::zone_target::gate::Hold;
+use crate::zone_target::tx_table::{Prepared, Promise};
+use crate::zone_target::{NameKey, Target};
 use amphi_dlm::Changed;
 use amphi_env::Env;
 use amphi_meta::{Part, Refusal};

@@ -3,8 +3,8 @@
 //! Owns: three contracts. Does not own: who keeps them (`dispatch`, `cluster`).
 
 use crate::message::{TargetReply, TargetRequest};
-use crate::target::Target;
 use crate::worker::Worker;
+use crate::zone_target::Target;
 use amphi_env::Env;
 use amphi_types::{Result, SessionId, TargetId};
 use amphi_wire::Push;

@@ -3,14 +3,14 @@
 //! Owns: one link for each server, who waits for it to open, its addresses. Does not own: what is asked.
 
 use super::Cluster;
+use crate::membership::peer_link::{PeerName, Plain, peer_link_config};
 use amphi_env::Env;
-use amphi_transport::{ClusterKey, Link, LinkConfig, LinkEvents, Recovery, Timeouts};
+use amphi_transport::Link;
 use amphi_types::{Errno, Result, SessionId};
-use amphi_wire::{ClusterMap, Push, Role};
+use amphi_wire::ClusterMap;
 use futures_channel::oneshot;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -18,54 +18,6 @@ use std::time::Duration;
 const CONNECT_PATIENCE: Duration = Duration::from_secs(60);
 /// Pause between attempts, at first and at most.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(10), Duration::from_secs(1));
-
-/// Who a server is for another one: the name in its `Hello`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PeerName {
-    /// Its number.
-    pub server: u64,
-    /// Random number of its run.
-    pub boot: u64,
-    /// For people.
-    pub name: String,
-}
-
-impl fmt::Display for PeerName {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:016x} {:016x} {}", self.server, self.boot, self.name)
-    }
-}
-
-impl PeerName {
-    /// Reads what `Display` wrote.
-    pub fn parse(text: &str) -> Option<PeerName> {
-        let mut parts = text.splitn(3, ' ');
-        let mut number = || u64::from_str_radix(parts.next()?, 16).ok();
-        let (server, boot) = (number()?, number()?);
-        Some(PeerName { server, boot, name: parts.next()?.to_string() })
-    }
-}
-
-/// How a server connects to another one.
-pub fn peer_link_config(
-    addrs: Vec<String>,
-    session: SessionId,
-    name: &PeerName,
-    key: Option<ClusterKey>,
-) -> LinkConfig {
-    LinkConfig { addrs, session, role: Role::Server, name: name.to_string(), key, timeouts: Timeouts::default() }
-}
-
-/// A link that holds nothing that a restarted server would have to be told.
-pub struct Plain;
-
-impl<E: Env> LinkEvents<E> for Plain {
-    fn push(&self, _push: Push) {}
-
-    async fn restarted(&self, _recovery: Recovery<E>) -> Result<()> {
-        Ok(())
-    }
-}
 
 enum Peer<E: Env> {
     Opening(Vec<oneshot::Sender<Rc<Link<E>>>>),
@@ -181,20 +133,5 @@ impl<E: Env> Cluster<E> {
             return Err(std::io::Error::new(std::io::ErrorKind::InvalidData, line));
         }
         Ok(link)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Goal: a server's name survives its way; other names are not taken for one.
-    #[test]
-    fn peer_names_round_trip() {
-        let name = PeerName { server: 7, boot: u64::MAX, name: "node 1:77".into() };
-        assert_eq!(PeerName::parse(&name.to_string()), Some(name));
-        for other in ["host:1", "", "7 8", "x y z", "0000000000000007 zz name"] {
-            assert_eq!(PeerName::parse(other), None, "{other}");
-        }
     }
 }

@@ -1,14 +1,14 @@
-//! `AdmissionState`: who is let in.
+//! Who is let in.
 //!
-//! Owns: whether clients are let in or wait, the welcome, the begin of a session on all targets. Does not own: who may
-//! come as what (`trust`), that other mounts know of a new one (`company`).
+//! Owns: the welcome, the begin of a session on all targets. Does not own: whether clients wait (`admission_state`),
+//! who may come as what (`trust`), that other mounts know of a new one (`company`).
 //!
 //! Bound: `MOUNTS_MAX` mounts.
 
 use super::entry::{Entry, State};
 use super::trust::{self, Owner};
 use super::{LOOK, SessionManager, clocks};
-use crate::cluster::peers::{PEER_CREDITS, STOPPING};
+use crate::membership::peer_link::{PEER_CREDITS, STOPPING};
 use crate::message::TargetRequest;
 use crate::records::SessionRecord;
 use crate::tunables::Tunable;
@@ -18,7 +18,6 @@ use amphi_types::Result;
 use amphi_wire::slots::{NORMAL_CREDITS, URGENT_CREDITS};
 use amphi_wire::{Hello, Role, VERSION, Welcome};
 use futures_channel::oneshot;
-use std::cell::Cell;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -26,53 +25,6 @@ use std::time::Duration;
 const MOUNTS_MAX: usize = 1024;
 /// A new mount is told after this time that others did not answer: shorter than its patience with one attempt [5 s].
 const ADMISSION: Duration = Duration::from_secs(4);
-
-/// Whether clients are let in.
-#[derive(Default)]
-pub(super) struct AdmissionState {
-    closed: Cell<bool>,
-    /// Everybody has to wait: the server is not in its cluster yet, or has lost its master.
-    held: Cell<bool>,
-    /// Mounts have to wait: power was lost, and not all have been told.
-    after_power_loss: Cell<bool>,
-    /// Sessions of mounts that have been started.
-    mounts_started: Cell<u64>,
-}
-
-impl AdmissionState {
-    /// Nobody is let in from now on.
-    pub(super) fn close(&self) {
-        self.closed.set(true);
-    }
-
-    pub(super) fn is_closed(&self) -> bool {
-        self.closed.get()
-    }
-
-    /// Clients have to wait, or not any more.
-    pub(super) fn hold(&self, held: bool) {
-        self.held.set(held);
-    }
-
-    /// The same of mounts, after a loss of power.
-    pub(super) fn hold_after_power_loss(&self, held: bool) {
-        self.after_power_loss.set(held);
-    }
-
-    /// Whether a client has to wait.
-    fn must_wait(&self, role: Role) -> bool {
-        self.held.get() || (self.after_power_loss.get() && role == Role::Mount)
-    }
-
-    /// The session of a mount begins, or something has happened after which no mount is the one that was alone.
-    pub(super) fn count_mount(&self) {
-        self.mounts_started.set(self.mounts_started.get() + 1);
-    }
-
-    fn mounts_started(&self) -> u64 {
-        self.mounts_started.get()
-    }
-}
 
 impl<E: Env> SessionManager<E> {
     /// Lets a client in, and says what it has to know.

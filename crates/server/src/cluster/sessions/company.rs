@@ -1,6 +1,7 @@
 //! Alone or in company: what mounts and targets are told when a second mount comes or only one is left.
 //!
-//! Owns: the order of a switch. Does not own: tokens (`crate::coherence::tokens`), what a client does about it.
+//! Owns: the order of a switch. Does not own: the rule in force (`rule`), tokens (`crate::coherence::tokens`), what a
+//! client does about it.
 //!
 //! A mount that is alone lets its kernel cache names and attributes for a fixed time, and targets grant no tokens.
 //! Before a second mount is welcomed, targets grant tokens and every mount has said that nothing cached under the old
@@ -13,24 +14,20 @@
 
 use super::SessionManager;
 use super::entry::{Entry, State};
-use crate::cluster::master_lease::ALONE_LEASE;
-use crate::cluster::peers::PeerRequest;
+use super::rule::KERNEL_MARGIN_NS;
 use crate::coherence::tokens::{TOKEN_LIFE, TOKEN_MARGIN};
+use crate::membership::lease::ALONE_LEASE;
+use crate::membership::peer_message::PeerRequest;
 use crate::message::TargetRequest;
-use crate::target::gate::{Gate, Hold};
+use crate::zone_target::gate::Hold;
 use amphi_env::Env;
 use amphi_types::{Result, SessionId};
 use amphi_wire::{Push, Role};
 use futures_channel::oneshot;
 use futures_util::future::{Either, join_all, select};
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
 use std::pin::pin;
 use std::rc::Rc;
 use std::time::Duration;
-
-/// Added to the time that a kernel may cache: how late its clock may be.
-const KERNEL_MARGIN_NS: u64 = 1_000_000_000;
 
 /// Added to the time for which another server may go without tokens: how late its clock may be.
 const LEASE_MARGIN: Duration = Duration::from_millis(500);
@@ -40,88 +37,11 @@ const LEASE_MARGIN: Duration = Duration::from_millis(500);
 /// its clock.
 const CAUTION: Duration = Duration::from_secs(12);
 
-/// How long a mount that was refused is waited for.
-const WANTED_NS: u64 = 60_000_000_000;
-
-/// The rule that is in force.
-pub(super) struct Rule {
-    /// One switch at a time.
-    turn: Gate<()>,
-    /// Number of the last switch. It begins with the wall clock, so that it grows over restarts.
-    change: Cell<u64>,
-    /// What mounts are told.
-    company: Cell<bool>,
-    /// Whether targets grant tokens.
-    tokens: Cell<bool>,
-    /// Until then tokens of sessions that were cut off may be in use, monotonic ns.
-    orphans_until_ns: Cell<u64>,
-    /// Until then a session that was cut off while it was alone may use what its kernel caches.
-    kernel_until_ns: Cell<u64>,
-    /// Until then a mount that was refused is expected to try again, monotonic ns.
-    wanted_until_ns: Cell<u64>,
-    /// The longest time for which a kernel was allowed to cache, ns.
-    kernel_ns: Cell<u64>,
-    /// When other servers were told last that the mount is alone, monotonic ns; those not in it not since `started_ns`.
-    told_alone_ns: RefCell<BTreeMap<u64, u64>>,
-    /// When this run began: an earlier one may have told until then.
-    started_ns: u64,
-    /// The last switch to company of which all other servers know.
-    all_grant: Cell<u64>,
-}
-
 /// Whether a mount stands in the way of a switch.
 enum Stands {
     No,
     /// It does, and at that time something follows from that.
     Until(u64),
-}
-
-impl Rule {
-    pub(super) fn new(seconds: u64, started_ns: u64) -> Rule {
-        Rule {
-            turn: Gate::default(),
-            change: Cell::new(seconds << 20),
-            company: Cell::new(false),
-            tokens: Cell::new(false),
-            orphans_until_ns: Cell::new(0),
-            kernel_until_ns: Cell::new(0),
-            wanted_until_ns: Cell::new(0),
-            kernel_ns: Cell::new(0),
-            told_alone_ns: RefCell::default(),
-            started_ns,
-            all_grant: Cell::new(0),
-        }
-    }
-
-    pub(super) fn is_alone(&self) -> bool {
-        !self.company.get()
-    }
-
-    pub(super) fn change(&self) -> u64 {
-        self.change.get()
-    }
-
-    /// A mount is told that its kernel may cache for this long.
-    pub(super) fn lend(&self, token_ms: u64) {
-        self.kernel_ns.set(self.kernel_ns.get().max(token_ms * 1_000_000));
-    }
-
-    /// A mount was refused because others had not answered yet: their answers count when it tries again.
-    pub(super) fn wanted(&self, now_ns: u64) {
-        self.wanted_until_ns.set(now_ns + WANTED_NS);
-    }
-
-    /// A mount was cut off: it may not know for a while.
-    pub(super) fn cut_off(&self, now_ns: u64, known: u64) {
-        if self.tokens.get() {
-            let life = (TOKEN_LIFE + TOKEN_MARGIN).as_nanos() as u64;
-            self.orphans_until_ns.set(self.orphans_until_ns.get().max(now_ns + life));
-        }
-        if self.is_alone() || known < self.change() {
-            let until = now_ns + self.kernel_ns.get() + KERNEL_MARGIN_NS;
-            self.kernel_until_ns.set(self.kernel_until_ns.get().max(until));
-        }
-    }
 }
 
 impl<E: Env> SessionManager<E> {

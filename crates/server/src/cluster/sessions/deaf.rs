@@ -16,6 +16,7 @@
 
 use super::SessionManager;
 use super::entry::State;
+use crate::membership::eviction::Eviction;
 use crate::message::{TargetReply, TargetRequest};
 use amphi_env::Env;
 use amphi_transport::ConnId;
@@ -179,15 +180,4 @@ impl<E: Env> SessionManager<E> {
     pub(super) fn was_deaf(&self, session: SessionId) -> bool {
         self.deaf.borrow().contains(&session)
     }
-}
-
-/// What a session that another server than the master ends has done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub enum Eviction {
-    /// It did not answer, or did not come back. What it caches may be in use until it is over.
-    Silent,
-    /// It was alive and did not answer: what it may still use counts no more.
-    Deaf,
-    /// What it was answered may be gone: not even a mount that is alone may go on.
-    AfterPowerLoss,
 }

@@ -8,9 +8,10 @@
 //! been and nothing of it is being executed.
 
 use super::entry::State;
-use super::{Eviction, FINISH, HOLDER_LOOK, LOOK, SessionManager};
+use super::{FINISH, HOLDER_LOOK, LOOK, SessionManager};
 use crate::cluster::peers::Cluster;
 use crate::counters::add;
+use crate::membership::eviction::{AFTER_POWER_LOSS, Eviction, TOLD_LOOK};
 use crate::message::TargetRequest;
 use crate::worker::Worker;
 use amphi_dlm::SessionEnd;
@@ -20,15 +21,6 @@ use amphi_wire::Reply;
 use std::rc::Rc;
 use std::task::{Context, Waker};
 use std::time::Duration;
-
-/// How often it is looked whether all have been told of a loss.
-pub const TOLD_LOOK: Duration = Duration::from_millis(20);
-
-/// Why sessions end that a server finds after it has lost power (or a sync has failed): answers that it gave them may
-/// no longer be true, an `fsync` would promise what is gone, and numbers of inodes that they know may be given to
-/// others.
-pub const AFTER_POWER_LOSS: &str =
-    "the server lost power, and perhaps what it had told this mount before that was made stable";
 
 impl<E: Env> SessionManager<E> {
     /// Keeps a session without a connection for its grace time, unless its process is known to have ended.

@@ -13,10 +13,10 @@
 use super::finish;
 use crate::message::{Decision, TargetReply, TargetRequest};
 use crate::records::{Intent, TxId};
-use crate::target::Target;
-use crate::target::gate::Guard;
-use crate::target::tx_table::{Prepared, Promise};
 use crate::worker::Worker;
+use crate::zone_target::Target;
+use crate::zone_target::gate::Guard;
+use crate::zone_target::tx_table::{Prepared, Promise};
 use amphi_env::Env;
 use amphi_meta::Part;
 use amphi_types::item::{Key, Txn};

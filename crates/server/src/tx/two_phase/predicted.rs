@@ -1,6 +1,6 @@
 //! Directories that will be removed next, as operations meet them.
 //!
-//! Owns: which changes count, and the sync that begins ahead. Does not own: the rule (`target::predicted`).
+//! Owns: which changes count, and the sync that begins ahead. Does not own: the rule (`zone_target::predicted`).
 
 use crate::worker::request::RequestCx;
 use amphi_env::Env;

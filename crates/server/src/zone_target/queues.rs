@@ -4,10 +4,10 @@
 //! that are being removed. Does not own: the order in which an operation takes them (docs/LOCKING.md, Order).
 
 use crate::session::in_flight::InFlights;
-use crate::target::gate::{Gate, Hold};
-use crate::target::grant_calls::GrantCalls;
-use crate::target::shared_blocks::SharedBlocks;
-use crate::target::span_gate::SpanGate;
+use crate::zone_target::gate::{Gate, Hold};
+use crate::zone_target::grant_calls::GrantCalls;
+use crate::zone_target::shared_blocks::SharedBlocks;
+use crate::zone_target::span_gate::SpanGate;
 use amphi_types::{Ino, Name};
 use std::cell::RefCell;
 use std::collections::BTreeSet;

@@ -5,9 +5,9 @@
 //!
 //! Bound: the sessions of the master.
 
-use crate::cluster::ended::Begun;
+use crate::membership::ended::Begun;
 use crate::records::SessionRecord;
-use crate::worker::turns::Turns;
+use crate::turns::Turns;
 use amphi_types::SessionId;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

@@ -5,9 +5,9 @@
 
 use crate::coherence::tokens::Changing;
 use crate::records::{Intent, TxId};
-use crate::target::gate::{Gate, Guard};
-use crate::target::predicted::Predicted;
-use crate::target::queues::NameKey;
+use crate::zone_target::gate::{Gate, Guard};
+use crate::zone_target::predicted::Predicted;
+use crate::zone_target::queues::NameKey;
 use amphi_meta::Part;
 use amphi_types::{TargetId, Timespec};
 use std::collections::{BTreeMap, BTreeSet};

@@ -7,7 +7,7 @@
 //! from the disk, which says so.
 
 use crate::counters::add;
-use crate::target::Target;
+use crate::zone_target::Target;
 use amphi_data::Checksum;
 use amphi_env::{Buf, Env};
 use amphi_types::limits::BLOCK;

@@ -6,8 +6,8 @@
 //!
 //! Bound: one entry for each server of the map, one for each session that has not ended.
 
-use crate::cluster::tuned::Tuned;
-use crate::worker::turns::Turns;
+use crate::membership::tuned::Tuned;
+use crate::turns::Turns;
 use amphi_types::SessionId;
 use amphi_wire::TargetStatus;
 use std::cell::{Cell, RefCell};

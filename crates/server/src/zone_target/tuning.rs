@@ -2,9 +2,9 @@
 //!
 //! Owns: which value goes where. Does not own: the table (`crate::tunables`), what a value means to its part.
 
-use crate::target::Target;
-use crate::target::write_back::Settings;
 use crate::tunables::{Tunable, Tunables};
+use crate::zone_target::Target;
+use crate::zone_target::write_back::Settings;
 use amphi_dlm::{ContentionLimits, LockLimits};
 use amphi_env::Env;
 use std::time::Duration;

@@ -11,8 +11,8 @@
 
 use crate::counters::add;
 use crate::planted::{self, Mistake};
-use crate::target::Target;
-use crate::target::verifier::Expected;
+use crate::zone_target::Target;
+use crate::zone_target::verifier::Expected;
 use amphi_data::{Checksum, ReadSegment};
 use amphi_env::Env;
 use amphi_meta::MetaStore;

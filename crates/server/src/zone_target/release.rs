@@ -3,7 +3,7 @@
 //! Owns: the agent that gives them back. Does not own: which blocks wait (`freeing`).
 
 use crate::counters::add;
-use crate::target::Target;
+use crate::zone_target::Target;
 use amphi_data::{DataStore, Freed};
 use amphi_env::Env;
 use amphi_types::limits::BLOCK;

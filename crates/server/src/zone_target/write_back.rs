@@ -13,7 +13,7 @@
 //! of the cut is kept. There is one memory at a time, and the log names it before it names a byte in it.
 
 use crate::counters::{Counters, add};
-use crate::target::writers::Writers;
+use crate::zone_target::writers::Writers;
 use amphi_data::{DataStore, Memory, Overlay, PagePool, Slot};
 use amphi_env::{Env, Kept};
 use amphi_types::item::Txn;

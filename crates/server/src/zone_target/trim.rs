@@ -3,7 +3,7 @@
 //! Owns: cutting them into records, rewriting the blocks at their edges, committing them. Does not own: the plans
 //! (`amphi_data`), the objects of other targets (`objects`).
 
-use crate::target::{EXTENTS_A_RECORD, Target};
+use crate::zone_target::{EXTENTS_A_RECORD, Target};
 use amphi_data::TrimPlan;
 use amphi_env::Env;
 use amphi_types::item::Txn;

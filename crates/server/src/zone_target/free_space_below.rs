@@ -12,8 +12,8 @@
 //! The number: a look is one statvfs, 2 us; it is taken every 100 ms, and when what was planned since might have used
 //! up what there was.
 
-use crate::target::Target;
-use crate::target::gate::Gate;
+use crate::zone_target::Target;
+use crate::zone_target::gate::Gate;
 use amphi_env::{Disk, Env};
 use amphi_types::limits::BLOCK;
 use std::cell::{Cell, RefCell};

@@ -2,9 +2,9 @@
 //!
 //! Owns: the ways to that disk. Does not own: which blocks are whose (`amphi_data`), the log (`amphi_zone`).
 
-use crate::target::free_space_below::RoomBelow;
-use crate::target::verifier::Verifier;
-use crate::target::write_back::WriteBack;
+use crate::zone_target::free_space_below::RoomBelow;
+use crate::zone_target::verifier::Verifier;
+use crate::zone_target::write_back::WriteBack;
 use amphi_env::Env;
 use amphi_object::{DiskQueue, ObjectDisk};
 use amphi_zone::Zone;

@@ -3,7 +3,7 @@
 //! Owns: when is looked, and what short is. Does not own: what is given up first (`read_cache`).
 
 use crate::config::ReadFile;
-use crate::target::Target;
+use crate::zone_target::Target;
 use amphi_env::{Env, memory_groups};
 use std::rc::Weak;
 use std::time::Duration;

@@ -9,8 +9,8 @@
 
 use crate::counters::add;
 use crate::planted::{self, Mistake};
-use crate::target::write_back::{self, Settings};
-use crate::target::{DELAYED_SHARE, EXTENTS_A_RECORD, Target};
+use crate::zone_target::write_back::{self, Settings};
+use crate::zone_target::{DELAYED_SHARE, EXTENTS_A_RECORD, Target};
 use amphi_data::{DELAYED_ITEM_BYTES, Overlay};
 use amphi_env::Env;
 use amphi_types::item::Txn;

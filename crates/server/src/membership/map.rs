@@ -1,7 +1,7 @@
 //! The cluster map: who is in it, who may come in, and whether a folder fits it.
 //!
-//! Owns: the rules, as plain functions. Does not own: keeping the map (`target`), asking for it (`follower`), giving
-//! it (`master`).
+//! Owns: the rules, as plain functions. Does not own: keeping the map (`zone_target`), asking for it
+//! (`cluster::follower`), giving it (`cluster::master`).
 //!
 //! Invariants: target 0 is in the first server; every target below the pool is in exactly one server; the targets of a
 //! server never change; the epoch grows with each change. So "which server has a target" has one answer per epoch, and

@@ -1,14 +1,14 @@
 //! Other servers as callers: their sessions, and each question answered once.
 //!
 //! Owns: the last answer of each slot of each link to here, and which locks on moving directories a caller has. Does
-//! not own: the answers (`Cluster`).
+//! not own: the answers (`cluster::peers`).
 //!
 //! The answers are kept in memory: a run that ends forgets them, and what a caller had asked is asked again.
 //!
 //! Invariants: of each server one run is heard; a later one is let in when the connections of the earlier have ended,
 //! and ends what that had. So two processes with the zones of one server never both speak for it.
 
-use super::PeerName;
+use crate::membership::peer_link::{ALREADY_HERE, PeerName};
 use amphi_transport::{ConnId, Connections, Incoming, ReplyRoute};
 use amphi_types::{Errno, SessionId};
 use amphi_wire::slots::{Begin, ReplyTable};
@@ -20,9 +20,6 @@ use std::rc::Rc;
 
 /// Sessions of callers, at most: each server has one, and a second one while it joins.
 const CALLERS_MAX: usize = 4096;
-/// Begins the reason for refusing a second process of one server.
-pub const ALREADY_HERE: &str = "this server is already connected";
-
 struct Caller {
     name: PeerName,
     conn: Option<ConnId>,
@@ -53,7 +50,7 @@ impl Ticket {
 }
 
 impl Callers {
-    pub(super) fn new(connections: Rc<Connections>) -> Callers {
+    pub(crate) fn new(connections: Rc<Connections>) -> Callers {
         Callers { connections, sessions: RefCell::default() }
     }
 
@@ -171,20 +168,20 @@ impl Callers {
 
     /// The caller has a lock on moving directories. False if it has gone for good, or has given the question up and
     /// gone on.
-    pub(super) fn locked(&self, ticket: &Ticket, number: u64) -> bool {
+    pub(crate) fn locked(&self, ticket: &Ticket, number: u64) -> bool {
         let mut sessions = self.sessions.borrow_mut();
         let caller = sessions.get_mut(&ticket.session).filter(|caller| caller.answers.is_last(ticket.id));
         caller.is_some_and(|caller| caller.moves.insert(number))
     }
 
-    pub(super) fn unlocked(&self, ticket: &Ticket, number: u64) {
+    pub(crate) fn unlocked(&self, ticket: &Ticket, number: u64) {
         for caller in self.sessions.borrow_mut().values_mut().filter(|c| c.name.server == ticket.server) {
             caller.moves.remove(&number);
         }
     }
 
     /// Ends all connections of callers.
-    pub(super) fn cut_all(&self, why: &str) {
+    pub(crate) fn cut_all(&self, why: &str) {
         let conns: Vec<ConnId> = self.sessions.borrow().values().filter_map(|c| c.conn).collect();
         for conn in conns {
             self.connections.cut(conn, why);

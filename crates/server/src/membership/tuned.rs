@@ -7,7 +7,7 @@
 //!
 //! Bound: one value for each tunable, one entry for each server that joined.
 
-use crate::worker::turns::Turns;
+use crate::turns::Turns;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 

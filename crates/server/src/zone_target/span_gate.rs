@@ -10,7 +10,7 @@
 //! Invariants: first come, first served among overlapping spans; a dropped wait leaves nothing behind; the number
 //! of waiters is bounded by the credits of the sessions.
 
-use crate::target::gate::Hold;
+use crate::zone_target::gate::Hold;
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, Ino, ObjectId};
 use futures_channel::oneshot;

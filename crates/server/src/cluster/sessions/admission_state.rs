@@ -1,0 +1,54 @@
+//! `AdmissionState`: whether clients are let in or wait.
+//!
+//! Owns: the reasons to wait, and the count of mounts that were let in. Does not own: letting them in (`admission`).
+
+use amphi_wire::Role;
+use std::cell::Cell;
+
+/// Whether clients are let in.
+#[derive(Default)]
+pub(super) struct AdmissionState {
+    closed: Cell<bool>,
+    /// Everybody has to wait: the server is not in its cluster yet, or has lost its master.
+    held: Cell<bool>,
+    /// Mounts have to wait: power was lost, and not all have been told.
+    after_power_loss: Cell<bool>,
+    /// Sessions of mounts that have been started.
+    mounts_started: Cell<u64>,
+}
+
+impl AdmissionState {
+    /// Nobody is let in from now on.
+    pub(super) fn close(&self) {
+        self.closed.set(true);
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.get()
+    }
+
+    /// Clients have to wait, or not any more.
+    pub(super) fn hold(&self, held: bool) {
+        self.held.set(held);
+    }
+
+    /// The same of mounts, after a loss of power.
+    pub(super) fn hold_after_power_loss(&self, held: bool) {
+        self.after_power_loss.set(held);
+    }
+
+    /// Whether a client has to wait.
+    pub(super) fn must_wait(&self, role: Role) -> bool {
+        self.held.get() || (self.after_power_loss.get() && role == Role::Mount)
+    }
+
+    /// The session of a mount begins, or something has happened after which no mount is the one that was alone.
+    pub(super) fn count_mount(&self) {
+        self.mounts_started.set(self.mounts_started.get() + 1);
+    }
+
+    /// How often that was.
+    pub(super) fn mounts_started(&self) -> u64 {
+        self.mounts_started.get()
+    }
+}

@@ -1,0 +1,17 @@
+//! Who belongs to the cluster: servers, their map and the begins and ends of sessions, as plain state and rules.
+//!
+//! Owns: the map and who may come in, how servers name and greet each other and what they say, the answers that callers
+//! were given, what the master and its followers each know of sessions and tunables, the lease of a follower. Does not
+//! own: asking, telling and waiting (`cluster`). Nothing in here knows a worker or a target.
+
+pub(crate) mod beats;
+pub(crate) mod callers;
+pub(crate) mod ended;
+pub(crate) mod eviction;
+pub(crate) mod follower_state;
+pub(crate) mod lease;
+pub(crate) mod map;
+pub(crate) mod master_state;
+pub(crate) mod peer_link;
+pub(crate) mod peer_message;
+pub(crate) mod tuned;

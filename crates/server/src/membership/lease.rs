@@ -1,0 +1,92 @@
+//! `MasterLease`: until when a server that is not the master may act on what the master said last.
+//!
+//! Owns: when the master was heard, until when tokens need not be granted, whether mounts are held. Does not own: what
+//! follows from it (`cluster::master_lease`), who is alone (`cluster::sessions::company`, at the master).
+
+use crate::coherence::tokens::{TOKEN_LIFE, TOKEN_MARGIN};
+use std::cell::Cell;
+use std::time::Duration;
+
+/// How long a server may go without tokens after it asked whether a mount is alone: three beats.
+pub(crate) const ALONE_LEASE: Duration = Duration::from_secs(3);
+
+/// The state of one server.
+#[derive(Default)]
+pub(crate) struct MasterLease {
+    /// When the last beat was sent behind which nothing is taken from sessions that had ended, monotonic ns.
+    heard_ns: Cell<u64>,
+    /// The last switch to company that was told.
+    company: Cell<u64>,
+    /// Switches of the targets here.
+    switches: Cell<u64>,
+    /// Until when targets grant no tokens, monotonic ns; none: they do.
+    alone_until_ns: Cell<Option<u64>>,
+    /// Until then tokens of sessions that were cut off may be in use, monotonic ns.
+    orphans_until_ns: Cell<u64>,
+    /// Mounts have to wait until the master is heard.
+    holding: Cell<bool>,
+}
+
+/// A time in nanoseconds.
+pub(crate) fn ns(d: Duration) -> u64 {
+    d.as_nanos() as u64
+}
+
+impl MasterLease {
+    /// A beat that was sent at `sent_ns` has been answered.
+    pub(crate) fn hear(&self, sent_ns: u64) {
+        self.heard_ns.set(self.heard_ns.get().max(sent_ns));
+    }
+
+    /// For how long the master has not been heard.
+    pub(crate) fn silent_for(&self, now_ns: u64) -> Duration {
+        Duration::from_nanos(now_ns.saturating_sub(self.heard_ns.get()))
+    }
+
+    /// A session was cut off, and may go on using tokens until they end.
+    pub(crate) fn note_cut_off(&self, now_ns: u64) {
+        self.orphans_until_ns.set(now_ns + ns(TOKEN_LIFE + TOKEN_MARGIN));
+    }
+
+    /// The master has switched to company.
+    pub(crate) fn note_company(&self, change: u64) {
+        self.company.set(self.company.get().max(change));
+    }
+
+    /// The number of the next switch of the targets here.
+    pub(crate) fn next_switch(&self) -> u64 {
+        self.switches.set(self.switches.get() + 1);
+        self.switches.get()
+    }
+
+    /// Whether targets need grant no tokens: the only mount knows that it is `alone` by a switch of that number, no
+    /// company was told since, and nobody who was cut off uses tokens.
+    pub(crate) fn may_go_without(&self, alone: Option<u64>, now_ns: u64) -> bool {
+        alone.is_some_and(|change| change > self.company.get()) && now_ns >= self.orphans_until_ns.get()
+    }
+
+    /// Until when targets grant no tokens; none: they do.
+    pub(crate) fn alone_until_ns(&self) -> Option<u64> {
+        self.alone_until_ns.get()
+    }
+
+    /// Targets grant no tokens until then. Whether they did until now.
+    pub(crate) fn begin_alone(&self, until_ns: u64) -> bool {
+        self.alone_until_ns.replace(Some(until_ns)).is_none()
+    }
+
+    /// Targets grant tokens again.
+    pub(crate) fn end_alone(&self) {
+        self.alone_until_ns.set(None);
+    }
+
+    /// Mounts have to wait, or not any more. Whether they had to.
+    pub(crate) fn hold(&self, held: bool) -> bool {
+        self.holding.replace(held)
+    }
+
+    /// Whether mounts have to wait.
+    pub(crate) fn is_holding(&self) -> bool {
+        self.holding.get()
+    }
+}

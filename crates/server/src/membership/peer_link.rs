@@ -1,0 +1,79 @@
+//! How servers connect to each other: their names, the settings of a link, and why one is not let in.
+//!
+//! Owns: these, as plain values. Does not own: the connections (`cluster::peers`, `callers`).
+
+use amphi_env::Env;
+use amphi_transport::{ClusterKey, LinkConfig, LinkEvents, Recovery, Timeouts};
+use amphi_types::{Result, SessionId};
+use amphi_wire::{Push, Role};
+use std::fmt;
+
+/// Credits of another server in each lane: it asks on behalf of all its sessions.
+pub const PEER_CREDITS: u16 = 1024;
+/// Why a server that stops does not let anybody in.
+pub const STOPPING: &str = "the server is stopping";
+/// Begins the reason for refusing a second process of one server.
+pub const ALREADY_HERE: &str = "this server is already connected";
+
+/// Who a server is for another one: the name in its `Hello`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PeerName {
+    /// Its number.
+    pub server: u64,
+    /// Random number of its run.
+    pub boot: u64,
+    /// For people.
+    pub name: String,
+}
+
+impl fmt::Display for PeerName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:016x} {:016x} {}", self.server, self.boot, self.name)
+    }
+}
+
+impl PeerName {
+    /// Reads what `Display` wrote.
+    pub fn parse(text: &str) -> Option<PeerName> {
+        let mut parts = text.splitn(3, ' ');
+        let mut number = || u64::from_str_radix(parts.next()?, 16).ok();
+        let (server, boot) = (number()?, number()?);
+        Some(PeerName { server, boot, name: parts.next()?.to_string() })
+    }
+}
+
+/// How a server connects to another one.
+pub fn peer_link_config(
+    addrs: Vec<String>,
+    session: SessionId,
+    name: &PeerName,
+    key: Option<ClusterKey>,
+) -> LinkConfig {
+    LinkConfig { addrs, session, role: Role::Server, name: name.to_string(), key, timeouts: Timeouts::default() }
+}
+
+/// A link that holds nothing that a restarted server would have to be told.
+pub struct Plain;
+
+impl<E: Env> LinkEvents<E> for Plain {
+    fn push(&self, _push: Push) {}
+
+    async fn restarted(&self, _recovery: Recovery<E>) -> Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a server's name survives its way; other names are not taken for one.
+    #[test]
+    fn peer_names_round_trip() {
+        let name = PeerName { server: 7, boot: u64::MAX, name: "node 1:77".into() };
+        assert_eq!(PeerName::parse(&name.to_string()), Some(name));
+        for other in ["host:1", "", "7 8", "x y z", "0000000000000007 zz name"] {
+            assert_eq!(PeerName::parse(other), None, "{other}");
+        }
+    }
+}

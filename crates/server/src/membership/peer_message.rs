@@ -1,0 +1,82 @@
+//! What servers say to each other: questions and answers.
+//!
+//! Owns: both, as they go over the wire between servers of one version. Does not own: what is asked when, and what is
+//! answered (`cluster::peers`).
+
+use crate::membership::ended::Begun;
+use crate::membership::eviction::Eviction;
+use crate::message::{TargetReply, TargetRequest};
+use crate::records::SessionRecord;
+use amphi_types::{SessionId, TargetId};
+use amphi_wire::{ClusterMap, TargetStatus};
+use serde::{Deserialize, Serialize};
+
+/// What servers say to each other: the body of `Request::Ask`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum PeerRequest {
+    /// `Target`: to a target.
+    Target(TargetId, TargetRequest),
+    /// `Beat`: a server lives; to the master.
+    Beat {
+        /// Epoch of the map that it knows.
+        epoch: u64,
+        /// Its targets, if it was asked about them.
+        targets: Vec<TargetStatus>,
+    },
+    /// `Sessions`: what the master knows of sessions.
+    Sessions,
+    /// `Done`: a newer map; to the others.
+    Install(ClusterMap),
+    /// `Done`: the session begins.
+    SessionStart(SessionId, SessionRecord),
+    /// `Done`: nothing more is taken from the session.
+    SessionStop(Begun),
+    /// `Done`: what the stopped session has goes, and nothing of it is under way. Whether its client is known to use
+    /// nothing any more.
+    SessionForget(Begun, bool),
+    /// `Done`: the session did not keep to the rules; to the master.
+    Evict {
+        /// The session.
+        session: Begun,
+        /// Why.
+        why: String,
+        /// What it has done, or what was done to it.
+        how: Eviction,
+    },
+    /// `Done`: other mounts have come, by the master's switch of this number: tokens are granted from now on.
+    Company(u64),
+    /// `Done`: tunables were set.
+    Tune {
+        /// Name or pattern.
+        pattern: String,
+        /// Value.
+        value: String,
+    },
+}
+
+/// Answers to `PeerRequest`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub enum PeerReply {
+    /// Done.
+    Done,
+    /// Of a target.
+    Target(TargetReply),
+    /// Of the master.
+    Beat {
+        /// Epoch of its map.
+        epoch: u64,
+        /// Changes with every session that begins or ends.
+        sessions: u64,
+        /// It wants to know about the targets.
+        targets: bool,
+        /// The only mount knows that it is alone, by the switch of this number.
+        alone: Option<u64>,
+    },
+    /// Sessions that have not ended.
+    Sessions {
+        /// As in `Beat`.
+        version: u64,
+        /// They.
+        sessions: Vec<(SessionId, SessionRecord)>,
+    },
+}
