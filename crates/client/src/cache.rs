@@ -21,7 +21,7 @@ impl CachedFile for Inode {
     }
 
     fn spoil(&self, range: ByteRange) {
-        Inode::spoil(self, range);
+        self.fills.spoil(range);
     }
 }
 

@@ -146,7 +146,7 @@ pub(crate) fn glimpse(mount: &Arc<Mount>, id: u64, object: ObjectId) {
     // The target that asks.
     let target = TargetId((id >> GLIMPSE_TARGET_SHIFT) as u16);
     let (size, mtime) = match mount.files.get(object.ino) {
-        Some(file) => (file.own_end(), file.own_mtime()),
+        Some(file) => (file.size.own_end(), file.own_mtime()),
         None => Default::default(),
     };
     let op = Request::GlimpseReply { id, size, mtime };

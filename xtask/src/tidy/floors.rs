@@ -309,7 +309,7 @@ const HOUSES: &[House] = &[
             "lib",
         ],
         upward: &[],
-        circle: 3,
+        circle: 6,
     },
     House {
         name: "server",

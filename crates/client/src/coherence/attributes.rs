@@ -59,7 +59,7 @@ pub(crate) async fn ask_now(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result
         let alone = rule & 1 == 1;
         // In sole mode there are no locks for which the server could send a glimpse, and no other mount changes the
         // file.
-        let own = mount.files.get(ino).filter(|_| alone).map_or(0, |file| file.own_end());
+        let own = mount.files.get(ino).filter(|_| alone).map_or(0, |file| file.size.own_end());
         attr.size = view.attr.size.max(own);
         return Ok((view, attr));
     }
@@ -121,6 +121,6 @@ pub(crate) fn knows_end(mount: &Mount, file: &Inode) -> bool {
     }
     file.locks.end_kept.load(SeqCst)
         && file.group.id() == 0
-        && file.covers_stripes(file.all_stripe_bits())
+        && file.locks.cover_stripes(file.all_stripe_bits())
         && mount.coherence.sharing.leases.in_touch_for(mount.clock.boot_ns(), file, ByteRange::ALL)
 }

@@ -113,7 +113,7 @@ pub(crate) fn be_cautious(mount: &Mount) {
         sharing.cautious.store(true, SeqCst);
         sharing.settled.store(false, SeqCst);
         sharing.set(false);
-        mount.files.all().iter().for_each(|file| file.turn());
+        mount.files.all().iter().for_each(|file| file.size.turn());
     }
 }
 
@@ -123,7 +123,7 @@ pub(crate) fn welcomed(mount: &Mount, welcome: &Welcome) {
     if sharing.cautious.swap(false, SeqCst) && welcome.alone {
         // Whatever was cached before is requested anew.
         sharing.set(true);
-        mount.files.all().iter().for_each(|file| file.turn());
+        mount.files.all().iter().for_each(|file| file.size.turn());
         unlock_pages(mount);
     }
     let boot = sharing.boot.swap(welcome.boot, SeqCst);
@@ -160,7 +160,7 @@ pub(crate) fn told(mount: &Arc<Mount>, change: u64, alone: bool) -> bool {
         sharing.set(alone);
         crate::coherence::tokens::lose_all(mount);
         for file in mount.files.all() {
-            file.turn();
+            file.size.turn();
             if !alone {
                 file.times_told();
             }

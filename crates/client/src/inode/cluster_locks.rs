@@ -3,8 +3,6 @@
 //! Owns: which stripes lie under a write lock on all of their object (a write in the cache that checks their bits pins
 //! no lock), whether others have wanted the file. Does not own: the locks, and when a bit comes and goes (`locks`).
 
-use super::Inode;
-use amphi_types::ByteRange;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 /// The bit of a stripe; 0 for those beyond.
@@ -30,43 +28,17 @@ pub(crate) struct ClusterLocks {
     pub(crate) used_ns: AtomicU64,
 }
 
-impl Inode {
+impl ClusterLocks {
     /// Notes a use of cached bytes.
     #[inline]
     pub(crate) fn note_use(&self, coarse_ns: u64) {
-        if self.locks.used_ns.load(Relaxed) != coarse_ns {
-            self.locks.used_ns.store(coarse_ns, Relaxed);
+        if self.used_ns.load(Relaxed) != coarse_ns {
+            self.used_ns.store(coarse_ns, Relaxed);
         }
     }
 
     /// Whether write locks on whole objects cover these stripes: then writes need no pin, as long as this holds.
-    pub(crate) fn covers_stripes(&self, stripes: u64) -> bool {
-        stripes != 0 && self.locks.whole.load(SeqCst) & stripes == stripes
-    }
-
-    /// The bits of the stripes that hold `range`; 0 if there are stripes without a bit.
-    pub(crate) fn stripe_bits(&self, range: ByteRange) -> u64 {
-        let layout = self.layout();
-        let (first, end) = layout.stripe_at(range.start);
-        if end >= range.end {
-            return stripe_bit(first);
-        }
-        let mut bits = 0;
-        for (object, _) in layout.pieces(self.ino, range) {
-            match stripe_bit(object.stripe) {
-                0 => return 0,
-                bit => bits |= bit,
-            }
-        }
-        bits
-    }
-
-    /// The bits of all stripes that the file can have; 0 if there are some without a bit.
-    pub(crate) fn all_stripe_bits(&self) -> u64 {
-        match self.layout().stripes() {
-            64 => u64::MAX,
-            stripes @ 1..64 => (1 << stripes) - 1,
-            _ => 0,
-        }
+    pub(crate) fn cover_stripes(&self, stripes: u64) -> bool {
+        stripes != 0 && self.whole.load(SeqCst) & stripes == stripes
     }
 }

@@ -2,8 +2,7 @@
 //!
 //! Owns: the state, and who waits for its end. Does not own: how it comes and goes (`coherence::group_lock`).
 
-use super::Signal;
-use super::table::Use;
+use super::{Signal, Use};
 use amphi_dlm::LockId;
 use amphi_types::TargetId;
 use parking_lot::Mutex;

@@ -1,20 +1,19 @@
 //! `FilePages`: what a front end caches of a file, as its inode knows it.
 //!
 //! Owns: whether there are such pages and under which rule they were read, which bytes were read into them and replaced
-//! since (`overwrites`), who goes without a lock while they are taken back (`taking`). Does not own: how pages get
-//! locks (`ops::pages`), taking them back (`coherence::front_pages`).
+//! since (`overwrites`), who goes without a lock while they are taken back (`taking`). Does not own: these requests
+//! (`overwrite`, `without_lock`), how pages get locks (`ops::pages`), taking them back (`coherence::front_pages`).
 
 mod overwrites;
 mod taking;
 
-pub(crate) use overwrites::Overwrite;
-pub(crate) use taking::{Free, Waiting, Way};
+pub(crate) use taking::Taking;
 
-use super::OpenFile;
 use amphi_types::ByteRange;
+use overwrites::Overwrites;
 use parking_lot::Mutex;
+use smallvec::SmallVec;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
-use taking::Taking;
 
 /// Bytes of a page.
 pub(crate) const PAGE: u64 = 4096;
@@ -24,7 +23,7 @@ pub(crate) const PAGE: u64 = 4096;
 pub(crate) struct FilePages {
     /// There may be some.
     any: AtomicBool,
-    overwrites: Mutex<overwrites::Overwrites>,
+    overwrites: Mutex<Overwrites>,
     pub(crate) taking: Mutex<Taking>,
     pub(crate) is_taking: AtomicBool,
     /// When a page of a mapping was read under a lock last, monotonic ns.
@@ -49,10 +48,10 @@ impl FilePages {
     }
 
     /// Bytes are about to be read into pages through an open file. Where the front end has dropped what it had when
-    /// that was opened, all pages that are there now were read since: nobody reads through a file that is still being
-    /// opened.
-    pub(crate) fn note_of(&self, open: &OpenFile, range: ByteRange, rule: u64) {
-        if open.front.emptied_rule.load(SeqCst) == rule && self.covered_rule.load(SeqCst) != rule {
+    /// that was opened, under `emptied_rule`, all pages that are there now were read since: nobody reads through a file
+    /// that is still being opened.
+    pub(crate) fn note_of(&self, emptied_rule: u64, range: ByteRange, rule: u64) {
+        if emptied_rule == rule && self.covered_rule.load(SeqCst) != rule {
             self.covered_rule.store(rule, SeqCst);
         }
         self.note(range);
@@ -78,5 +77,47 @@ impl FilePages {
     /// Whether pages are being taken back: there may be some that no lock covers.
     pub(crate) fn is_taking(&self) -> bool {
         self.is_taking.load(SeqCst)
+    }
+
+    /// Whether the front end is dropping pages.
+    pub(crate) fn is_being_dropped(&self) -> bool {
+        self.is_taking() && self.taking.lock().is_dropping
+    }
+
+    /// Bytes of `range` go into pages. To be called before they are read.
+    pub(crate) fn note(&self, range: ByteRange) {
+        self.overwrites.lock().note(range.align_out(PAGE));
+        self.any.store(true, SeqCst);
+    }
+
+    /// Whether a write of `range` may meet pages.
+    pub(crate) fn touches(&self, range: ByteRange) -> bool {
+        self.any() && self.overwrites.lock().touches(range)
+    }
+
+    /// Whether a write to some of `range` is under way that met pages.
+    pub(crate) fn is_overwritten(&self, range: ByteRange) -> bool {
+        self.any() && self.overwrites.lock().is_overwritten(range)
+    }
+
+    /// The parts of written-back pages of `range` that shall be written: no write has replaced them since they were
+    /// read.
+    pub(crate) fn left(&self, range: ByteRange) -> SmallVec<[ByteRange; 2]> {
+        self.overwrites.lock().left(range)
+    }
+
+    /// Begins a write of `range`. Its pages do not count as read any more.
+    pub(super) fn begin_overwrite(&self, range: ByteRange) -> u64 {
+        self.overwrites.lock().begin(range)
+    }
+
+    /// Up to `end` the bytes of the write are where readers find them.
+    pub(super) fn overwrite_in_place(&self, id: u64, end: u64) {
+        self.overwrites.lock().in_place(id, end);
+    }
+
+    /// The pages of the write have been dropped, or it failed.
+    pub(super) fn end_overwrite(&self, id: u64) {
+        self.overwrites.lock().end(id);
     }
 }

@@ -1,14 +1,10 @@
 //! `Known`: what is known of an inode beside its size, and the same again for hits that take no lock.
 //!
-//! Owns: the view, times of this mount's own, opens and closes. Does not own: when a view counts (`inode`).
+//! Owns: the view, times of this mount's own, opens and closes. Does not own: when a view counts (`file`).
 
-use super::{Inode, ticks::tick};
-use amphi_types::{Advice, IoMode, Layout, Pattern, Timespec};
+use amphi_types::{Advice, Layout, Pattern, Timespec};
 use amphi_wire::{Access, InodeView, ReadAdvice};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
-
-/// Age of an access time from which on any read renews it: a day.
-pub(super) const ATIME_AGE_S: i64 = 86_400;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 
 /// A layout in one word: pattern, log2 of the stripe size, count, pool.
 fn pack(layout: Layout) -> u64 {
@@ -116,18 +112,10 @@ impl Hints {
         self.capability.store(view.capability, Relaxed);
         self.set_id.store(view.attr.has_set_id(), Relaxed);
     }
-}
-
-impl Inode {
-    /// Time of the last write that is in the cache alone, or nothing.
-    pub(crate) fn own_mtime(&self) -> Timespec {
-        let known = self.known.lock();
-        if known.mtime_local { known.write_time() } else { Timespec::default() }
-    }
 
     /// How programs of this mount read it, as far as one that has it open has said.
     pub(crate) fn read_advice(&self) -> ReadAdvice {
-        match self.hints.reads.load(Relaxed) {
+        match self.reads.load(Relaxed) {
             1 => ReadAdvice::Random,
             2 => ReadAdvice::Sequential,
             3 => ReadAdvice::Once,
@@ -137,82 +125,16 @@ impl Inode {
 
     /// A program says how it reads.
     pub(crate) fn advise_reads(&self, advice: ReadAdvice) {
-        self.hints.reads.store(advice as u8, Relaxed);
+        self.reads.store(advice as u8, Relaxed);
     }
 
     /// What the owner of the file asked of mounts.
     pub(crate) fn advice(&self) -> Advice {
-        Advice::try_from(self.hints.advice.load(Relaxed)).unwrap_or_default()
-    }
-
-    /// What the owner of the file asked of the decision.
-    pub(crate) fn io_mode(&self) -> IoMode {
-        self.advice().mode()
+        Advice::try_from(self.advice.load(Relaxed)).unwrap_or_default()
     }
 
     /// Where the bytes lie.
     pub(crate) fn layout(&self) -> Layout {
-        unpack(self.hints.layout_packed.load(Relaxed))
-    }
-
-    /// Notes the time of a write that is in the cache alone.
-    pub(crate) fn touch(&self, now: Timespec) {
-        let mut known = self.known.lock();
-        known.mtime = now;
-        (known.mtime_local, known.mtime_set) = (true, false);
-        self.hints.atime_due.store(true, Relaxed);
-        self.size.map.change(tick);
-    }
-
-    /// Notes a read at `now`, by the rule of relatime: the access time moves only if it is not later than the last
-    /// change or older than a day. Called for the first read after a change alone, so that other reads pay a flag.
-    #[cold]
-    pub(crate) fn note_access(&self, now: Timespec) {
-        self.hints.atime_due.store(false, Relaxed);
-        let mut known = self.known.lock();
-        let (atime, changed) = Self::accessed_and_changed(&known);
-        if atime <= changed || now.sec - atime.sec >= ATIME_AGE_S {
-            known.accessed = Some(now);
-            known.accessed_due = true;
-        }
-    }
-
-    /// Whether a read now would renew the access time (`note_access`). If not, none does before the next change.
-    pub(crate) fn access_is_due(&self, now: Timespec) -> bool {
-        if !self.hints.atime_due.load(Relaxed) {
-            return false;
-        }
-        let known = self.known.lock();
-        let (atime, changed) = Self::accessed_and_changed(&known);
-        atime <= changed || now.sec - atime.sec >= ATIME_AGE_S
-    }
-
-    fn accessed_and_changed(known: &Known) -> (Timespec, Timespec) {
-        let attr = &known.view.attr;
-        let atime = attr.atime.max(known.accessed.unwrap_or(attr.atime));
-        (atime, attr.mtime.max(attr.ctime).max(known.mtime))
-    }
-
-    /// The time of the last change was set: what is dirty was written before, and adds nothing to it when it leaves.
-    pub(crate) fn time_was_set(&self, mtime: Timespec) {
-        let mut known = self.known.lock();
-        (known.mtime, known.mtime_set) = (mtime, true);
-    }
-
-    /// Everything of this client has been written back, and others may write from now on: its times are the server's.
-    pub(crate) fn times_told(&self) {
-        let mut known = self.known.lock();
-        if self.cached.dirty_bytes.load(SeqCst) == 0 {
-            known.mtime_local = false;
-        }
-    }
-
-    /// Notes the time of a write that went past the cache: what the cache still holds was written before.
-    pub(crate) fn touched_past_cache(&self, at: Timespec) {
-        let mut known = self.known.lock();
-        if known.mtime_local {
-            known.mtime = if known.mtime_set { at } else { known.mtime.max(at) };
-            known.mtime_set = false;
-        }
+        unpack(self.layout_packed.load(Relaxed))
     }
 }

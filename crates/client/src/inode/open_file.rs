@@ -8,8 +8,8 @@ use super::streams::{Pieces, Streams};
 use crate::api::{Ctx, OpenFlags, Program};
 use crate::policy::readers::{Chosen, Reads};
 use crate::telemetry::jobs::Job;
-use crate::telemetry::stats::Ledger;
-use amphi_types::{Attr, Ino, IoMode, Result};
+use crate::telemetry::stats::{Ledger, Way};
+use amphi_types::{Attr, ByteRange, Errno, Ino, IoMode, Result};
 use amphi_wire::{Access, LockExtent, ReadAdvice};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
@@ -68,7 +68,7 @@ pub struct OpenFile {
     pub(crate) program: Program,
     /// Failures of write-back already reported here.
     reported: AtomicU64,
-    pub(super) pieces: Pieces,
+    pieces: Pieces,
     pub(crate) streams: Streams,
     /// What its requests are counted in.
     pub(crate) ledger: Arc<Ledger>,
@@ -182,7 +182,7 @@ impl OpenFile {
     /// says something else or this one closes it.
     pub(crate) fn advise_reads(&self, advice: ReadAdvice) {
         self.told.reads.store(true, Relaxed);
-        self.file.advise_reads(advice);
+        self.file.hints.advise_reads(advice);
     }
 
     /// The group that it is a member of; 0: none.
@@ -210,6 +210,16 @@ impl OpenFile {
         Reads { requests: requests.saturating_sub(self.pieces.continued()), bytes }
     }
 
+    /// Size of the application's request of which this is a piece (H2).
+    pub(crate) fn request_bytes(&self, way: Way, stream: u32, range: ByteRange) -> u64 {
+        self.pieces.request_bytes(way, stream, range)
+    }
+
+    /// Notes a piece for the next one.
+    pub(crate) fn note_piece(&self, way: Way, stream: u32, range: ByteRange, may_continue: bool) {
+        self.pieces.note_piece(way, stream, range, may_continue);
+    }
+
     /// Whether there is one to report.
     pub(crate) fn has_error(&self) -> bool {
         self.file.failures.count() != self.reported.load(SeqCst)
@@ -222,6 +232,20 @@ impl OpenFile {
         }
         self.file.failures.tell(&self.reported)
     }
+
+    /// Tells this open file of failures that it was not told of.
+    ///
+    /// Errors: the latest of them. The file shows what the servers have then, unless they could not be reached anyway.
+    pub(crate) async fn tell_failures(&self) -> Result<()> {
+        let told = self.take_error();
+        if told == Err(Errno::NoSpace) {
+            // The failed request may still be about to enter what follows.
+            let upto = self.file.flights.lock().last();
+            self.file.signal.until(|| !self.file.in_flight_upto(ByteRange::ALL, upto)).await;
+            self.file.settled().await;
+        }
+        told
+    }
 }
 
 impl std::fmt::Debug for OpenFile {
@@ -233,7 +257,7 @@ impl std::fmt::Debug for OpenFile {
 impl Drop for OpenFile {
     fn drop(&mut self) {
         if self.told.reads.load(Relaxed) {
-            self.file.advise_reads(ReadAdvice::Normal);
+            self.file.hints.advise_reads(ReadAdvice::Normal);
         }
         let reads = self.reads();
         self.file.stats.leave(&self.ledger);

@@ -11,7 +11,6 @@ use amphi_types::{ByteRange, Ino};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 
 /// Files whose maps are kept.
 const MAPS_MAX: usize = 16;
@@ -46,40 +45,6 @@ impl Maps {
         maps.retain(|old| old.ino != map.ino);
         maps.truncate(MAPS_MAX - 1);
         maps.push_front(map);
-    }
-}
-
-/// Tells whether a file was changed since its map was asked for.
-#[derive(Default)]
-pub(crate) struct MapStamp {
-    /// A map was asked for since the last change.
-    is_watched: AtomicBool,
-    stamp: AtomicU64,
-}
-
-impl MapStamp {
-    /// A file that became known at `born`, a moment of no other file.
-    pub(crate) fn new(born: u64) -> MapStamp {
-        MapStamp { is_watched: AtomicBool::new(false), stamp: AtomicU64::new(born) }
-    }
-
-    pub(crate) fn stamp(&self) -> u64 {
-        self.stamp.load(SeqCst)
-    }
-
-    /// A map is about to be asked for: changes from now on are noted. To be called before dirty bytes are looked for.
-    pub(crate) fn watch(&self) -> u64 {
-        self.is_watched.store(true, SeqCst);
-        self.stamp()
-    }
-
-    /// Bytes of the file have changed, or others may change them from now on. To be called after bytes have become
-    /// dirty.
-    #[inline]
-    pub(crate) fn change(&self, now: impl FnOnce() -> u64) {
-        if self.is_watched.load(SeqCst) && self.is_watched.swap(false, SeqCst) {
-            self.stamp.fetch_max(now(), SeqCst);
-        }
     }
 }
 
@@ -141,18 +106,5 @@ mod tests {
         }
         let empty = map((0, u64::MAX), 100, &[]);
         assert_eq!((empty.find(7, Whence::Data), empty.find(7, Whence::Hole)), (Found::Nothing, Found::At(7)));
-    }
-
-    /// Goal: a change of a file whose map was asked for is noted, and others cost nothing. Method: the stamp.
-    #[test]
-    fn changes_are_noted_once() {
-        let stamp = MapStamp::new(5);
-        stamp.change(|| unreachable!("nobody has asked"));
-        let seen = stamp.watch();
-        assert_eq!(seen, 5);
-        stamp.change(|| 9);
-        assert_eq!(stamp.stamp(), 9);
-        stamp.change(|| unreachable!("noted already"));
-        assert_eq!(stamp.watch(), 9);
     }
 }

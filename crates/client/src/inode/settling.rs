@@ -3,8 +3,7 @@
 //! Owns: the lost bytes whose consequences are not drawn yet, and whether a task is at it. Does not own: what that task
 //! does (`writeback::writeback_errors`), who was told of failures (`failures`).
 
-use super::{Inode, OpenFile};
-use amphi_types::{ByteRange, Errno, Result};
+use amphi_types::ByteRange;
 use parking_lot::Mutex;
 
 #[derive(Debug, Default)]
@@ -35,30 +34,7 @@ impl Settling {
         state.pending.take()
     }
 
-    fn is_running(&self) -> bool {
+    pub(super) fn is_running(&self) -> bool {
         self.0.lock().running
-    }
-}
-
-impl Inode {
-    /// Waits until the file shows what the servers have.
-    pub(crate) async fn settled(&self) {
-        self.signal.until(|| !self.failures.settling.is_running()).await;
-    }
-}
-
-impl OpenFile {
-    /// Tells this open file of failures that it was not told of.
-    ///
-    /// Errors: the latest of them. The file shows what the servers have then, unless they could not be reached anyway.
-    pub(crate) async fn tell_failures(&self) -> Result<()> {
-        let told = self.take_error();
-        if told == Err(Errno::NoSpace) {
-            // The failed request may still be about to enter what follows.
-            let upto = self.file.flights.lock().last();
-            self.file.signal.until(|| !self.file.in_flight_upto(ByteRange::ALL, upto)).await;
-            self.file.settled().await;
-        }
-        told
     }
 }

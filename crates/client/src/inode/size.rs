@@ -1,9 +1,10 @@
 //! `FileSize`: the size of a file as this mount sees it, and which answers know of its last change.
 //!
 //! Owns: the size, the end of what this mount has written itself, the moments of changes that answers may have missed.
-//! Does not own: taking the size from an answer (`inode`), whether it is certain (`coherence::tokens`).
+//! Does not own: taking the size from an answer (`file`), whether it is certain (`coherence::tokens`).
 
-use super::{Inode, seek_maps::MapStamp, ticks::tick};
+use super::map_stamp::MapStamp;
+use super::ticks::tick;
 use parking_lot::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::SeqCst};
 
@@ -35,6 +36,15 @@ pub(crate) struct FileSize {
     pub(crate) map: MapStamp,
 }
 
+/// A write past the cache under way.
+pub(crate) struct DirectWrite<'a>(&'a FileSize);
+
+impl Drop for DirectWrite<'_> {
+    fn drop(&mut self) {
+        self.0.direct_writes.fetch_sub(1, SeqCst);
+    }
+}
+
 impl FileSize {
     /// As an answer to a question under `rule` shows it.
     pub(super) fn new(bytes: u64, rule: u64) -> FileSize {
@@ -54,104 +64,82 @@ impl FileSize {
             map: MapStamp::new(born),
         }
     }
-}
-
-/// A write past the cache under way.
-pub(crate) struct DirectWrite<'a>(&'a Inode);
-
-impl Drop for DirectWrite<'_> {
-    fn drop(&mut self) {
-        self.0.size.direct_writes.fetch_sub(1, SeqCst);
-    }
-}
-
-impl Inode {
-    pub(crate) fn size(&self) -> u64 {
-        self.size.bytes.load(SeqCst)
-    }
 
     /// Whether this mount has changed it since it became known.
     pub(super) fn has_changed(&self) -> bool {
-        self.size.epoch.load(SeqCst) > self.size.born
+        self.epoch.load(SeqCst) > self.born
     }
 
     /// Marks the begin or end of a change that answers under way may or may not have seen.
     pub(crate) fn mark_epoch(&self) {
-        self.size.epoch.fetch_max(tick(), SeqCst);
+        self.epoch.fetch_max(tick(), SeqCst);
     }
 
     /// The last turn: a number that is never 0.
     pub(crate) fn turned(&self) -> u64 {
-        self.size.turned.load(SeqCst)
+        self.turned.load(SeqCst)
     }
 
     /// Marks a change of the size that `own_end` does not tell of, or that it no longer does.
     pub(crate) fn turn(&self) {
         let now = tick();
         // Another thread may have been given a later number and come first.
-        self.size.turned.fetch_max(now, SeqCst);
-        self.size.epoch.fetch_max(now, SeqCst);
-        self.size.map.change(tick);
+        self.turned.fetch_max(now, SeqCst);
+        self.epoch.fetch_max(now, SeqCst);
+        self.map.change(tick);
     }
 
     /// Storage of the file is about to be given or taken, or was.
     pub(crate) fn storage_changes(&self) {
         self.mark_epoch();
-        self.size.map.change(tick);
+        self.map.change(tick);
     }
 
     /// A write past the cache begins. Until the returned guard is dropped, answers may show some of its pieces.
     pub(crate) fn begin_direct(&self) -> DirectWrite<'_> {
-        self.size.direct_writes.fetch_add(1, SeqCst);
+        self.direct_writes.fetch_add(1, SeqCst);
         DirectWrite(self)
-    }
-
-    /// A write past the cache now ends at `end`. Answers from before are taken before this, or not at all.
-    pub(crate) fn extend(&self, end: u64) {
-        let _known = self.known.lock();
-        self.turn();
-        self.size.bytes.fetch_max(end, SeqCst);
     }
 
     /// A write into the cache now ends at `end`. To be called under the lock of the cluster that permits it.
     pub(crate) fn extend_own(&self, end: u64) {
-        self.size.own_end.fetch_max(end, SeqCst);
-        self.size.bytes.fetch_max(end, SeqCst);
+        self.own_end.fetch_max(end, SeqCst);
+        self.bytes.fetch_max(end, SeqCst);
     }
 
     /// End of what was written into the cache under locks that are still held: the file is at least so long.
     pub(crate) fn own_end(&self) -> u64 {
         // In this order one of them shows it at any moment of `own_is_at_least`.
-        let first = self.size.own_end.load(SeqCst);
-        first.max(self.size.own_before.load(SeqCst)).max(self.size.own_end.load(SeqCst))
+        let first = self.own_end.load(SeqCst);
+        first.max(self.own_before.load(SeqCst)).max(self.own_end.load(SeqCst))
     }
 
     /// It is at least `end`.
     pub(crate) fn own_reaches(&self, end: u64) {
-        self.size.own_end.fetch_max(end, SeqCst);
+        self.own_end.fetch_max(end, SeqCst);
     }
 
     /// It is `end` at most: the file was cut, or nothing of it lies beyond.
     pub(crate) fn own_ends_by(&self, end: u64) {
-        let _finding = self.size.finding_own.lock();
-        self.size.own_end.fetch_min(end, SeqCst);
+        let _finding = self.finding_own.lock();
+        self.own_end.fetch_min(end, SeqCst);
     }
 
     /// What was written into the cache before counts no more, but for what is found there now; writes that come in
     /// between count, and at no moment less than what is there.
     pub(crate) fn own_is_at_least(&self, found: impl FnOnce() -> u64) {
         self.turn();
-        let _finding = self.size.finding_own.lock();
+        let _finding = self.finding_own.lock();
         // What is written from now on is entered anew, and what was written before is found.
-        let mut before = self.size.own_end.load(SeqCst);
+        let mut before = self.own_end.load(SeqCst);
         loop {
-            self.size.own_before.store(before, SeqCst);
-            match self.size.own_end.compare_exchange(before, 0, SeqCst, SeqCst) {
+            self.own_before.store(before, SeqCst);
+            match self.own_end.compare_exchange(before, 0, SeqCst, SeqCst) {
                 Ok(_) => break,
                 Err(raised) => before = raised,
             }
         }
-        self.size.own_end.fetch_max(found(), SeqCst);
-        self.size.own_before.store(0, SeqCst);
+        self.own_end.fetch_max(found(), SeqCst);
+        self.own_before.store(0, SeqCst);
     }
 }

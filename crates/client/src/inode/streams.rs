@@ -3,7 +3,6 @@
 //! Owns: the streams of one open file (read-ahead, direct reads, records), pieces of application requests (H2). Does
 //! not own: what is fetched ahead of them (`ops::read`, `prefetch`).
 
-use super::OpenFile;
 use super::direct_stream::DirectStream;
 use crate::policy::readahead::ReadAhead;
 use crate::policy::records::Records;
@@ -34,13 +33,6 @@ pub(crate) struct Pieces {
     continued: AtomicU64,
 }
 
-impl Pieces {
-    /// Pieces of reads that were not the first of theirs.
-    pub(super) fn continued(&self) -> u64 {
-        self.continued.load(Relaxed)
-    }
-}
-
 /// Streams of one open file.
 #[derive(Default)]
 pub(crate) struct Streams {
@@ -53,28 +45,33 @@ pub(crate) struct Streams {
     pub(crate) warmed_to: AtomicU64,
 }
 
-impl OpenFile {
+impl Pieces {
+    /// Pieces of reads that were not the first of theirs.
+    pub(super) fn continued(&self) -> u64 {
+        self.continued.load(Relaxed)
+    }
+
     /// Size of the application's request of which this is a piece (H2): consecutive pieces of one stream of which all
     /// but the last are as large as the front end can carry.
-    pub(crate) fn request_bytes(&self, way: Way, stream: u32, range: ByteRange) -> u64 {
-        if self.pieces.open.load(Relaxed) == 0 {
+    pub(super) fn request_bytes(&self, way: Way, stream: u32, range: ByteRange) -> u64 {
+        if self.open.load(Relaxed) == 0 {
             return range.len();
         }
-        let pieces = self.pieces.list.lock();
+        let pieces = self.list.lock();
         let before = pieces.iter().find(|p| p.stream == stream && p.way == way && p.next == range.start);
         before.map_or(0, |p| p.bytes) + range.len()
     }
 
     /// Notes a piece for the next one.
-    pub(crate) fn note_piece(&self, way: Way, stream: u32, range: ByteRange, may_continue: bool) {
-        if !may_continue && self.pieces.open.load(Relaxed) == 0 {
+    pub(super) fn note_piece(&self, way: Way, stream: u32, range: ByteRange, may_continue: bool) {
+        if !may_continue && self.open.load(Relaxed) == 0 {
             return;
         }
-        let mut pieces = self.pieces.list.lock();
+        let mut pieces = self.list.lock();
         let at = pieces.iter().position(|p| p.stream == stream && p.way == way);
         let before = at.map(|i| pieces.remove(i)).filter(|p| p.next == range.start).map_or(0, |p| p.bytes);
         if before > 0 && way == Way::Read {
-            self.pieces.continued.fetch_add(1, Relaxed);
+            self.continued.fetch_add(1, Relaxed);
         }
         if may_continue {
             if pieces.len() >= STREAMS_MAX {
@@ -82,6 +79,6 @@ impl OpenFile {
             }
             pieces.push(Piece { stream, way, next: range.end, bytes: before + range.len() });
         }
-        self.pieces.open.store(pieces.len() as u32, Relaxed);
+        self.open.store(pieces.len() as u32, Relaxed);
     }
 }

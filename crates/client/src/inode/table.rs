@@ -1,7 +1,7 @@
 //! The table of files: which inodes the client knows something about.
 
 use super::untold::Untold;
-use super::{AskedAt, Inode, ticks::tick};
+use super::{AskedAt, Inode, Use, ticks::tick};
 use crate::telemetry::stats::ClosedFiles;
 use amphi_pagecache::Locality;
 use amphi_types::{ByteRange, Errno, Ino};
@@ -15,15 +15,6 @@ const TABLE_SHARDS: usize = 16;
 /// Changed files that a shard remembers after it forgot them: as many as are forgotten while one answer is on its way,
 /// unless that takes long.
 const FORGOTTEN_MAX: usize = 256;
-
-/// A file in use without being open; `InodeTable::reap` afterwards.
-pub(crate) struct Use(pub(crate) Arc<Inode>);
-
-impl Drop for Use {
-    fn drop(&mut self) {
-        self.0.life.uses.fetch_sub(1, SeqCst);
-    }
-}
 
 /// When files were forgotten that had been changed here: an answer that was asked for before then may be from before
 /// the change, and there is no file any more that would know.
@@ -128,7 +119,7 @@ impl InodeTable {
         let fill = unknown.then(|| {
             // The view is of a moment since which nothing has happened here.
             file.size.epoch.store(asked_at.at, SeqCst);
-            file.fill_begins(range)
+            file.fills.begin(range)
         });
         (file, fill)
     }
@@ -176,7 +167,7 @@ impl InodeTable {
         if unused && shard.files.get(&file.ino).is_some_and(|f| Arc::ptr_eq(f, file)) {
             shard.files.remove(&file.ino);
             self.closed.keep(file.ino, &file.stats);
-            if file.has_changed() {
+            if file.size.has_changed() {
                 shard.forgotten.note(file.ino);
             }
             if let Some(errno) = file.untold_loss() {

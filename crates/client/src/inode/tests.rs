@@ -1,9 +1,11 @@
 //! What a file knows of itself: times, blocks, and sizes beside answers that come meanwhile.
 
-use super::known::ATIME_AGE_S;
+use super::times::ATIME_AGE_S;
 use super::*;
-use amphi_types::{Advice, IoMode, Kind, Layout, Timespec};
-use std::sync::atomic::AtomicU64;
+use amphi_types::{Advice, Attr, Ino, IoMode, Kind, Layout, Timespec};
+use amphi_wire::InodeView;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 /// Goal: the rule of relatime: a read counts if the access time is not later than the last change, or a day old.
 /// Method: a table of ages in seconds before the read, with writes that only this mount knows of.
@@ -84,7 +86,7 @@ fn an_answer_beside_a_write_does_not_cut() {
         });
         for (round, file) in files.iter().enumerate() {
             meet(round);
-            let taken = || file.extend_own(bytes.len() as u64);
+            let taken = || file.size.extend_own(bytes.len() as u64);
             cache.write(file, 0, amphi_pagecache::Source::Copied(&bytes), u64::MAX, || 0, (|| true, taken));
         }
     });
@@ -98,7 +100,7 @@ fn an_answer_beside_a_write_does_not_cut() {
 fn landed_bytes_count() {
     let file = Inode::new(view(1 << 20), AskedAt::PAST, &Arc::default());
     let before = AskedAt::now(1);
-    file.mark_epoch();
+    file.size.mark_epoch();
     assert_eq!(file.adopt(view(1 << 20), before).attr.blocks, 2048);
     assert_eq!(file.adopt(view(1 << 20), AskedAt::now(1)).attr.blocks, 0, "it is sparse");
     file.cached.dirty_bytes.store(8192, SeqCst);
@@ -173,7 +175,7 @@ fn the_own_end_never_goes_back() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(SeqCst) {
-                file.own_is_at_least(|| {
+                file.size.own_is_at_least(|| {
                     let found = dirty.load(SeqCst);
                     (0..50).for_each(|_| std::hint::spin_loop());
                     found
@@ -183,8 +185,8 @@ fn the_own_end_never_goes_back() {
         let mut short = None;
         for end in 1..300_000 {
             dirty.store(end, SeqCst);
-            file.extend_own(end);
-            let told = file.own_end();
+            file.size.extend_own(end);
+            let told = file.size.own_end();
             if told < end {
                 short = Some((told, end));
                 break;
@@ -193,7 +195,7 @@ fn the_own_end_never_goes_back() {
         is_over.store(true, SeqCst);
         assert_eq!(short, None);
     });
-    assert_eq!(file.own_end(), 299_999);
-    file.own_ends_by(7);
-    assert_eq!(file.own_end(), 7);
+    assert_eq!(file.size.own_end(), 299_999);
+    file.size.own_ends_by(7);
+    assert_eq!(file.size.own_end(), 7);
 }

@@ -242,11 +242,11 @@ fn forget(mount: &Arc<Mount>, object: ObjectId, ranges: &[ByteRange], discard_di
         mount.cache.forget(&file, part, dirty);
     }
     // Fills beyond what is cached now count on the lock as well.
-    ranges.iter().for_each(|r| file.spoil(*r));
+    ranges.iter().for_each(|r| file.fills.spoil(*r));
     // Others may cut the file from now on. Bytes of other locks that are still here count; answers that were asked for
     // before do not know what has been written under this one.
-    file.own_is_at_least(|| dirty_end(&mount.cache, &file));
-    file.turn();
+    file.size.own_is_at_least(|| dirty_end(&mount.cache, &file));
+    file.size.turn();
     if !mount.coherence.sharing.is_alone() {
         file.times_told();
     }

@@ -112,7 +112,7 @@ pub(crate) async fn ask_piece(
     under: Under,
 ) -> Result<Result<(Buf, u64)>> {
     let target = file.layout().target(file.ino, object.stripe);
-    let (pad, advice) = ((range.start % PAGE) as usize, file.read_advice());
+    let (pad, advice) = ((range.start % PAGE) as usize, file.hints.read_advice());
     let op = match under {
         Under::Lock => Request::Read { object, range, server_lock: false, advice },
         Under::TargetsLock => Request::Read { object, range, server_lock: true, advice },

@@ -48,7 +48,7 @@ pub(crate) fn learn_end(mount: &Arc<Mount>, file: &Arc<Inode>) {
     }
     let (here, file) = (mount.clone(), file.clone());
     mount.spawn(async move {
-        let has_all = file.covers_stripes(file.all_stripe_bits());
+        let has_all = file.locks.cover_stripes(file.all_stripe_bits());
         let pins =
             if has_all { locks::try_pin_objects(&here, &file, Mode::Write, ByteRange::ALL).await.ok() } else { None };
         if let Err(e) = end_now(&here, &file, pins.is_some()).await {
@@ -185,7 +185,7 @@ pub(crate) async fn resize(
     set: SetAttr,
     pins: Vec<Pin>,
 ) -> Result<Attr> {
-    file.turn();
+    file.size.turn();
     tokens::outdated(mount, file.ino);
     let beyond = ByteRange::new(size, u64::MAX);
     // A write that passed its check before the range lock was taken has ended after this.
@@ -195,7 +195,7 @@ pub(crate) async fn resize(
         // this mount tells them must not reach beyond the new end, so until then the server has to know of all that
         // does.
         flush::flush(mount, file, beyond).await;
-        file.own_ends_by(size);
+        file.size.own_ends_by(size);
     }
     let _frozen = Frozen::from(mount, file, size);
     file.signal.until(|| !file.in_flight(beyond)).await;
@@ -207,16 +207,16 @@ pub(crate) async fn resize(
     let (told, view) = match done.await {
         Ok(done) => done,
         Err(e) => {
-            file.own_reaches(dirty_end(&mount.cache, file));
-            file.turn();
+            file.size.own_reaches(dirty_end(&mount.cache, file));
+            file.size.turn();
             return Err(e);
         }
     };
     mount.cache.forget(file, beyond, Dirty::Discard);
-    file.own_ends_by(size);
+    file.size.own_ends_by(size);
     file.size.bytes.store(size, SeqCst);
     explicit_time(mount, file, &view);
-    file.turn();
+    file.size.turn();
     // Nothing else changes the file here: the answer is as good as one that is asked for now.
     let adopted = file.adopt_change(view, told.asked_at, AskedAt::now(told.asked_at.rule()));
     drop(told);

@@ -61,12 +61,12 @@ pub(crate) async fn fallocate(
         };
         let exclusive = (range, Hold::Exclusive);
         let (_guard, begun, pins) = group_lock::enter_pinned(&mount, file, open.member(), exclusive, locks).await?;
-        file.storage_changes();
+        file.size.storage_changes();
         let done = change(&mount, file, mode, range, begun.is_some() || !several).await;
         // A read beside it may have brought a page of which a part lies in here.
         mount.cache.forget(file, range, Dirty::Keep);
         drop((pins, begun));
-        file.storage_changes();
+        file.size.storage_changes();
         tokens::outdated(&mount, file.ino);
         done?;
     }

@@ -44,7 +44,7 @@ pub(crate) fn front_cache(mount: &Mount, ctx: &Ctx, open: &OpenFile) -> FrontCac
     let follows = || mount.coherence.sharing.pages().is_some_and(|front| front.follows_sizes());
     let written = || file.has_writers() || !(alone || (tokens::holds_attributes(mount, file.ino) && follows()));
     let input = Input {
-        kernel_cache: kernel_reads::asked(file.advice().kernel_cache(), t.kernel_cache()),
+        kernel_cache: kernel_reads::asked(file.hints.advice().kernel_cache(), t.kernel_cache()),
         only_reads,
         asked: decision::asked([open.io_mode(), file.io_mode()], open.process_mode, t.mode()),
         contended: t.on(Tunable::Contention) && mount.is_contended(file),

@@ -1,6 +1,6 @@
 //! Files that are known here without being open, as long as a call needs them.
 
-use crate::inode::table::Use;
+use crate::inode::Use;
 use crate::inode::{AskedAt, Inode};
 use crate::mount::Mount;
 use amphi_types::Ino;

@@ -14,8 +14,10 @@
 use crate::coherence::attributes::size_now;
 use crate::coherence::front_pages;
 use crate::coherence::lease;
-use crate::inode::front_pages::{Free, Overwrite, PAGE, Waiting, Way};
+use crate::inode::front_pages::PAGE;
+use crate::inode::overwrite::Overwrite;
 use crate::inode::range_lock::{Guard, Hold};
+use crate::inode::without_lock::{Free, Waiting, Way};
 use crate::inode::{Inode, OpenFile};
 use crate::locks::group_lock;
 use crate::locks::{self, Pin};
@@ -112,7 +114,7 @@ async fn take(mount: &Arc<Mount>, file: &Arc<Inode>, member: u64, needs: Needs) 
 pub(crate) async fn read(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange, mode: Mode) -> Result<Segments> {
     let file = &open.file;
     lease::touch(mount, file, asked).await?;
-    file.pages.note_of(open, asked, mount.coherence.sharing.rule());
+    file.pages.note_of(open.front.emptied_rule.load(SeqCst), asked, mount.coherence.sharing.rule());
     let pages = asked.align_out(PAGE).intersect(&ByteRange::new(0, limits::FILE_MAX));
     let (locked, extent) = locked_for_read(mount, open, pages);
     let needs = Needs { range: pages, hold: Hold::Shared, locked, mode: LockMode::Read, extent };
@@ -125,7 +127,7 @@ pub(crate) async fn read(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange, 
             data
         }
         Entry::Free(free) => {
-            file.pages.note_of(open, asked, mount.coherence.sharing.rule());
+            file.pages.note_of(open.front.emptied_rule.load(SeqCst), asked, mount.coherence.sharing.rule());
             flush::flush_and_forget(mount, file, asked).await;
             if let Some(data) = read_protected(mount, file, asked, pages, &free).await {
                 return data;
@@ -135,7 +137,7 @@ pub(crate) async fn read(mount: &Arc<Mount>, open: &OpenFile, asked: ByteRange, 
             let waiting = Waiting::begin(file, pages);
             let _held = take(mount, file, open.member(), needs).await?;
             let _free = waiting.granted();
-            file.pages.note_of(open, asked, mount.coherence.sharing.rule());
+            file.pages.note_of(open.front.emptied_rule.load(SeqCst), asked, mount.coherence.sharing.rule());
             flush::flush_and_forget(mount, file, asked).await;
             let notes = file.pages.taking.lock().notes.clone();
             read_past(mount, file, asked, &|target| notes.get(&target).map_or(Under::Lock, |left| Under::Note(*left)))
@@ -234,7 +236,7 @@ pub(crate) async fn write(
         Entry::Free(free) => free,
     };
     file.pages.keep();
-    file.turn();
+    file.size.turn();
     crate::coherence::tokens::outdated(mount, file.ino);
     flush::flush_and_forget(mount, file, range).await;
     let mut done = Ok(());
@@ -245,7 +247,7 @@ pub(crate) async fn write(
         }
     }
     mount.cache.forget(file, range, amphi_pagecache::Dirty::Keep);
-    file.turn();
+    file.size.turn();
     crate::coherence::tokens::outdated(mount, file.ino);
     done.map(|()| None)
 }
@@ -254,7 +256,7 @@ pub(crate) async fn write(
 /// size for: others may have cut it. The caller keeps others from cutting it, by locks or by notes of the targets.
 async fn within_end(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> Result<ByteRange> {
     // The file is at least as long as what this mount has written under locks that it still has.
-    if range.end <= file.own_end() {
+    if range.end <= file.size.own_end() {
         return Ok(range);
     }
     let end = size_now(mount, file).await?;

@@ -103,7 +103,11 @@ impl Hit {
             if file.pages.is_taking() {
                 return None;
             }
-            file.pages.note_of(open, ByteRange::at(offset, len as u64), mount.coherence.sharing.rule());
+            file.pages.note_of(
+                open.front.emptied_rule.load(SeqCst),
+                ByteRange::at(offset, len as u64),
+                mount.coherence.sharing.rule(),
+            );
         }
         let stamp = file.range.stamp()?;
         let rule = mount.coherence.sharing.rule();
@@ -111,7 +115,7 @@ impl Hit {
             // A page shows zeros behind the end of the file: the lock has to cover these as well.
             return None;
         }
-        let turned = file.turned();
+        let turned = file.size.turned();
         let token = if rule & 1 == 1 {
             if file.size.sure_rule.load(Relaxed) != rule {
                 return None;
@@ -149,7 +153,7 @@ impl Hit {
     fn held(&self, open: &OpenFile) -> bool {
         let file = &open.file;
         file.range.stamp() == Some(self.stamp)
-            && file.turned() == self.turned
+            && file.size.turned() == self.turned
             && self.unguarded.is_none_or(|before| file.range.unguarded() == before)
             && (self.token == 0 || file.size.token_end_ns.load(SeqCst) == self.token)
     }
@@ -160,7 +164,7 @@ impl Hit {
             return;
         }
         note_access(mount, open);
-        open.file.note_use(mount.host.coarse_ns.load(Relaxed));
+        open.file.locks.note_use(mount.host.coarse_ns.load(Relaxed));
         mount.stats.io(Way::Read, Reason::CacheHit, self.range.len(), copied);
         open.ledger.hit(thread_shard(), self.range.len());
         open.note_piece(Way::Read, ctx.tid, self.range, hints.may_continue);
@@ -221,7 +225,7 @@ fn note_access(mount: &Mount, open: &OpenFile) {
 }
 
 fn count(mount: &Mount, open: &OpenFile, reason: Reason, bytes: u64) {
-    open.file.note_use(mount.host.coarse_ns.load(Relaxed));
+    open.file.locks.note_use(mount.host.coarse_ns.load(Relaxed));
     mount.count_io(open, Way::Read, reason, bytes, Copied::Apart);
 }
 
@@ -245,7 +249,7 @@ pub(crate) async fn read(
         mount.may_pass_cache(asked)?;
     }
     if hints.for_pages {
-        file.pages.note_of(&open, asked, mount.coherence.sharing.rule());
+        file.pages.note_of(open.front.emptied_rule.load(SeqCst), asked, mount.coherence.sharing.rule());
     }
     if hints.for_pages && !mount.coherence.sharing.is_alone() {
         let mode = front::way_of_pages(&mount, &open, asked.len());
@@ -363,7 +367,7 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u
             push_joined(&mut wanted, ByteRange::new(start, gap.end));
         }
         let mut fetches = Vec::new();
-        for part in wanted.iter().flat_map(|w| file.not_being_filled(*w)) {
+        for part in wanted.iter().flat_map(|w| file.fills.gaps(*w)) {
             for (object, piece) in pieces(file, part) {
                 fetches.push(fetch(mount.clone(), file.clone(), object, piece, false, open.extent()));
             }
@@ -382,7 +386,7 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u
                 return damaged::cached_prefix(mount, file, range).ok_or(e);
             }
         }
-        let others = || wanted.iter().any(|w| file.is_being_filled(*w));
+        let others = || wanted.iter().any(|w| file.fills.overlap(*w));
         file.signal.until(|| !others()).await;
     }
     // Somebody takes the bytes away all the time: read past the cache, dirty bytes included.
@@ -426,7 +430,7 @@ fn fetch(
     ahead: bool,
     extent: LockExtent,
 ) -> Fetch {
-    let id = file.fill_begins(range);
+    let id = file.fills.begin(range);
     mount.prefetch.fill_bytes.fetch_add(range.len(), SeqCst);
     Fetch { mount, file, object, range, ahead, extent, id }
 }
@@ -474,7 +478,7 @@ impl Fetch {
             return if self.ahead { Ok(()) } else { Err(Errno::NoSpace) };
         }
         mount.stats.bytes(Count::Fill, range.len());
-        let copied = mount.cache.fill(file, range, bytes, self.ahead, |part| file.fill_is_true(self.id, part));
+        let copied = mount.cache.fill(file, range, bytes, self.ahead, |part| file.fills.is_true(self.id, part));
         mount.stats.moved(Count::CopiedIn, copied);
         Ok(())
     }

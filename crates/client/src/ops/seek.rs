@@ -52,7 +52,7 @@ pub(crate) fn try_lseek(mount: &Mount, open: &OpenFile, offset: u64, whence: Whe
         return None;
     }
     mount.stats.count(Count::Seek);
-    file.note_use(mount.host.coarse_ns.load(std::sync::atomic::Ordering::Relaxed));
+    file.locks.note_use(mount.host.coarse_ns.load(std::sync::atomic::Ordering::Relaxed));
     Some(found)
 }
 

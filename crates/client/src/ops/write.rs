@@ -10,7 +10,7 @@ use crate::coherence::sharing;
 use crate::coherence::tokens;
 use crate::conn::replies::inode_reply;
 use crate::inode::failures::Watch;
-use crate::inode::front_pages::Overwrite;
+use crate::inode::overwrite::Overwrite;
 use crate::inode::range_lock::Hold;
 use crate::inode::{Inode, OpenFile};
 use crate::locks::group_lock;
@@ -77,7 +77,7 @@ pub(crate) fn try_write(
     let decision = decide(&mount.input(ctx, open, Way::Write, (range, open.request_bytes(Way::Write, ctx.tid, range))));
     let fits = decision.mode == Mode::Buffered && !mount.dirty_is_full(range.len()) && mount.make_room(room_for(range));
     let stripes = if fits { file.stripe_bits(range) } else { 0 };
-    if !file.covers_stripes(stripes) {
+    if !file.locks.cover_stripes(stripes) {
         return None;
     }
     let one_unit = offset / UNIT == (range.end - 1) / UNIT;
@@ -97,7 +97,7 @@ pub(crate) fn try_write(
         return None;
     }
     let in_order = || guard.is_some() || (file.range.idle() && is_free());
-    let check = || file.covers_stripes(stripes) && in_order() && aims_well();
+    let check = || file.locks.cover_stripes(stripes) && in_order() && aims_well();
     let now = mount.wall();
     let taken = || {
         file.touch(now);
@@ -106,14 +106,14 @@ pub(crate) fn try_write(
         }
         if one_unit {
             // Under the unit's lock: before a flush that a callback has asked for.
-            file.extend_own(range.end);
+            file.size.extend_own(range.end);
         }
     };
     // What has no room goes through, and waits for that.
     match put(mount, file, offset, source, true, (check, taken)) {
         Put::Done { full_chunk, rewritten, adopted, .. } => {
             if !one_unit {
-                file.extend_own(range.end);
+                file.size.extend_own(range.end);
             }
             drop(guard);
             open.note_write(aim == Aim::End, offset);
@@ -206,7 +206,7 @@ fn put(
 }
 
 fn count(mount: &Mount, open: &OpenFile, reason: Reason, bytes: u64, copied: Copied) {
-    open.file.note_use(mount.host.coarse_ns.load(Relaxed));
+    open.file.locks.note_use(mount.host.coarse_ns.load(Relaxed));
     mount.count_io(open, Way::Write, reason, bytes, copied);
 }
 
@@ -472,7 +472,7 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, data: &
         let source = if part == range { source(range.start, data) } else { Source::Copied(&data[span]) };
         let put = put(mount, file, part.start, source, false, (|| true, || file.touch(now)));
         // Others may ask for the size between two steps.
-        file.extend_own(if pinned { range.end } else { part.end });
+        file.size.extend_own(if pinned { range.end } else { part.end });
         drop(pins);
         if let Put::Done { adopted, covered, .. } = put {
             mount.stats.moved(Count::CopiedIn, part.len() - adopted);
@@ -496,10 +496,10 @@ async fn direct(
     hints: Hints,
     pins: Option<&[Pin]>,
 ) -> Result<usize> {
-    file.turn();
+    file.size.turn();
     tokens::outdated(mount, file.ino);
     flush::flush_and_forget(mount, file, range).await;
-    let under_way = file.begin_direct();
+    let under_way = file.size.begin_direct();
     let old_size = file.size();
     let len = data.len();
     let kind = WriteKind::Direct { kill_suidgid: hints.kill_suidgid, server_lock: pins.is_none() };
@@ -509,7 +509,7 @@ async fn direct(
     if good_to > range.start {
         file.extend(good_to);
     }
-    file.turn();
+    file.size.turn();
     tokens::outdated(mount, file.ino);
     drop(under_way);
     let Some(e) = error else { return Ok(len) };

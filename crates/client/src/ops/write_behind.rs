@@ -74,14 +74,14 @@ pub(crate) async fn write(
     let data = compact(range, data);
     let memory = data.capacity() as u64;
     room(mount, open, memory, reason).await;
-    file.turn();
+    file.size.turn();
     flush::flush_and_forget(mount, file, range).await;
     let Some(id) = submit(mount, file, range, memory, kept.pins.is_some()) else { return Err((data, kept)) };
     let len = data.len();
     let (mount2, file) = (mount.clone(), file.clone());
     // The first requests leave on this thread; what is left to do is done in the background.
     drop(Pending::start(mount, async move {
-        let under_way = file.begin_direct();
+        let under_way = file.size.begin_direct();
         let kind = WriteKind::Piped { server_lock: kept.pins.is_none() };
         let sent = send_all(&mount2, &file, range, data, kind, false).await;
         drop(under_way);
@@ -144,7 +144,7 @@ fn submit(mount: &Mount, file: &Inode, range: ByteRange, memory: u64, locked: bo
     mount.stats.bytes(Count::Pipelined, len);
     file.touch(mount.wall());
     if locked {
-        file.extend_own(range.end)
+        file.size.extend_own(range.end)
     } else {
         file.extend(range.end)
     }
@@ -165,8 +165,8 @@ fn land(mount: &Arc<Mount>, file: &Arc<Inode>, id: FlightId, range: ByteRange, m
             tracing::warn!(ino = %file.ino, range = ?lost, silent, "a write on its way failed: {e}");
         }
     }
-    file.turn();
-    file.mark_epoch();
+    file.size.turn();
+    file.size.mark_epoch();
     tokens::outdated(mount, file.ino);
     file.cached.dirty_bytes.fetch_sub(range.len(), SeqCst);
     file.size.piped_bytes.fetch_sub(memory, SeqCst);

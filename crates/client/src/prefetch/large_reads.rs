@@ -231,7 +231,7 @@ pub(crate) fn is_wanted(mount: &Mount, next: ByteRange, asking: Asking) -> bool 
 
 fn ask(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) -> Ahead {
     let (sender, data) = oneshot::channel();
-    let (rule, id) = (mount.coherence.sharing.rule(), file.held_fill_begins(range));
+    let (rule, id) = (mount.coherence.sharing.rule(), file.fills.begin_held(range));
     mount.prefetch.fill_bytes.fetch_add(range.len(), SeqCst);
     mount.prefetch.direct_streams.bytes.fetch_add(range.len(), SeqCst);
     mount.stats.bytes(Count::ReadAheadIssued, range.len());
@@ -266,7 +266,7 @@ fn keep(ahead: &mut Ahead, mount: &Mount, start: u64, bytes: Segments) {
 /// Whether the bytes of `part` are still what a read would bring.
 fn counts(ahead: &Ahead, mount: &Mount, part: ByteRange) -> bool {
     let sharing = &mount.coherence.sharing;
-    sharing.is_alone() && sharing.rule() == ahead.rule && !sharing.is_lost() && ahead.file.fill_is_true(ahead.id, part)
+    sharing.is_alone() && sharing.rule() == ahead.rule && !sharing.is_lost() && ahead.file.fills.is_true(ahead.id, part)
 }
 
 /// Drops what nobody came for.

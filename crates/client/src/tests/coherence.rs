@@ -377,7 +377,7 @@ fn a_lock_of_a_new_file_is_asked_back_early() {
         crate::locks::callback(&mount, object, 77);
         crate::locks::given(&mount, &open.file, 77);
         drop(making);
-        let covered = open.file.covers_stripes(1);
+        let covered = open.file.locks.cover_stripes(1);
         assert_eq!(covered, !under_way, "an early callback counts while a file is being made, and only then");
         // Nothing more is run: the server of these tests has not granted it.
     }

@@ -174,7 +174,7 @@ fn the_setting_is_kept_and_inherited() {
         };
         assert_eq!(get(b"user.amphi.kernel_cache").await, "on");
         assert_eq!(get(b"user.amphi.mode").await, "direct");
-        assert_eq!(file.file.advice().kernel_cache(), KernelCache::On);
+        assert_eq!(file.file.hints.advice().kernel_cache(), KernelCache::On);
         for word in ["off", "auto", "on"] {
             set(&b, file.ino(), b"user.amphi.kernel_cache", word.as_bytes()).await;
             assert_eq!(get(b"user.amphi.kernel_cache").await, word);
@@ -189,7 +189,11 @@ fn the_setting_is_kept_and_inherited() {
             );
         }
         a.getattr(&root(), file.ino()).await.expect("stat");
-        assert_eq!(file.file.advice().checksums(), DataChecksums::Off, "an open file learns it with its attributes");
+        assert_eq!(
+            file.file.hints.advice().checksums(),
+            DataChecksums::Off,
+            "an open file learns it with its attributes"
+        );
         let wrong = b.setxattr(&root(), file.ino(), b"user.amphi.kernel_cache", b"yes", XattrMode::Set).await;
         assert_eq!(wrong, Err(amphi_types::Errno::Inval));
     });

@@ -208,7 +208,7 @@ pub(crate) fn pump(mount: &Arc<Mount>) {
 fn complete(mount: &Arc<Mount>, flight: &Flight, landing: Landing, failure: Option<Errno>) {
     let file = &flight.file;
     // Attributes that were asked for before this are older than what has just been written.
-    file.mark_epoch();
+    file.size.mark_epoch();
     tokens::outdated(mount, file.ino);
     let tell = || failure.into_iter().for_each(|e| file.failures.note(e, flight.range));
     mount.cache.landed(file, flight.range, landing, mount.clock.now_ns(), tell);

@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// Bytes of `range` were lost, and are no longer in the cache: the file ends where the server says, and a front end
 /// drops its copy.
 pub(crate) fn settle(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange) {
-    file.own_is_at_least(|| dirty_end(&mount.cache, file));
+    file.size.own_is_at_least(|| dirty_end(&mount.cache, file));
     tokens::outdated(mount, file.ino);
     if !file.failures.settling.enter(range) {
         return;

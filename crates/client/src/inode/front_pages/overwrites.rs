@@ -9,14 +9,9 @@
 //! and the front end reads none whose former copy is not written out: a read therefore tells that what comes later is
 //! of the new copy.
 
-use super::FilePages;
-use crate::api::KernelPages;
-use crate::inode::Inode;
+use super::PAGE;
 use amphi_types::{ByteRange, RangeSet};
-use futures_channel::oneshot;
 use smallvec::SmallVec;
-use std::sync::Arc;
-use std::sync::atomic::Ordering::SeqCst;
 
 /// Most separate ranges remembered of what was read; beyond, what lies between counts as read.
 const RANGES_MAX: usize = 64;
@@ -64,42 +59,42 @@ impl Overwrites {
         self.read.clear();
     }
 
-    fn is_overwritten(&self, range: ByteRange) -> bool {
+    pub(super) fn is_overwritten(&self, range: ByteRange) -> bool {
         self.under_way.iter().any(|e| e.range.overlaps(&range))
     }
 
-    fn touches(&self, range: ByteRange) -> bool {
+    pub(super) fn touches(&self, range: ByteRange) -> bool {
         self.read.overlaps(range) || self.is_overwritten(range)
     }
 
     /// Begins a write of `range`. Its pages do not count as read any more.
-    fn begin(&mut self, range: ByteRange) -> u64 {
+    pub(super) fn begin(&mut self, range: ByteRange) -> u64 {
         self.last_id += 1;
-        self.read.remove(range.align_out(super::PAGE));
+        self.read.remove(range.align_out(PAGE));
         self.under_way.push(Entry { id: self.last_id, range, in_place: false, renewed: RangeSet::new() });
         self.last_id
     }
 
     /// Up to `end` the bytes of the write are where readers find them.
-    fn in_place(&mut self, id: u64, end: u64) {
+    pub(super) fn in_place(&mut self, id: u64, end: u64) {
         for entry in self.under_way.iter_mut().filter(|e| e.id == id) {
             entry.in_place = true;
             entry.range.end = end.clamp(entry.range.start, entry.range.end);
         }
     }
 
-    fn end(&mut self, id: u64) {
+    pub(super) fn end(&mut self, id: u64) {
         if let Some(at) = self.under_way.iter().position(|e| e.id == id) {
             let entry = self.under_way.swap_remove(at);
             if !entry.in_place {
                 // It failed: its pages stay. Nobody has read them anew for that.
-                self.remember(entry.range.align_out(super::PAGE));
+                self.remember(entry.range.align_out(PAGE));
             }
         }
     }
 
     /// The parts of written-back pages of `range` that no write has replaced since they were read.
-    fn left(&self, range: ByteRange) -> SmallVec<[ByteRange; 2]> {
+    pub(super) fn left(&self, range: ByteRange) -> SmallVec<[ByteRange; 2]> {
         let mut left = RangeSet::new();
         left.insert(range);
         for entry in self.under_way.iter().filter(|e| e.range.overlaps(&range)) {
@@ -108,79 +103,6 @@ impl Overwrites {
             }
         }
         left.iter().collect()
-    }
-}
-
-impl FilePages {
-    /// Bytes of `range` go into pages. To be called before they are read.
-    pub(crate) fn note(&self, range: ByteRange) {
-        self.overwrites.lock().note(range.align_out(super::PAGE));
-        self.any.store(true, SeqCst);
-    }
-
-    /// Whether a write of `range` may meet pages.
-    pub(crate) fn touches(&self, range: ByteRange) -> bool {
-        self.any() && self.overwrites.lock().touches(range)
-    }
-
-    /// Whether a write to some of `range` is under way that met pages.
-    pub(crate) fn is_overwritten(&self, range: ByteRange) -> bool {
-        self.any() && self.overwrites.lock().is_overwritten(range)
-    }
-
-    /// The parts of written-back pages of `range` that shall be written: no write has replaced them since they were
-    /// read.
-    pub(crate) fn left(&self, range: ByteRange) -> SmallVec<[ByteRange; 2]> {
-        self.overwrites.lock().left(range)
-    }
-}
-
-/// A write to bytes that lie in pages. To be begun with the range lock on them, before the first byte.
-pub(crate) struct Overwrite {
-    file: Arc<Inode>,
-    range: ByteRange,
-    id: u64,
-}
-
-impl Overwrite {
-    /// None if no page can be met: with the range lock held, whoever reads `range` from now on reads what the write has
-    /// written.
-    pub(crate) fn begin(file: &Arc<Inode>, range: ByteRange) -> Option<Overwrite> {
-        let pages = &file.pages;
-        // Pages that are being taken back are read without the range lock.
-        if !pages.touches(range) && !pages.is_taking.load(SeqCst) {
-            return None;
-        }
-        let id = pages.overwrites.lock().begin(range);
-        Some(Overwrite { file: file.clone(), range, id })
-    }
-
-    /// The first `len` bytes of the write are where readers find them.
-    pub(crate) fn in_place(&self, len: usize) {
-        self.file.pages.overwrites.lock().in_place(self.id, self.range.start + len as u64);
-    }
-
-    /// Has the front end, if there is one, drop its pages of the bytes. The caller holds no lock that a read or write
-    /// of them may need. Goes on if the future is dropped.
-    pub(crate) async fn settle(self, front: Option<Arc<dyn KernelPages>>) {
-        let Some(pages) = front else { return };
-        let (ino, range) = (self.file.ino, self.range);
-        let (sender, done) = oneshot::channel();
-        pages.drop_overwritten(
-            ino,
-            range,
-            Box::new(move || {
-                drop(self);
-                let _ = sender.send(());
-            }),
-        );
-        let _ = done.await;
-    }
-}
-
-impl Drop for Overwrite {
-    fn drop(&mut self) {
-        self.file.pages.overwrites.lock().end(self.id);
     }
 }
 

@@ -22,7 +22,7 @@ const AHEAD_REQUESTS: u64 = 10;
 /// How far a stream that has come to `range` is read ahead: not at all if its program reads at random, or if its
 /// requests go past the cache: hits of what was fetched ahead would keep it in the cache without anybody deciding so.
 fn limits_of(mount: &Mount, open: &OpenFile, range: ByteRange) -> Limits {
-    if mount.passes_cache_by(open, Way::Read, range.len()) || open.file.read_advice() == ReadAdvice::Random {
+    if mount.passes_cache_by(open, Way::Read, range.len()) || open.file.hints.read_advice() == ReadAdvice::Random {
         return Limits { window_max: 0, requests: 0 };
     }
     Limits { window_max: mount.window_max(), requests: AHEAD_REQUESTS }
@@ -93,7 +93,7 @@ pub(super) fn fetch_ahead(mount: &Arc<Mount>, open: &OpenFile, plan: Plan) {
             continue;
         }
         for gap in mount.cache.gaps(file, range) {
-            for part in file.not_being_filled(gap) {
+            for part in file.fills.gaps(gap) {
                 mount.stats.bytes(Count::ReadAheadIssued, part.len());
                 for (object, piece) in pieces(file, part) {
                     let run = fetch(mount.clone(), file.clone(), object, piece, true, open.extent()).run();

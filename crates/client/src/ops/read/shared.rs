@@ -109,7 +109,7 @@ pub(super) async fn read(
 
 /// All of the range from the cache, cut at the end of the file only if that is certain.
 fn cached(mount: &Arc<Mount>, file: &Arc<Inode>, asked: ByteRange) -> Option<Segments> {
-    let (token, turned) = (tokens::sure_until(mount, file), file.turned());
+    let (token, turned) = (tokens::sure_until(mount, file), file.size.turned());
     let range = if token > 0 { asked.intersect(&ByteRange::new(0, file.size())) } else { asked };
     if range.is_empty() {
         return (token > 0).then(Segments::new);
@@ -125,7 +125,7 @@ fn cached(mount: &Arc<Mount>, file: &Arc<Inode>, asked: ByteRange) -> Option<Seg
             buf.into()
         }
     };
-    let same = file.turned() == turned && (token == 0 || file.size.token_end_ns.load(SeqCst) == token);
+    let same = file.size.turned() == turned && (token == 0 || file.size.token_end_ns.load(SeqCst) == token);
     same.then_some(data)
 }
 

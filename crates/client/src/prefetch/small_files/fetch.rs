@@ -180,7 +180,7 @@ fn put(mount: &Arc<Mount>, file: &Arc<Inode>, fill: u64, size: u64, bytes: Buf) 
     // A unit that keeps the buffer it came in would keep that of its siblings.
     let own = if bytes.len() as u64 >= UNIT { bytes.len() as u64 } else { 0 };
     let bytes = if own > 0 { Buf::copy_of(&bytes) } else { bytes };
-    let true_still = |part| file.fill_is_true(fill, part);
+    let true_still = |part| file.fills.is_true(fill, part);
     let copied = mount.cache.fill(file, ByteRange::new(0, size), &Arc::new(bytes), true, true_still);
     mount.stats.moved(Count::CopiedIn, own + copied);
     true

@@ -1,0 +1,334 @@
+//! `Inode`: a file that the client knows something about.
+//!
+//! Owns: what becomes of views that answers show, and who needs the file. Does not own: its parts, each of which has a
+//! file of its own (`known`, `size`, `fills`, ...), open files (`open_file`), the table of all files (`table`).
+//!
+//! An `Inode` lives while it is open, has cached bytes or a close still to be sent. Who is right about the size: the
+//! client while it is alone and has changes that the server has not confirmed, otherwise the latest answer that no
+//! change overlapped. In company others change it too: then it is the server's with the end of this mount's own bytes,
+//! as of the answer; whether that still holds is `tokens::is_sure`.
+
+use super::cluster_locks::{ClusterLocks, stripe_bit};
+use super::file_group::FileGroup;
+use super::fills::Fills;
+use super::front_pages::FilePages;
+use super::known::{Hints, Known};
+use super::range_lock::RangeLock;
+use super::size::FileSize;
+use super::ticks::tick;
+use super::{AskedAt, Failures, Flights, Signal};
+use crate::telemetry::stats::FileStats;
+use amphi_pagecache::CachedBytes;
+use amphi_pagecache::Locality;
+use amphi_types::{Attr, ByteRange, Errno, Ino, IoMode, Layout};
+use amphi_wire::{Access, InodeView};
+use parking_lot::Mutex;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqCst};
+
+/// What became of a view.
+pub(crate) struct Adopted {
+    /// Attributes with what only this client knows.
+    pub(crate) attr: Attr,
+    /// `Inode::size` is what the answer says with this mount's own changes: nothing here has come between.
+    pub(crate) taken: bool,
+    /// Nothing of this mount's own has reached the server since: with what it only knows itself, the view is the whole
+    /// truth.
+    pub(crate) current: bool,
+}
+
+/// Who needs a file beside its opens.
+#[derive(Default)]
+pub(crate) struct Life {
+    /// Uses that are no opens: the file is not forgotten.
+    pub(crate) uses: AtomicU32,
+    /// Its last name has gone, as far as is known here.
+    pub(crate) nameless: AtomicBool,
+    /// Opens that nobody uses: made ahead of a program, or kept for the next one.
+    pub(crate) idle_opens: AtomicU32,
+}
+
+/// A file in use without being open; `InodeTable::reap` afterwards.
+pub(crate) struct Use(pub(crate) Arc<Inode>);
+
+impl Drop for Use {
+    fn drop(&mut self) {
+        self.0.life.uses.fetch_sub(1, SeqCst);
+    }
+}
+
+/// A file.
+pub(crate) struct Inode {
+    pub(crate) ino: Ino,
+    pub(crate) known: Mutex<Known>,
+    pub(crate) hints: Hints,
+    pub(crate) size: FileSize,
+    pub(crate) life: Life,
+    /// What a front end caches of it.
+    pub(crate) pages: FilePages,
+    pub(crate) range: RangeLock,
+    pub(crate) cached: CachedBytes,
+    pub(crate) flights: Mutex<Flights>,
+    pub(crate) fills: Fills,
+    pub(crate) signal: Signal,
+    /// The group of clients that has the file.
+    pub(crate) group: FileGroup,
+    pub(crate) locks: ClusterLocks,
+    /// Failures of write-back.
+    pub(crate) failures: Failures,
+    pub(crate) stats: Arc<FileStats>,
+}
+
+impl Inode {
+    pub(super) fn new(view: InodeView, asked_at: AskedAt, mount: &Arc<Locality>) -> Inode {
+        Inode {
+            ino: view.attr.ino,
+            known: Mutex::new(Known::new(view, asked_at.at)),
+            hints: Hints::new(&view),
+            size: FileSize::new(view.attr.size, asked_at.rule),
+            life: Life::default(),
+            pages: FilePages::default(),
+            range: RangeLock::default(),
+            cached: CachedBytes::new(mount),
+            flights: Mutex::default(),
+            fills: Fills::default(),
+            signal: Signal::default(),
+            group: FileGroup::default(),
+            locks: ClusterLocks::default(),
+            failures: Failures::default(),
+            stats: Arc::new(FileStats::new()),
+        }
+    }
+
+    pub(crate) fn view(&self) -> InodeView {
+        self.known.lock().view
+    }
+
+    /// Whether this mount has it open for writing.
+    pub(crate) fn has_writers(&self) -> bool {
+        self.known.lock().opens.iter().any(|a| a.write)
+    }
+
+    /// Whether whoever runs the file is given capabilities.
+    #[inline]
+    pub(crate) fn gives_capabilities(&self) -> bool {
+        self.hints.capability.load(Relaxed)
+    }
+
+    /// Whether it has setuid or setgid, as far as is known here.
+    #[inline]
+    pub(crate) fn has_set_id(&self) -> bool {
+        self.hints.set_id.load(Relaxed)
+    }
+
+    /// An extended attribute is set, of capabilities or another one.
+    pub(crate) fn has_xattrs(&self, capability: bool) {
+        let mut known = self.known.lock();
+        // Answers to questions from before this may be from before it.
+        known.xattrs_at = tick();
+        known.at = known.xattrs_at;
+        known.view.xattrs = true;
+        known.view.capability |= capability;
+        self.hints.capability.store(known.view.capability, Relaxed);
+    }
+
+    /// Its capabilities were taken away by a request of `asked`. Some that were given since then may be there: the next
+    /// write looks again.
+    pub(crate) fn lose_capability(&self, asked: AskedAt) {
+        let mut known = self.known.lock();
+        if known.xattrs_at < asked.at {
+            known.view.capability = false;
+            self.hints.capability.store(false, Relaxed);
+        }
+    }
+
+    /// Whether bytes of `range` are on their way to the server.
+    pub(crate) fn in_flight(&self, range: ByteRange) -> bool {
+        self.flights.lock().overlap(range)
+    }
+
+    /// Whether such are that set out up to number `upto` (`Flights::last`).
+    pub(crate) fn in_flight_upto(&self, range: ByteRange, upto: u64) -> bool {
+        self.flights.lock().overlap_upto(range, upto)
+    }
+
+    /// The attributes with what only this client knows laid over them. Alone, its time of the last write is the truth,
+    /// even if it was set back; in company another mount may have written later.
+    pub(crate) fn overlay(&self, mut attr: Attr, alone: bool) -> Attr {
+        let known = self.known.lock();
+        attr.size = self.size();
+        // Dirty bytes will take storage; a file without any would pass for sparse. Those that are written over others
+        // take none.
+        let dirty = self.cached.dirty_bytes.load(SeqCst).div_ceil(512);
+        let whole = attr.size.div_ceil(4096) * 8;
+        attr.blocks = attr.blocks.max(whole.min(attr.blocks + dirty));
+        if known.mtime_local {
+            attr.mtime = if alone { known.mtime } else { attr.mtime.max(known.mtime) };
+            attr.ctime = attr.ctime.max(known.write_time());
+        }
+        attr.atime = attr.atime.max(known.accessed.unwrap_or(attr.atime));
+        attr
+    }
+
+    /// Takes a view that was asked for at `asked_at`.
+    pub(crate) fn adopt(&self, view: InodeView, asked_at: AskedAt) -> Adopted {
+        self.take_view(view, asked_at, None)
+    }
+
+    /// Takes the view that the answer to a change of this mount's own shows: the change was asked for at `asked`, the
+    /// size counts as of `asked_at`. Questions that were asked later may have been answered before the change, so it
+    /// counts from now on. If something else came since it was asked for, the time of the last change says which of
+    /// both is of the later state.
+    pub(crate) fn adopt_change(&self, view: InodeView, asked: AskedAt, asked_at: AskedAt) -> Adopted {
+        self.take_view(view, asked_at, Some(asked))
+    }
+
+    fn take_view(&self, mut view: InodeView, asked_at: AskedAt, change: Option<AskedAt>) -> Adopted {
+        let mut known = self.known.lock();
+        let latest = asked_at.at >= known.at;
+        let generation = known.view.generation.max(view.generation);
+        known.view.generation = generation;
+        let shown = view.attr;
+        let counts = match change {
+            None => latest,
+            Some(asked) => asked.at >= known.at || view.attr.ctime >= known.view.attr.ctime,
+        };
+        if counts {
+            if change.is_some_and(|asked| asked.at <= known.xattrs_at) {
+                view.xattrs |= known.view.xattrs;
+                view.capability |= known.view.capability;
+            }
+            known.view = InodeView { generation, ..view };
+            known.at = if change.is_some() { tick() } else { asked_at.at };
+            self.hints.take(&view);
+        }
+        self.hints.atime_due.store(true, Relaxed);
+        let own_before = self.size.own_end();
+        let current = latest && self.size.epoch.load(SeqCst) <= asked_at.at;
+        let quiet = current && self.cached.dirty_bytes.load(SeqCst) == 0;
+        if quiet {
+            // The answer is from after the last write-back, so it has that write's time.
+            known.mtime_local = false;
+        }
+        let alone = asked_at.rule & 1 == 1;
+        // Alone, what this client has in its cache counts for more than the answer, which may show a write by half.
+        let knows = alone && self.size.sure_rule.load(SeqCst) == asked_at.rule;
+        let whole = self.size.direct_writes.load(SeqCst) == 0;
+        let news = if knows { quiet && whole } else { latest && self.size.turned.load(SeqCst) <= asked_at.at };
+        if news {
+            self.size.bytes.store(shown.size.max(if quiet { 0 } else { own_before }), SeqCst);
+            let own = self.size.own_end();
+            let disturbed = self.cached.dirty_bytes.load(SeqCst) > 0 || self.size.epoch.load(SeqCst) > asked_at.at;
+            if own > own_before || (quiet && disturbed) {
+                // A write that came in between.
+                self.size.bytes.fetch_max(own, SeqCst);
+            }
+            if alone {
+                self.size.sure_rule.store(asked_at.rule, SeqCst);
+            }
+        }
+        drop(known);
+        let mut attr = self.overlay(shown, alone);
+        if !current {
+            // What has landed since is not in the answer, nor dirty any more: rather too much than a file that passes
+            // for sparse.
+            attr.blocks = attr.blocks.max(attr.size.div_ceil(4096) * 8);
+        }
+        Adopted { attr, taken: knows || news, current }
+    }
+
+    /// The error of lost bytes that nobody was told of and somebody may miss.
+    pub(crate) fn untold_loss(&self) -> Option<Errno> {
+        let is_gone = self.life.nameless.load(SeqCst) && self.open_count() == 0;
+        if is_gone { None } else { self.failures.untold() }
+    }
+
+    /// Opens of this mount that have not been released.
+    pub(crate) fn open_count(&self) -> u32 {
+        let known = self.known.lock();
+        known.opens.len() as u32
+    }
+
+    /// Opens that somebody uses.
+    pub(crate) fn used_opens(&self) -> u32 {
+        self.open_count().saturating_sub(self.life.idle_opens.load(SeqCst))
+    }
+
+    /// Every open the server knows of.
+    pub(crate) fn opens(&self) -> Vec<Access> {
+        let known = self.known.lock();
+        known.opens.iter().chain(&known.closes).chain(&known.closing).copied().collect()
+    }
+
+    /// The server has answered a close.
+    pub(crate) fn closed(&self, access: Access) {
+        let mut known = self.known.lock();
+        if let Some(i) = known.closing.iter().position(|a| *a == access) {
+            known.closing.swap_remove(i);
+        }
+    }
+
+    pub(crate) fn access_count(&self) -> u32 {
+        let known = self.known.lock();
+        (known.opens.len() + known.closes.len() + known.closing.len()) as u32
+    }
+
+    /// Its length as this mount knows it.
+    pub(crate) fn size(&self) -> u64 {
+        self.size.bytes.load(SeqCst)
+    }
+
+    /// A write past the cache now ends at `end`. Answers from before are taken before this, or not at all.
+    pub(crate) fn extend(&self, end: u64) {
+        let _known = self.known.lock();
+        self.size.turn();
+        self.size.bytes.fetch_max(end, SeqCst);
+    }
+
+    /// Where the bytes lie.
+    pub(crate) fn layout(&self) -> Layout {
+        self.hints.layout()
+    }
+
+    /// What the owner of the file asked of the decision.
+    pub(crate) fn io_mode(&self) -> IoMode {
+        self.hints.advice().mode()
+    }
+
+    /// The bits of the stripes that hold `range`; 0 if there are stripes without a bit.
+    pub(crate) fn stripe_bits(&self, range: ByteRange) -> u64 {
+        let layout = self.layout();
+        let (first, end) = layout.stripe_at(range.start);
+        if end >= range.end {
+            return stripe_bit(first);
+        }
+        let mut bits = 0;
+        for (object, _) in layout.pieces(self.ino, range) {
+            match stripe_bit(object.stripe) {
+                0 => return 0,
+                bit => bits |= bit,
+            }
+        }
+        bits
+    }
+
+    /// The bits of all stripes that the file can have; 0 if there are some without a bit.
+    pub(crate) fn all_stripe_bits(&self) -> u64 {
+        match self.layout().stripes() {
+            64 => u64::MAX,
+            stripes @ 1..64 => (1 << stripes) - 1,
+            _ => 0,
+        }
+    }
+
+    /// Ends a fill.
+    pub(crate) fn fill_ends(&self, id: u64) {
+        self.fills.end(id);
+        self.signal.notify();
+    }
+
+    /// Waits until the file shows what the servers have.
+    pub(crate) async fn settled(&self) {
+        self.signal.until(|| !self.failures.settling.is_running()).await;
+    }
+}

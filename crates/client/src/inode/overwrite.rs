@@ -1,0 +1,60 @@
+//! `Overwrite`: a write to bytes that lie in pages in front.
+//!
+//! Owns: its begin, and its end, behind which these pages are dropped. Does not own: what is written back of such pages
+//! meanwhile (`front_pages`).
+
+use super::Inode;
+use crate::api::KernelPages;
+use amphi_types::ByteRange;
+use futures_channel::oneshot;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::SeqCst;
+
+/// A write to bytes that lie in pages. To be begun with the range lock on them, before the first byte.
+pub(crate) struct Overwrite {
+    file: Arc<Inode>,
+    range: ByteRange,
+    id: u64,
+}
+
+impl Overwrite {
+    /// None if no page can be met: with the range lock held, whoever reads `range` from now on reads what the write has
+    /// written.
+    pub(crate) fn begin(file: &Arc<Inode>, range: ByteRange) -> Option<Overwrite> {
+        let pages = &file.pages;
+        // Pages that are being taken back are read without the range lock.
+        if !pages.touches(range) && !pages.is_taking.load(SeqCst) {
+            return None;
+        }
+        let id = pages.begin_overwrite(range);
+        Some(Overwrite { file: file.clone(), range, id })
+    }
+
+    /// The first `len` bytes of the write are where readers find them.
+    pub(crate) fn in_place(&self, len: usize) {
+        self.file.pages.overwrite_in_place(self.id, self.range.start + len as u64);
+    }
+
+    /// Has the front end, if there is one, drop its pages of the bytes. The caller holds no lock that a read or write
+    /// of them may need. Goes on if the future is dropped.
+    pub(crate) async fn settle(self, front: Option<Arc<dyn KernelPages>>) {
+        let Some(pages) = front else { return };
+        let (ino, range) = (self.file.ino, self.range);
+        let (sender, done) = oneshot::channel();
+        pages.drop_overwritten(
+            ino,
+            range,
+            Box::new(move || {
+                drop(self);
+                let _ = sender.send(());
+            }),
+        );
+        let _ = done.await;
+    }
+}
+
+impl Drop for Overwrite {
+    fn drop(&mut self) {
+        self.file.pages.end_overwrite(self.id);
+    }
+}

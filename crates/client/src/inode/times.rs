@@ -1,0 +1,81 @@
+//! Times of a file that this mount has made itself, and when reads move the access time.
+//!
+//! Owns: the rules of both. Does not own: the times (`known`), what an answer says of them (`file`).
+
+use super::Inode;
+use super::known::Known;
+use super::ticks::tick;
+use amphi_types::Timespec;
+use std::sync::atomic::{Ordering::Relaxed, Ordering::SeqCst};
+
+/// Age of an access time from which on any read renews it: a day.
+pub(super) const ATIME_AGE_S: i64 = 86_400;
+
+impl Inode {
+    /// Time of the last write that is in the cache alone, or nothing.
+    pub(crate) fn own_mtime(&self) -> Timespec {
+        let known = self.known.lock();
+        if known.mtime_local { known.write_time() } else { Timespec::default() }
+    }
+
+    /// Notes the time of a write that is in the cache alone.
+    pub(crate) fn touch(&self, now: Timespec) {
+        let mut known = self.known.lock();
+        known.mtime = now;
+        (known.mtime_local, known.mtime_set) = (true, false);
+        self.hints.atime_due.store(true, Relaxed);
+        self.size.map.change(tick);
+    }
+
+    /// Notes a read at `now`, by the rule of relatime: the access time moves only if it is not later than the last
+    /// change or older than a day. Called for the first read after a change alone, so that other reads pay a flag.
+    #[cold]
+    pub(crate) fn note_access(&self, now: Timespec) {
+        self.hints.atime_due.store(false, Relaxed);
+        let mut known = self.known.lock();
+        let (atime, changed) = Self::accessed_and_changed(&known);
+        if atime <= changed || now.sec - atime.sec >= ATIME_AGE_S {
+            known.accessed = Some(now);
+            known.accessed_due = true;
+        }
+    }
+
+    /// Whether a read now would renew the access time (`note_access`). If not, none does before the next change.
+    pub(crate) fn access_is_due(&self, now: Timespec) -> bool {
+        if !self.hints.atime_due.load(Relaxed) {
+            return false;
+        }
+        let known = self.known.lock();
+        let (atime, changed) = Self::accessed_and_changed(&known);
+        atime <= changed || now.sec - atime.sec >= ATIME_AGE_S
+    }
+
+    fn accessed_and_changed(known: &Known) -> (Timespec, Timespec) {
+        let attr = &known.view.attr;
+        let atime = attr.atime.max(known.accessed.unwrap_or(attr.atime));
+        (atime, attr.mtime.max(attr.ctime).max(known.mtime))
+    }
+
+    /// The time of the last change was set: what is dirty was written before, and adds nothing to it when it leaves.
+    pub(crate) fn time_was_set(&self, mtime: Timespec) {
+        let mut known = self.known.lock();
+        (known.mtime, known.mtime_set) = (mtime, true);
+    }
+
+    /// Everything of this client has been written back, and others may write from now on: its times are the server's.
+    pub(crate) fn times_told(&self) {
+        let mut known = self.known.lock();
+        if self.cached.dirty_bytes.load(SeqCst) == 0 {
+            known.mtime_local = false;
+        }
+    }
+
+    /// Notes the time of a write that went past the cache: what the cache still holds was written before.
+    pub(crate) fn touched_past_cache(&self, at: Timespec) {
+        let mut known = self.known.lock();
+        if known.mtime_local {
+            known.mtime = if known.mtime_set { at } else { known.mtime.max(at) };
+            known.mtime_set = false;
+        }
+    }
+}
