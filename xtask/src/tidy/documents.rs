@@ -3,7 +3,7 @@
 //! Owns: the text of docs/CODE_MAP.md, which is made from the first sentence of each module head. Does not own: writing
 //! it (`main`), the walks of docs/LIFE.md (`life`).
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Most columns of a line.
 const COLUMNS: usize = 120;
@@ -149,7 +149,7 @@ fn anchors(text: &str) -> BTreeSet<String> {
 
 /// Public items whose name stands nowhere else, in no crate, test or benchmark.
 pub fn dead_items(files: &[(String, String)], findings: &mut Vec<String>) {
-    let mut counts: HashMap<&str, u32> = HashMap::new();
+    let mut counts: BTreeMap<&str, u32> = BTreeMap::new();
     let is_word = |c: char| c.is_alphanumeric() || c == '_';
     for (_, text) in files {
         for word in text.lines().filter(|l| !l.trim_start().starts_with("//")).flat_map(|l| l.split(|c| !is_word(c))) {
