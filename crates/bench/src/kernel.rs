@@ -187,7 +187,8 @@ fn walks(run: &mut Run, places: &[PathBuf; 3], second: &Path) -> Outcome {
             table.note(format!("{}: left out, it does not run here", walk.name));
             continue;
         }
-        // The second mount has looked at all of it.
+        // The program runs once on the second mount before anything is measured, so that this mount has looked at every
+        // file that the program uses.
         ended((walk.command)(second))?;
         let arms =
             SIDES.iter().zip(places).map(|(side, place)| Arm::new(*side, || ended((walk.command)(place)))).collect();

@@ -482,7 +482,8 @@ meeting! {
     amphi_mpiio_wanted() -> u64 = |m| m.wanted().end - m.wanted().start;
     /// Brings a number to the next meeting.
     amphi_mpiio_bring(number: u64) -> () = |m| m.bring(number);
-    /// The sum of what the ranks below this one brought to the meeting that is over.
+    /// The sum of the numbers that all lower ranks brought to the last completed meeting, which is a barrier of the
+    /// ranks (`amphi_mpiio_arrive`).
     amphi_mpiio_before() -> u64 = |m| m.before();
     /// Says a number for all at the next meeting; one rank calls.
     amphi_mpiio_say(number: u64) -> () = |m| m.say(number);

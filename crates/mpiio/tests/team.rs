@@ -1,5 +1,6 @@
 //! Ranks of two nodes, as threads of one process, over real connections: two ranks of each node share memory, and each
-//! has a proxy at the other node. Pages of 16 bytes, runs of 32, so that most calls touch both nodes.
+//! has a proxy at the other node. A page has 16 bytes. A run has two pages, and the runs of the file belong to the two
+//! nodes by turns, so most calls touch pages of both nodes.
 
 use amphi_mpiio::backend::Backend;
 use amphi_mpiio::backend::memory::MemoryFile;

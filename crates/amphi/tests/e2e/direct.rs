@@ -390,8 +390,8 @@ fn what_was_seen_never_goes_back() {
 }
 
 /// Goal: a full file system, past the cache: the error if nothing was written, otherwise what is contiguous from the
-/// start; the size says the same and the bytes are right (sanity 398k, 398l). Method: one direct write larger than the
-/// space that is left, then more.
+/// start; the size says the same and the bytes are right (sanity 398k, 398l). Method: direct writes of 4 MiB append to
+/// a file until one fails, so one of them is larger than the space that is left.
 #[test]
 fn a_direct_write_that_does_not_fit() {
     let place = Place::new();

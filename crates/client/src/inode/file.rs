@@ -207,7 +207,8 @@ impl Inode {
         let current = latest && self.size.epoch.load(SeqCst) <= asked_at.at;
         let quiet = current && self.cached.dirty_bytes.load(SeqCst) == 0;
         if quiet {
-            // The answer is from after the last write-back, so it has that write's time.
+            // The server gave this answer after the last write-back, so the answer's modification time already accounts
+            // for the writes that were in the cache.
             known.mtime_local = false;
         }
         let alone = asked_at.rule & 1 == 1;

@@ -26,7 +26,8 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// Routes of a server with these targets, ascending, in a cluster of `pool`: spread over the workers in turn.
+    /// Routes of a server that has the targets `local`, in ascending order, in a cluster with `pool` targets. The
+    /// server's targets are assigned to its workers round robin.
     pub fn new(local: Vec<TargetId>, workers: u16, pool: u16) -> Routes {
         debug_assert!(local.is_sorted() && workers < ELSEWHERE, "targets ascend, and each worker has a number");
         debug_assert!(local.len() <= usize::from(pool), "a cluster has the targets of its servers");

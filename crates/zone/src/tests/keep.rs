@@ -45,7 +45,7 @@ fn a_kept_record_survives_the_process_alone() {
         let opened = zone.written_lsn();
         openings.push(zone.shared().ids.opening);
         drop(zone);
-        // It is on the disk now, and stable.
+        // If the record survived, opening has written it to the disk and synced it, so it survives power loss as well.
         sim.crash(NODE, CrashKind::Power);
         let (zone, found) = open(&sim, &manual()).unwrap();
         assert_eq!((found.items.len(), zone.written_lsn()), (usize::from(survives), opened));

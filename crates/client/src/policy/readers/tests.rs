@@ -1,4 +1,5 @@
-//! Tests of what is known of readers, by a model of what right and wrong guesses cost.
+//! Tests of `Readers`. A model adds up what reads cost when the mount guesses rightly or wrongly in which pieces a
+//! program will read a file.
 
 use super::*;
 use crate::policy::kernel_reads::{self, Input, Server};

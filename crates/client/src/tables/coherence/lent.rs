@@ -5,11 +5,11 @@
 //! (`tokens`), timeouts in sole mode (`sharing`), changes that the front end itself has under way (it gives their
 //! inodes no timeout).
 //!
-//! Invariants: attributes get a timeout only if the token shows exactly these at that moment. The record is made while
-//! the token cannot go, so whoever revokes the token finds the record. Invalidating attributes waits for nothing: the
-//! kernel drops them, and takes no answer to a question from before. One exception: an inode that the kernel does not
-//! know may be just becoming known by an answer that was given a moment ago. So the invalidation is repeated until that
-//! answer has arrived.
+//! Invariants: attributes get a timeout only if the value that this mount caches under their token shows exactly the
+//! same attributes when the timeout is given. The record is made while the token cannot go, so whoever revokes the
+//! token finds the record. Invalidating attributes waits for nothing: the kernel drops them, and takes no answer to a
+//! question from before. One exception: an inode that the kernel does not know may be just becoming known by an answer
+//! that was given a moment ago. So the invalidation is repeated until that answer has arrived.
 //!
 //! After an invalidation an inode *rests*. Linux drops the answers to questions from before the invalidation, and a
 //! `read` that has asked goes by the earlier size. So no answer gets a timeout, and no second invalidation is needed,
