@@ -2,7 +2,8 @@
 //!
 //! Whatever is queued when a group ends becomes the next group: a lone record that somebody waits for is written at
 //! once, and under load groups grow by themselves without any delay. They may be answered before that, when they are
-//! kept (`keep`). A record that nobody waits for goes with the next one that somebody does, or by itself soon. A group
+//! kept (`keep`). A record that nobody waits for, as it is kept or for other reasons, goes with the next one that
+//! somebody does wait for, or by itself soon. A group
 //! with a record that points at new data is written as any other and called fresh in its header: power loss takes it
 //! back unless a later mark proves that it was synced, and with it the data, which had been written before. Every group
 //! carries a mark; when one is wanted and nothing is queued, an empty group does. An idle zone writes and syncs
@@ -26,6 +27,10 @@ use std::time::Duration;
 /// How long records that nobody waits for stay queued, so that they go with the next one that somebody waits for. A
 /// write of their own would take 60 us, in which that one would have to wait.
 const UNASKED_PAUSE: Duration = Duration::from_millis(1);
+
+/// The same where all that is queued is kept: 47,008-byte records of four writers came in one group for each seven of
+/// them, two thirds of all requests to the disk, while nobody waited for any.
+const KEPT_PAUSE: Duration = Duration::from_millis(5);
 
 /// How often an idle zone looks whether its memory is still there.
 const LOOK_PAUSE: Duration = Duration::from_secs(10);
@@ -84,7 +89,8 @@ async fn commit_loop<E: Env>(shared: &Shared<E>) {
             .await;
         if !shared.state.borrow().write_due() {
             let asked = pin!(shared.events.queued.wait_until(|| shared.state.borrow().write_due()));
-            select(asked, pin!(shared.env.sleep(UNASKED_PAUSE))).await;
+            let pause = if shared.state.borrow().is_all_kept() { KEPT_PAUSE } else { UNASKED_PAUSE };
+            select(asked, pin!(shared.env.sleep(pause))).await;
         }
         let group = {
             let mut st = shared.state.borrow_mut();

@@ -89,6 +89,11 @@ impl State {
         asked || self.life.failed.is_some() || self.waiting.groups.len() > 1
     }
 
+    /// Whether all that is queued survives the process as it is.
+    pub fn is_all_kept(&self) -> bool {
+        self.reached.kept_lsn >= self.waiting.appended_lsn
+    }
+
     /// Whether a mark has to be written.
     pub fn mark_due(&self) -> bool {
         self.marks.wanted > self.marks.written.max(self.reached.proven_seq)
@@ -374,8 +379,12 @@ impl<E: Env> Shared<E> {
         }
     }
 
-    /// Waits until record `lsn` survives the process, and has it written now.
+    /// Waits until record `lsn` survives the process. One that does already is written with what comes behind it, soon;
+    /// any other now.
     pub async fn wait_kept(&self, lsn: u64) -> Result<(), Errno> {
+        if self.state.borrow().reached.kept_lsn >= lsn {
+            return Ok(());
+        }
         self.wait(lsn, |st| st.reached.kept_lsn).await
     }
 

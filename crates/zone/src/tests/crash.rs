@@ -110,6 +110,11 @@ async fn scenario(env: SimEnv, zone: Zone<SimEnv>, track: Shared<Track>, seed: u
             0..2 => {
                 zone.kept(lsn).await.unwrap();
                 track.borrow_mut().kept = n;
+                if rng.below(4) > 0 {
+                    // Somebody asks for it, so that it is being written while the next ones are kept.
+                    let asked = std::pin::pin!(zone.written(lsn));
+                    futures_util::future::select(asked, std::future::ready(())).await;
+                }
             }
             2..4 => {
                 zone.written(lsn).await.unwrap();
