@@ -445,6 +445,6 @@ fn several_servers_are_full() {
 /// mount that is alone.
 #[test]
 fn some_targets_are_full() {
-    fill(1, 2, 2, 3, 8_300_000..8_300_000 + SEEDS / 3);
-    fill(1, 2, 1, 3, 8_400_000..8_400_000 + SEEDS / 3);
+    fill(1, 2, 2, 3, 8_300_000..8_300_000 + SEEDS);
+    fill(1, 2, 1, 3, 8_400_000..8_400_000 + SEEDS);
 }

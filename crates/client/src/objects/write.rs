@@ -31,8 +31,10 @@ pub(crate) enum WriteKind {
         server_lock: bool,
         /// Setuid and setgid are cleared.
         kill_suidgid: bool,
+        /// Whether the answer is to say what room is set aside for this mount.
+        cover: Cover,
     },
-    /// A direct request that has returned to its caller: with the time of that moment.
+    /// A direct request that has returned to its caller: with the time of that moment. Its blocks are covered.
     Piped {
         /// As of a direct request.
         server_lock: bool,
@@ -70,13 +72,17 @@ async fn send_piece(
     };
     let (lane, server_lock, mtime, kill_suidgid) = match kind {
         WriteKind::Back(_) => (Lane::Urgent, false, mtime, false),
-        WriteKind::Direct { kill_suidgid, server_lock } => {
+        WriteKind::Direct { kill_suidgid, server_lock, .. } => {
             (Mount::lane(server_lock), server_lock, mount.wall(), kill_suidgid)
         }
         WriteKind::Piped { server_lock } => (Mount::lane(server_lock), server_lock, mtime, false),
         WriteKind::Left(_) => (Lane::Locking, true, mount.wall(), false),
     };
-    let cover = if let WriteKind::Back(cover) = kind { cover } else { Cover::None };
+    let cover = match kind {
+        WriteKind::Back(cover) | WriteKind::Direct { cover, .. } => cover,
+        WriteKind::Piped { .. } => Cover::Granted,
+        WriteKind::Left(_) => Cover::None,
+    };
     let op = match kind {
         WriteKind::Left(left) => Request::PagesWrite { object, offset, generation, mtime, left, checksums },
         _ => Request::Write { object, offset, generation, mtime, server_lock, kill_suidgid, checksums, cover },

@@ -32,7 +32,7 @@ use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
 use amphi_pagecache::Segments;
 use amphi_types::{ByteRange, Errno, Result, TargetId, limits};
-use amphi_wire::LockExtent;
+use amphi_wire::{Cover, LockExtent};
 use futures_channel::oneshot;
 use futures_util::future::{Either, join_all, select};
 use smallvec::smallvec;
@@ -284,7 +284,7 @@ async fn write_free(
     let target = file.layout().target(file.ino, object.stripe);
     let note = match free.way(target) {
         Way::Protected(_until_written) if locks::permit(mount, file, LockMode::Write, piece) => {
-            let kind = WriteKind::Direct { server_lock: false, kill_suidgid: false };
+            let kind = WriteKind::Direct { server_lock: false, kill_suidgid: false, cover: Cover::None };
             write_piece(mount, file, object, piece.start, bytes, kind).await?;
             file.extend(piece.end);
             return Ok(());

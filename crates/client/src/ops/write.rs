@@ -29,6 +29,7 @@ use amphi_dlm::Mode as LockMode;
 use amphi_env::Buf;
 use amphi_pagecache::{Put, Source, UNIT};
 use amphi_types::{ByteRange, Cred, Errno, Result, SetAttr, limits};
+use amphi_wire::Cover;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -292,21 +293,21 @@ pub(crate) async fn write(
         }
         Mode::Direct => {
             let others_wait = (begun.is_some() || pins.is_some()) && overwrite.is_none();
-            if others_wait && write_behind::admits(&mount, &open, range, decision.reason, hints) {
+            let may_be_early = others_wait && write_behind::may_be_early(&mount, &open, decision.reason, hints);
+            if may_be_early && mount.writeback.free_space.is_ample(&file, range) {
                 let kept = Kept { guard, begun, pins };
                 match write_behind::write(&mount, &open, range, data, (decision.reason, bytes), kept).await {
                     Ok(written) => return Ok(written),
                     Err((back, kept)) => (data, Kept { guard, begun, pins }) = (back, kept),
                 }
             }
-            let written = direct(&mount, &file, (range, local), data, hints, pins.as_deref()).await;
+            let written = direct(&mount, &file, (range, local), data, (hints, may_be_early), pins.as_deref()).await;
             learn(&mount, decision.reason, bytes, len, written.is_ok());
-            written?
+            let written = written?;
+            pins.iter_mut().flatten().for_each(locks::Pin::used_once);
+            written
         }
     };
-    if decision.mode == Mode::Direct {
-        pins.iter_mut().flatten().for_each(locks::Pin::used_once);
-    }
     overwrite.iter().for_each(|o| o.in_place(written));
     drop((pins, begun, guard));
     after_overwrite(&mount, &file, (append && hints.for_pages).then(|| ByteRange::at(offset, len)), overwrite).await;
@@ -487,13 +488,14 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, data: &
 }
 
 /// Writes to the targets: all pieces in flight at once, one wait (FEATURES H7). The caller holds the range lock on
-/// `held`; without `pins` the targets lock for each piece.
+/// `held`; without `pins` the targets lock for each piece. `may_be_early`: it could have returned early where there is
+/// room, so the answers are to say what room there is for the next one.
 async fn direct(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
     (range, held): (ByteRange, ByteRange),
     data: Buf,
-    hints: Hints,
+    (hints, may_be_early): (Hints, bool),
     pins: Option<&[Pin]>,
 ) -> Result<usize> {
     file.size.turn();
@@ -502,7 +504,8 @@ async fn direct(
     let under_way = file.size.begin_direct();
     let old_size = file.size();
     let len = data.len();
-    let kind = WriteKind::Direct { kill_suidgid: hints.kill_suidgid, server_lock: pins.is_none() };
+    let cover = if may_be_early { Cover::Wanted } else { Cover::None };
+    let kind = WriteKind::Direct { kill_suidgid: hints.kill_suidgid, server_lock: pins.is_none(), cover };
     // Whoever asks for the size of the file meanwhile sees the old end or the new one, none in between.
     let end_first = pins.is_some() && (range.end > old_size || !tokens::is_sure(mount, file));
     let Sent { good_to, written_to, error } = send_all(mount, file, range, data, kind, end_first).await;

@@ -4,7 +4,8 @@
 //! Owns: which writes may return early, how many bytes may be under way, what a failure leaves behind. Does not own:
 //! sending (`objects::write`), the order of requests on the same bytes (`range_lock`).
 //!
-//! Invariants: nobody can look for the bytes before they have landed. Until then a mount that is alone stays so
+//! Invariants: the targets have granted room for all of it (`grants`), since its caller is told of nothing any more.
+//! Nobody can look for the bytes before they have landed. Until then a mount that is alone stays so
 //! (`Begun`), one in company keeps locks on all of them (`Pin`), and the range lock makes readers and writers here
 //! wait. They count as dirty and as a flight of the file, so the size (told to others as that of dirty bytes), fsync,
 //! the close, a lock that is called back, a truncate and the unmount treat them as bytes of the cache on their way.
@@ -23,6 +24,7 @@ use crate::policy::decision::Reason;
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::Tunable;
 use crate::writeback::flush;
+use crate::writeback::grants;
 use crate::writeback::writeback_errors;
 use amphi_env::Buf;
 use amphi_pagecache::scratch_for;
@@ -50,6 +52,11 @@ pub(crate) struct Kept {
 /// Whether a direct write that others are kept away from may return before its bytes have landed. Not where the caller
 /// asked for that (`O_DIRECT`, `O_SYNC`), memory is short, a target may be full or a failure is unreported.
 pub(crate) fn admits(mount: &Mount, open: &OpenFile, range: ByteRange, reason: Reason, hints: Hints) -> bool {
+    may_be_early(mount, open, reason, hints) && mount.writeback.free_space.is_ample(&open.file, range)
+}
+
+/// As `admits`, whatever room there is.
+pub(crate) fn may_be_early(mount: &Mount, open: &OpenFile, reason: Reason, hints: Hints) -> bool {
     let flags = open.flags;
     let strict = flags.direct || hints.direct || flags.sync || flags.dsync || flags.append;
     mount.tunables.get(Tunable::PipelineBytes) > 0
@@ -57,11 +64,10 @@ pub(crate) fn admits(mount: &Mount, open: &OpenFile, range: ByteRange, reason: R
         && reason != Reason::DirectMemory
         && !open.has_error()
         && !mount.life.stopping.load(SeqCst)
-        && mount.writeback.free_space.is_ample(&open.file, range)
 }
 
 /// Sends `data` to the targets and returns when all of it is on its way, with what was taken in; gives everything back
-/// if a truncate is in the way. `request`: bytes of the application's request that this is all or part of.
+/// if its targets have granted too little room for it, or a truncate is in the way. `request`: bytes of the application's request that this is all or part of.
 pub(crate) async fn write(
     mount: &Arc<Mount>,
     open: &Arc<OpenFile>,
@@ -76,6 +82,7 @@ pub(crate) async fn write(
     room(mount, open, memory, reason).await;
     file.size.turn();
     flush::flush_and_forget(mount, file, range).await;
+    let Some(covered) = grants::cover(mount, file, range) else { return Err((data, kept)) };
     let Some(id) = submit(mount, file, range, memory, kept.pins.is_some()) else { return Err((data, kept)) };
     let len = data.len();
     let (mount2, file) = (mount.clone(), file.clone());
@@ -84,7 +91,7 @@ pub(crate) async fn write(
         let under_way = file.size.begin_direct();
         let kind = WriteKind::Piped { server_lock: kept.pins.is_none() };
         let sent = send_all(&mount2, &file, range, data, kind, false).await;
-        drop(under_way);
+        drop((under_way, covered));
         let failed = sent.error.is_some();
         // Not before: what is taken in at once, until the pipeline is full, would show the speed of memory.
         learn(&mount2, reason, request, len as u64, !failed);

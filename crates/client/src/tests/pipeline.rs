@@ -8,8 +8,9 @@ use crate::policy::decision::Reason;
 use crate::telemetry::stats::{Count, Way};
 use crate::{Client, OpenFile};
 use amphi_env::{Buf, Env};
-use amphi_types::{Errno, Ino, IoMode, SetAttr, TimeSet, Timespec};
+use amphi_types::{ByteRange, Errno, Ino, IoMode, SetAttr, TargetId, TimeSet, Timespec};
 use amphi_wire::XattrMode;
+use std::collections::BTreeMap;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -180,6 +181,66 @@ fn a_target_that_may_be_full_is_waited_for() {
             w.client.write(&Ctx::root(), &file, 0, filled(8 * MIB, b'0'), Hints { direct: true, ..Hints::default() });
         assert_eq!(w.run(op), Ok(8 << 20));
     }
+    drop(file);
+    w.check_clean();
+}
+
+/// Blocks that a write of 2 MiB at `at` touches on each target.
+fn blocks(file: &OpenFile, at: u64) -> BTreeMap<TargetId, u64> {
+    let layout = file.file.layout();
+    let mut blocks = BTreeMap::new();
+    for (object, piece) in layout.pieces(file.ino(), ByteRange::at(at, 2 * MIB)) {
+        let touched = piece.end.div_ceil(4096) - piece.start / 4096;
+        *blocks.entry(layout.target(file.ino(), object.stripe)).or_default() += touched;
+    }
+    blocks
+}
+
+/// Goal: a write returns early only if its targets have granted room for all of its blocks beside what is on its way:
+/// nobody could be told later (Promise S15). Method: a server that calls its targets roomy, and grants nothing, as much
+/// as one write needs, and one block less than one needs that begins and ends inside of blocks.
+#[test]
+fn what_has_no_room_set_aside_is_waited_for() {
+    let mut w = World::new(9, &[]);
+    w.server.grant_blocks = 0;
+    let file = spread(&mut w, OpenFlags::READ_WRITE);
+    let one = 8 * MIB;
+    let of_one = blocks(&file, one);
+    let most = *of_one.values().max().unwrap();
+    let meets = |at: &u64| blocks(&file, *at).keys().any(|target| of_one.get(target) == Some(&most));
+    let other = (10..64).step_by(2).map(|at| at * MIB).find(meets).unwrap();
+    assert!(most >= *blocks(&file, other).values().max().unwrap(), "each of them has room alone");
+    let (op, done) = begin(&w, &file, one, b'a', Hints::default());
+    assert!(!done, "nothing was granted");
+    w.server.grant_blocks = most;
+    assert_eq!(w.run(op), Ok(2 << 20));
+    let (op, done) = begin(&w, &file, other, b'a', Hints::default());
+    if !done {
+        assert_eq!(w.run(op), Ok(2 << 20));
+    }
+    w.settle();
+    for (first, second) in [(one, other), (other, one)] {
+        assert!(begin(&w, &file, first, b'b', Hints::default()).1, "its blocks were granted");
+        let (op, done) = begin(&w, &file, second, b'c', Hints::default());
+        assert!(!done, "what was granted is on its way");
+        assert_eq!(w.run(op), Ok(2 << 20));
+        w.settle();
+    }
+    let aslant = one + 1;
+    let most = *blocks(&file, aslant).values().max().unwrap();
+    w.server.grant_blocks = most - 1;
+    let (op, done) = begin(&w, &file, aslant, b'd', Hints::default());
+    if !done {
+        assert_eq!(w.run(op), Ok(2 << 20));
+    }
+    w.settle();
+    let (op, done) = begin(&w, &file, aslant, b'd', Hints::default());
+    assert!(!done, "a block is missing");
+    w.server.grant_blocks = most;
+    assert_eq!(w.run(op), Ok(2 << 20));
+    assert!(begin(&w, &file, aslant, b'e', Hints::default()).1, "the answer has told of more");
+    w.settle();
+    assert!(w.server.contents(file.ino())[(8 << 20) + 1..(10 << 20) + 1].iter().all(|b| *b == b'e'));
     drop(file);
     w.check_clean();
 }

@@ -1,17 +1,53 @@
-//! Asking targets for room, and giving it back.
+//! Asking targets for room, giving it back, and covering writes that go past the cache.
 //!
-//! Owns: the messages. Does not own: what was granted (`tables::writeback::grants`), what is covered (the page cache).
+//! Owns: the messages, what covers a write on its way. Does not own: what was granted (`tables::writeback::grants`),
+//! which blocks of the page cache are covered (the page cache).
 //!
 //! A target is asked once, before the first bytes for it are dirty. From then on the answers to write-back say what it
-//! keeps for this mount. Bytes that cannot be covered are written back at once, and whoever writes them waits for that
-//! and is told (`ops::write`).
+//! keeps for this mount, and those to direct writes that could have returned early. Bytes that cannot be covered are
+//! written back at once, and whoever writes them waits for that and is told (`ops::write`); a direct write that cannot
+//! be covered waits for its answer (`ops::write_behind`).
 
 use crate::inode::Inode;
 use crate::mount::Mount;
 use crate::writeback::flush;
+use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, Cred, TargetId};
 use amphi_wire::{Lane, Request};
+use smallvec::SmallVec;
 use std::sync::Arc;
+
+/// Room that is set aside for a write past the cache, until this is dropped.
+#[must_use = "the room is given up when this is dropped"]
+pub(crate) struct Covered {
+    mount: Arc<Mount>,
+    /// Blocks on each target.
+    blocks: SmallVec<[(TargetId, u64); 4]>,
+}
+
+impl Drop for Covered {
+    fn drop(&mut self) {
+        self.blocks.iter().for_each(|(target, blocks)| self.mount.writeback.grants.uncover(*target, *blocks));
+    }
+}
+
+/// Covers all blocks of `range`, if its targets have granted so much more than what is dirty or under way.
+pub(crate) fn cover(mount: &Arc<Mount>, file: &Inode, range: ByteRange) -> Option<Covered> {
+    let layout = file.layout();
+    let mut covered = Covered { mount: mount.clone(), blocks: SmallVec::new() };
+    for (object, piece) in layout.pieces(file.ino, range) {
+        let target = layout.target(file.ino, object.stripe);
+        let blocks = piece.align_out(BLOCK).len() / BLOCK;
+        if !mount.writeback.grants.cover(target, blocks) {
+            return None;
+        }
+        match covered.blocks.iter_mut().find(|(of, _)| *of == target) {
+            Some((_, all)) => *all += blocks,
+            None => covered.blocks.push((target, blocks)),
+        }
+    }
+    Some(covered)
+}
 
 /// Before the first bytes of `range` are dirty: asks its targets, if they were not asked before.
 pub(crate) async fn ask(mount: &Arc<Mount>, file: &Inode, range: ByteRange) {

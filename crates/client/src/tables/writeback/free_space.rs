@@ -1,8 +1,8 @@
 //! `FreeSpace`: which targets have free space for more writes, as far as their answers say.
 //!
 //! A write that finds its target full should fail itself, not the `fsync` behind it. So a direct write returns early
-//! only if its target has reported much free space with its last answer. (A write into the cache has free blocks of its
-//! own: `grants`.)
+//! only if its target has reported much free space with its last answer. That is no promise: the blocks of such a write
+//! are counted against a grant as well, like those of a write into the cache (`grants`).
 //!
 //! Owns: the targets' last reports. Does not own: who uses them (`pipeline`).
 //!
