@@ -5,10 +5,10 @@
 //! sending (`objects::write`), the order of requests on the same bytes (`range_lock`).
 //!
 //! Invariants: the targets have granted room for all of it (`grants`), since its caller is told of nothing any more.
-//! Nobody can look for the bytes before they have landed. Until then a mount that is alone stays so
-//! (`Begun`), one in company keeps locks on all of them (`Pin`), and the range lock makes readers and writers here
-//! wait. They count as dirty and as a flight of the file, so the size (told to others as that of dirty bytes), fsync,
-//! the close, a lock that is called back, a truncate and the unmount treat them as bytes of the cache on their way.
+//! Nobody can look for the bytes before they have landed. Until then a mount that is alone stays so (`Begun`), one in
+//! company keeps locks on all of them (`Pin`), and the range lock makes readers and writers here wait. They count as
+//! dirty and as a flight of the file, so the size (told to others as that of dirty bytes), fsync, the close, a lock
+//! that is called back, a truncate and the unmount treat them as bytes of the cache on their way.
 
 use crate::api::Hints;
 use crate::coherence::closes;
@@ -67,7 +67,8 @@ pub(crate) fn may_be_early(mount: &Mount, open: &OpenFile, reason: Reason, hints
 }
 
 /// Sends `data` to the targets and returns when all of it is on its way, with what was taken in; gives everything back
-/// if its targets have granted too little room for it, or a truncate is in the way. `request`: bytes of the application's request that this is all or part of.
+/// if its targets have granted too little room for it, or a truncate is in the way. `request`: bytes of the
+/// application's request that this is all or part of.
 pub(crate) async fn write(
     mount: &Arc<Mount>,
     open: &Arc<OpenFile>,
