@@ -1,7 +1,7 @@
 //! Identity of targets, inodes, objects and sessions.
 //!
 //! An inode number carries its owner target in its upper 16 bits, so that the route of a request is a pure
-//! function of the request (DESIGN.md §4).
+//! function of the request.
 
 use serde::{Deserialize, Serialize};
 use std::fmt;

@@ -2,7 +2,7 @@
 //!
 //! All durable state of a target, file data apart, is a set of items (key, value). A log record is a `Txn`:
 //! absolute puts and deletes of items, applied together or not at all. Because puts are absolute, replaying
-//! any suffix of the log over any fuzzy image of the items gives the same state (DESIGN.md §7).
+//! any suffix of the log over any fuzzy image of the items gives the same state.
 //! The first byte of a key is its tag and says who owns the item.
 
 use serde::{Deserialize, Serialize};

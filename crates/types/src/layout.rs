@@ -4,7 +4,7 @@
 //! single function from offset to stripe index, size is the maximum over objects, and truncate and punch
 //! need no translation. The price is one extent per stripe unit at worst; units are 1 MiB by default.
 //!
-//! The default grows with the file (FEATURES D1): one stripe up to 4 MiB, so a small file lives wholly on its
+//! The default grows with the file: one stripe up to 4 MiB, so a small file lives wholly on its
 //! inode's target; then up to 4 stripes; all targets from 256 MiB.
 
 use crate::{ByteRange, Errno, Ino, ObjectId, Result, TargetId};
@@ -27,7 +27,7 @@ pub enum Pattern {
     Whole,
 }
 
-/// What a file's owner asked of the hybrid decision (FEATURES H10); inherited by what is made in a directory.
+/// What a file's owner asked of the hybrid decision; inherited by what is made in a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum IoMode {
     /// Decide per request.
@@ -315,7 +315,7 @@ impl Layout {
     }
 }
 
-/// Target for the inode of a new sub-directory: by hash, so that directories spread (DESIGN.md §4).
+/// Target for the inode of a new sub-directory: by hash, so that directories spread.
 pub fn directory_target(parent: Ino, name: &[u8], pool: u16) -> TargetId {
     use siphasher::sip::SipHasher13;
     use std::hash::Hasher;

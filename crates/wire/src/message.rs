@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 /// Protocol version; peers of another version are refused in the handshake.
 pub const VERSION: u32 = 22;
 
-/// Which credits a message uses. Flush and cancel never wait behind ordinary requests (DESIGN.md §6).
+/// Which credits a message uses. Flush and cancel never wait behind ordinary requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub enum Lane {
     /// Ordinary requests.

@@ -154,7 +154,7 @@ pub struct ContendedParts {
 pub struct Answer {
     /// Outcome.
     pub result: Result<Reply, Errno>,
-    /// The object of the request is contended (FEATURES L3).
+    /// The object of the request is contended.
     pub contended: bool,
     /// The same of a batch, if any of its parts is; apart, so that all other answers stay small. Not logged.
     pub contended_parts: Option<Box<ContendedParts>>,

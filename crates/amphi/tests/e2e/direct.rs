@@ -1,4 +1,4 @@
-//! Direct I/O at odd places, beside itself and beside the cache, on one mount and on two (FEATURES H6-H9; Promises
+//! Direct I/O at odd places, beside itself and beside the cache, on one mount and on two (Promises
 //! S1-S4).
 
 use crate::harness::{Place, Random, pattern, run};

@@ -77,7 +77,7 @@ fn an_fsync_pays_for_its_own_file() {
     assert_eq!((left, dirty), (50 * 8192, 50 * 8192), "the other files are where they were");
 }
 
-/// Goal: FEATURES W1: of each file the bytes that were acknowledged and are not stable are shown, by where they are,
+/// Goal: of each file the bytes that were acknowledged and are not stable are shown, by where they are,
 /// and none behind an `fsync` of the file; those of other files do not count. Method: a write through the cache, a
 /// small and a large one past it, through one mount, looked at from both.
 #[test]

@@ -459,7 +459,7 @@ fn advise(file: &File, offset: u64, length: u64, advice: u32) -> i32 {
     ioctl(file, ADVISE, &mut Range { offset, length, mode: advice, zero: 0 })
 }
 
-/// Goal: FEATURES S5: what a program says of its reads reaches the servers; nonsense is refused. Method: a file that
+/// Goal: what a program says of its reads reaches the servers; nonsense is refused. Method: a file that
 /// one mount wrote is read in small pieces on another one; the counter of the servers; wrong arguments.
 #[test]
 fn advice_reaches_the_servers() {

@@ -225,8 +225,8 @@ impl Filled {
     }
 }
 
-/// Goal: FEATURES S7: programs that stay within the space are never refused: two mounts fill a target to its last
-/// blocks through their caches and the server's memory, and no write, `fsync` or `close` says ENOSPC. FEATURES W1: the
+/// Goal: programs that stay within the space are never refused: two mounts fill a target to its last
+/// blocks through their caches and the server's memory, and no write, `fsync` or `close` says ENOSPC. The
 /// bytes that are acknowledged and not stable are shown meanwhile, and none are left when all is synced. Method:
 /// appended records, overwrites and cuts of a shared file and of one file of each mount, counted in blocks against what
 /// `statfs` said at the start; all bytes are compared, also after a kill of the server.
@@ -303,7 +303,7 @@ fn write_small(path: &std::path::Path, bytes: &[u8]) -> bool {
     }
 }
 
-/// Goal: FEATURES S7, Promise S15: a file whose `write` and `close` said yes is there with its bytes, also in a target
+/// Goal: Promise S15: a file whose `write` and `close` said yes is there with its bytes, also in a target
 /// that is full, whoever fills it; what does not fit is told by the call. Method: small files of one mount, then of two
 /// in turn, until most are refused, never synced; all that were accepted are compared through the other mount, and
 /// after all mounts have gone and the server was started again; some are removed, and there is room again.

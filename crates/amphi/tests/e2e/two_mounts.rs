@@ -528,7 +528,7 @@ fn a_killed_mount_holds_nobody_up(servers: usize) {
 }
 
 /// Goal: a mount that hangs is evicted within its deadline, the others go on; when it goes on it shows nothing old: its
-/// calls on what it had cached fail with EIO (FEATURES L5). Method: SIGSTOP with dirty data for the whole deadline of
+/// calls on what it had cached fail with EIO. Method: SIGSTOP with dirty data for the whole deadline of
 /// 30 s, which is longer than what a mount has cached may be used without a word of the server, SIGCONT.
 fn a_stopped_mount_is_evicted(servers: usize) {
     let mut pair = Pair::new(servers, &["--targets", "2"], &[]);

@@ -24,7 +24,7 @@ pub(crate) async fn direct(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRan
 
 async fn direct_under(mount: &Arc<Mount>, file: &Arc<Inode>, range: ByteRange, under: Under) -> Result<Segments> {
     let pieces = direct_pieces(file, range).into_iter();
-    // All at once (FEATURES H7).
+    // All at once.
     let parts = join_all(pieces.map(|(object, part)| damaged::prefix(mount, file, object, part, under))).await;
     let mut data = Segments::new();
     let mut error = None;

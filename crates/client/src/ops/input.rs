@@ -106,7 +106,7 @@ impl Mount {
         limit / 100 * SHORT_PERCENT
     }
 
-    /// The large threshold: higher where the file lies on rotating storage (FEATURES H12).
+    /// The large threshold: higher where the file lies on rotating storage.
     fn large_bytes(&self, file: &Inode, way: Way, bytes: u64) -> u64 {
         let t = &self.tunables;
         let (plain, rotating) = match way {

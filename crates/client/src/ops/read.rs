@@ -1,6 +1,6 @@
 //! read: from the cache, through it, or straight from the targets.
 //!
-//! Order (FEATURES H3): valid cached bytes first, then the decision about what remains. With `O_DIRECT` the overlap is
+//! Order: valid cached bytes first, then the decision about what remains. With `O_DIRECT` the overlap is
 //! flushed and forgotten, and everything comes from the targets.
 //!
 //! In company the size may change at any time (`shared`). Bytes that are valid in the cache are inside the file: they

@@ -487,7 +487,7 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, data: &
     Ok(all_covered)
 }
 
-/// Writes to the targets: all pieces in flight at once, one wait (FEATURES H7). The caller holds the range lock on
+/// Writes to the targets: all pieces in flight at once, one wait. The caller holds the range lock on
 /// `held`; without `pins` the targets lock for each piece. `may_be_early`: it could have returned early where there is
 /// room, so the answers are to say what room there is for the next one.
 async fn direct(

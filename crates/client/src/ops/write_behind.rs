@@ -1,4 +1,4 @@
-//! The write pipeline (FEATURES P1; PeakFS, TPDS 2024): a large write past the cache returns when its bytes are on
+//! The write pipeline (PeakFS, TPDS 2024): a large write past the cache returns when its bytes are on
 //! their way, so that the next one is copied into this process while the disks write this one.
 //!
 //! Owns: which writes may return early, how many bytes may be under way, what a failure leaves behind. Does not own:

@@ -1,4 +1,4 @@
-//! Small files of a directory, fetched ahead of a program that opens them one after the other (FEATURES X1).
+//! Small files of a directory, fetched ahead of a program that opens them one after the other.
 //!
 //! Owns: the messages that fetch files ahead, handing out what was opened ahead. Does not own: what was
 //! (`tables::prefetch::small_files`), which files come next (`order`), what changes take away

@@ -1,4 +1,4 @@
-//! Jobs: what the requests of a mount are counted by beside files and reasons (FEATURES H11).
+//! Jobs: what the requests of a mount are counted by beside files and reasons.
 //!
 //! Owns: how a job gets its name, the table of jobs and their counters, the print. Does not own: who reads an
 //! environment (front ends, which pass the name with an open), what an open file has not booked yet (`stats::Ledger`).

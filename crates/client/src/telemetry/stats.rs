@@ -1,4 +1,4 @@
-//! Counters of a mount (FEATURES H11); those of a file, an open file and a job are its parts.
+//! Counters of a mount; those of a file, an open file and a job are its parts.
 //!
 //! Owns: counting by way and reason, sharded so that threads do not fight for a cache line, and the two prints: in the
 //! style of Lustre's llite stats, and JSON. Does not own: what the reasons mean (`decision`), the table of jobs

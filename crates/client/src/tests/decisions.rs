@@ -1,4 +1,4 @@
-//! When each rule of the hybrid decision speaks, and when it stops to (FEATURES H1, H4, H5, H10, H12, L3).
+//! When each rule of the hybrid decision speaks, and when it stops to.
 
 use super::policy::{io, read, sent, write};
 use super::world::World;
@@ -495,7 +495,7 @@ fn direct_requests_leave_nothing_cached() {
     w.check_clean();
 }
 
-/// Goal: all pieces of a direct request are on their way at once, in either direction (FEATURES H7; sanity 398g).
+/// Goal: all pieces of a direct request are on their way at once, in either direction (Lustre's sanity 398g).
 /// Method: a request over four objects; messages that were sent before the first answer.
 #[test]
 fn direct_pieces_are_sent_at_once() {

@@ -7,7 +7,7 @@ use crate::api::{Hints, OpenFlags};
 use amphi_env::{Buf, Env};
 use amphi_wire::XattrMode;
 
-/// Goal: FEATURES S7: programs that overwrite what is there are never told that there is no room, by `write`, `fsync`
+/// Goal: programs that overwrite what is there are never told that there is no room, by `write`, `fsync`
 /// or `close`, in a target that is full to its last block; both mounts see all of it. Method: a file and small files,
 /// made before another mount fills the target; random overwrites of both mounts through their caches and past them,
 /// with and without checksums, against bytes.

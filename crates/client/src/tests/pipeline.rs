@@ -1,4 +1,4 @@
-//! Large writes past the cache that return when they are on their way (FEATURES P1).
+//! Large writes past the cache that return when they are on their way.
 
 use super::policy::sent;
 use super::sharing::{in_cluster, lookup, open, read, root};

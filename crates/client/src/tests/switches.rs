@@ -1,5 +1,4 @@
-//! Mechanisms of direct requests with their switches: what each does, and that nothing of it is left when it is off
-//! (FEATURES H6, H13, L4).
+//! Mechanisms of direct requests with their switches: what each does, and that nothing of it is left when it is off.
 
 use super::locks::locked;
 use super::policy::{io, read, write};

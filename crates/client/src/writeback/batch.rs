@@ -1,4 +1,4 @@
-//! Cross-file batching (FEATURES X1): dirty bytes of many small files leave in one request to their target, and so do
+//! Cross-file batching: dirty bytes of many small files leave in one request to their target, and so do
 //! the small runs that are scattered over one object of a large file.
 //!
 //! Owns: the list of small files that nobody writes any more, for each target, and the bounds at which they leave;

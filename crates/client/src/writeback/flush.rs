@@ -1,4 +1,4 @@
-//! Write-back (FEATURES B2): dirty bytes leave in large requests, in the background by size and age.
+//! Write-back: dirty bytes leave in large requests, in the background by size and age.
 //!
 //! Owns: cutting dirty runs along the layout, requests under way and their bound, what a failure leaves behind,
 //! throttling of writers. Does not own: dirty state (`cache`), when a lock wants a flush (`locks`), small files that

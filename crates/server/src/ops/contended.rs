@@ -1,6 +1,6 @@
 //! Which objects an answer says of whether they are contended.
 //!
-//! Owns: what of a request its answer tells (FEATURES L3: every lock, read and write reply). Does not own: when an
+//! Owns: what of a request its answer tells (in every reply to a lock, a read and a write). Does not own: when an
 //! object is contended (`amphi_dlm`), what the client does about it.
 //!
 //! Invariant: an answer tells of the objects that the request was about, whatever became of it: also of those it did

@@ -1,4 +1,4 @@
-//! Grants of room: what a session may have in its cache without finding the target full (FEATURES S7).
+//! Grants of room: what a session may have in its cache without finding the target full.
 //!
 //! Owns: how much is granted to whom, and asking it back. Does not own: the grants and what writes take of them
 //! (`amphi_data`), what a mount covers with its own (the client).

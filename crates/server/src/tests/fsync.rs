@@ -220,7 +220,7 @@ fn news_of_a_failed_flush_survive_the_connection() {
     }
 }
 
-/// Goal: FEATURES W1: an object says how many of its bytes lie in memory alone, and how many are on the disk or in the
+/// Goal: an object says how many of its bytes lie in memory alone, and how many are on the disk or in the
 /// log and not synced; others do not count. Method: accepted, large and batched writes of two files, an `fsync` of
 /// each, flushes by age.
 #[test]
@@ -256,7 +256,7 @@ fn an_object_says_what_is_not_stable() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: FEATURES S7: whoever only overwrites what is there is never refused in a target with 2 MiB of room, however
+/// Goal: whoever only overwrites what is there is never refused in a target with 2 MiB of room, however
 /// much is overwritten before anything ages: what was promised to overwrites is given back in time. Method: a file is
 /// filled until 3 MiB are left; two mounts overwrite 2,000 of its blocks; then it is synced and compared.
 #[test]

@@ -47,7 +47,7 @@ async fn rewrite(c: &Client, files: &[Ino], seed: u8) {
     }
 }
 
-/// Goal: FEATURES S7: a target that is full to its last block takes overwrites by several mounts, of any size, alone,
+/// Goal: a target that is full to its last block takes overwrites by several mounts, of any size, alone,
 /// together and in batches, and an `fsync` never finds it full; what grows is refused and leaves nothing behind.
 /// Method: random overwrites of a file that fills the target, against bytes, from memory and through, with checksums
 /// and without; then lost power. By several mounts, and by one that is alone.
@@ -114,7 +114,7 @@ fn overwrites_of_a_full_target_are_taken() {
     }
 }
 
-/// Goal: FEATURES S7: what fits is not refused because overwrites that are on their way hold old and new blocks at
+/// Goal: what fits is not refused because overwrites that are on their way hold old and new blocks at
 /// once: a file grows by all that is left, and `fallocate` takes it, while another mount overwrites. Method: a target
 /// with 30 free blocks beside what is kept back; overwrites of 60 blocks and the growth arrive together, in many
 /// rounds.

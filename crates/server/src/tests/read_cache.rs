@@ -287,7 +287,7 @@ fn what_is_kept_is_what_was_written() {
     (180..186).for_each(against_bytes);
 }
 
-/// Goal: FEATURES S5: what programs say of their reads counts: what is read once is not kept, what is read in sequence
+/// Goal: what programs say of their reads counts: what is read once is not kept, what is read in sequence
 /// brings its mebibyte with the first read, what is read at random brings nothing around it. Method: two mounts, files
 /// of a mebibyte, after a start; counters.
 #[test]

@@ -383,7 +383,7 @@ fn batches_overwrite_in_place() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: FEATURES S7: what was accepted finds room. Method: a target is filled by small writes until one is refused;
+/// Goal: what was accepted finds room. Method: a target is filled by small writes until one is refused;
 /// then everything is flushed and synced without an error, and read back.
 #[test]
 fn what_was_accepted_finds_room() {
