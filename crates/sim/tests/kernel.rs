@@ -45,10 +45,14 @@ fn kernels_show_nothing_old() {
 #[test]
 fn mistakes_are_found() {
     // Where each was found last comes first.
-    let firsts: [u64; Mistake::FILES.len()] = [0, 41, 27, 53, 27, 43, 469, 3, 135];
+    let firsts: [u64; Mistake::FILES.len()] = [0, 54, 27, 53, 27, 27, 27, 5, 255];
     let find = |(mistake, first): (Mistake, u64)| {
-        // Pages are not taken back while answers are on their way, so few are late.
-        let is_rare = matches!(mistake, Mistake::LateAnswers | Mistake::DroppedSizes | Mistake::CrossingAnswers);
+        // Pages are not taken back while answers are on their way, so few are late; a read that stays is found in one
+        // game of 57 (7 of 400).
+        let is_rare = matches!(
+            mistake,
+            Mistake::ReadsStay | Mistake::LateAnswers | Mistake::DroppedSizes | Mistake::CrossingAnswers
+        );
         let within = if is_rare { RARE_WITHIN } else { FOUND_WITHIN };
         let seeds = (0..within).map(|n| (first + n) % within);
         (mistake, seeds.into_iter().find(|seed| play(*seed, Some(mistake), false).is_err()))
