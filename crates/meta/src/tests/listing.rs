@@ -63,7 +63,8 @@ proptest! {
                 Step::Remove(n) => drop(cluster.unlink(&root, Ino::ROOT, &name(n), false)),
                 Step::Rename(a, b) if name(a) != name(b) => {
                     let (a, b) = (name(a), name(b));
-                    let done = cluster.rename(&root, (Ino::ROOT, &a), (Ino::ROOT, &b), crate::RenameMode::Replace, false);
+                    let mode = crate::RenameMode::Replace;
+                    let done = cluster.rename(&root, (Ino::ROOT, &a), (Ino::ROOT, &b), mode, false);
                     // The old name is gone; the new one exists before and after if it did before.
                     if done.is_ok() {
                         throughout.remove(a.as_bytes());
