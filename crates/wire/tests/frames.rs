@@ -289,7 +289,9 @@ fn bytes_of_a_request() {
     let body = [2, 5, 6, 1, 7, 0, 1, 0xac, 0x02];
     assert_eq!(bytes[HEAD_BYTES..len], body);
     let mut expected = Vec::new();
-    expected.extend(b"AMPH\x15\x00\x05\x01\x03\x00\x02\x00\x01\x02\x00\x00");
+    expected.extend(b"AMPH");
+    expected.extend((VERSION as u16).to_le_bytes());
+    expected.extend(b"\x05\x01\x03\x00\x02\x00\x01\x02\x00\x00");
     expected.extend(b"\x02\x01\x00\x00\x00\x00\x00\x00\xe8\x03\x00\x00\x09\x00\x00\x00");
     expected.extend(b"\x09\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00");
     let crc = crc32c::crc32c(&[&expected[..], &body].concat());
