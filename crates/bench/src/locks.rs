@@ -180,7 +180,8 @@ async fn make_file(session: &Session) -> Outcome<ObjectId> {
     let root = ObjectId { ino: Ino::ROOT, stripe: 0 };
     let name = Name::new("locked").during(|| "name a file".into())?;
     let open = Some(Access { read: true, write: true });
-    let make = Request::Make { dir: Ino::ROOT, name, make: Make::File { open, exclusive: true }, perm: 0o644 };
+    let make =
+        Request::Make { dir: Ino::ROOT, name, make: Make::File { open, exclusive: true }, perm: 0o644, umask: 0 };
     match ask(session, Lane::Normal, root, make).await? {
         Reply::Made { inode, lock, .. } => {
             let object = ObjectId { ino: inode.attr.ino, stripe: 0 };

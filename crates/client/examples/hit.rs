@@ -54,6 +54,8 @@ fn view() -> InodeView {
         spread: false,
         xattrs: false,
         capability: false,
+        acl: false,
+        flags: Default::default(),
     }
 }
 

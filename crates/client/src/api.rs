@@ -99,6 +99,9 @@ pub struct Ctx {
     pub job: Option<JobName>,
     /// The program that calls, as far as the front end knows it; counts when it opens a file.
     pub program: Program,
+    /// The caller's umask: permission bits that an inode which it makes does not get, unless the directory has a
+    /// default access control list. 0 if they were taken off before.
+    pub umask: u16,
 }
 
 /// What a front end knows of a program.

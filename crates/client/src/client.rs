@@ -28,7 +28,7 @@ use amphi_pagecache::Dirty;
 use amphi_pagecache::Source;
 use amphi_pagecache::{Loans, Segments};
 use amphi_types::tunable::Row;
-use amphi_types::{Attr, ByteRange, Cred, Errno, Ino, Kind, Name, Result, SetAttr};
+use amphi_types::{Attr, ByteRange, Cred, Errno, FileFlags, Ino, Kind, Name, Result, SetAttr};
 use amphi_wire::{ReadAdvice, RenameMode, XattrMode};
 use std::future::Future;
 use std::sync::Arc;
@@ -295,6 +295,11 @@ impl Client {
             return Pending::ready(Ok(attr));
         }
         self.start(ops::attr::getattr(self.mount.clone(), ctx.clone(), ino))
+    }
+
+    /// What `chattr` has set. Errors: `Stale`.
+    pub fn file_flags(&self, ctx: &Ctx, ino: Ino) -> Pending<FileFlags> {
+        self.start(ops::attr::file_flags(self.mount.clone(), ctx.clone(), ino))
     }
 
     /// Changes attributes; a new size also cuts the cache. `file` is the open file if the caller has one.

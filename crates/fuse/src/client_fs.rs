@@ -17,6 +17,7 @@
 
 mod deferred;
 mod directories;
+mod file_flags;
 mod file_locks;
 pub mod ioctl;
 mod names;
@@ -126,7 +127,7 @@ impl ClientFs {
     }
 
     fn thread(caller: &Caller<'_>) -> Ctx {
-        Ctx { pid: caller.tid, tid: caller.tid, ..Ctx::default() }
+        Ctx { pid: caller.tid, tid: caller.tid, umask: caller.umask, ..Ctx::default() }
     }
 
     /// The caller without its supplementary groups, for operations that the open has already allowed.
@@ -626,8 +627,11 @@ impl FileSystem for ClientFs {
         self.wait_lock(caller, ino, how, later);
     }
 
-    fn ioctl(&self, caller: &Caller<'_>, _: Ino, call: &IoctlCall<'_>) -> Result<IoctlReply> {
-        self.control(caller, call)
+    fn ioctl(&self, caller: &Caller<'_>, ino: Ino, call: &IoctlCall<'_>) -> Result<IoctlReply> {
+        match file_flags::Command::of(call)? {
+            Some(command) => self.file_flags(caller, ino, command),
+            None => self.control(caller, call),
+        }
     }
 
     fn ioctl_waits(&self, call: &IoctlCall<'_>) -> bool {

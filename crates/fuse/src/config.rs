@@ -17,6 +17,9 @@ pub struct SessionConfig {
     pub no_suid: bool,
     /// No file of the mount can be executed.
     pub no_exec: bool,
+    /// Access control lists count. Without them permission bits alone do for the kernel, which then asks for nothing
+    /// more when a caller does not own a file; the servers still check the lists.
+    pub acl: bool,
     /// Device files can be opened. Only root may mount in this way.
     pub devices: bool,
     /// Payload of the largest request in bytes, a multiple of 4096. If root mounts, the system's limit is raised to it.
@@ -39,6 +42,7 @@ impl Default for SessionConfig {
             read_only: false,
             no_suid: false,
             no_exec: false,
+            acl: true,
             devices: false,
             request_max_bytes: 8 << 20,
             threads_max: 256,

@@ -225,7 +225,8 @@ pub(crate) fn handle(fs: &dyn FileSystem, caller: Caller<'_>, lent: Lent<'_>, to
     };
     let (device, table) = lent.late;
     let deferred = Deferred { device, table, to, interrupt: caller.interrupt, answered: lent.answered };
-    let caller = &Caller { create_group: request.create_group, deferral: Some(&deferred), ..caller };
+    let (create_group, umask) = (request.create_group, request.umask);
+    let caller = &Caller { create_group, umask, deferral: Some(&deferred), ..caller };
     let ino = request.ino;
     match request.op {
         Op::Read { how } => {

@@ -76,12 +76,12 @@ pub trait FileSystem: Send + Sync + 'static {
         Err(Errno::NoSys)
     }
 
-    /// Makes a node. `mode` has kind and permissions, with the umask applied.
+    /// Makes a node. `mode` has kind and permissions, without `Caller::umask` applied.
     fn mknod(&self, caller: &Caller<'_>, parent: Ino, name: &[u8], mode: u32, rdev: u32) -> Result<Entry> {
         Err(Errno::NoSys)
     }
 
-    /// Makes a directory, with the umask applied.
+    /// Makes a directory. `mode` as of `mknod`.
     fn mkdir(&self, caller: &Caller<'_>, parent: Ino, name: &[u8], mode: u32) -> Result<Entry> {
         Err(Errno::NoSys)
     }

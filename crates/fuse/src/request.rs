@@ -29,6 +29,8 @@ pub struct Caller<'a> {
     pub node: Ino,
     /// The supplementary group that decides the group of a new inode, if the kernel sends it.
     pub create_group: Option<u32>,
+    /// Permission bits that a new inode does not get (`Ctx::umask`).
+    pub umask: u16,
     /// Fires when the caller gets a signal.
     pub interrupt: &'a Interrupt,
     pub(crate) before_blocking: Option<&'a dyn BeforeBlocking>,
@@ -59,6 +61,7 @@ impl<'a> Caller<'a> {
             tid: 0,
             node: Ino(0),
             create_group: None,
+            umask: 0,
             interrupt,
             before_blocking: None,
             deferral: None,
@@ -137,6 +140,8 @@ pub struct Request<'a> {
     pub tid: u32,
     /// The supplementary group that decides the group of a new inode.
     pub create_group: Option<u32>,
+    /// Permission bits that a new inode does not get, unless its directory says what it inherits.
+    pub umask: u16,
     /// The operation.
     pub op: Operation<'a>,
 }
@@ -347,8 +352,21 @@ pub fn parse(bytes: &[u8]) -> Result<Request<'_>, Malformed> {
         gid: header.gid,
         tid: header.pid,
         create_group: create_group(extensions),
+        umask: umask(&header, args),
         op,
     })
+}
+
+/// The umask of a request that makes an inode; 0 of others.
+fn umask(header: &k::InHeader, args: &[u8]) -> u16 {
+    let mut c = Cursor(args);
+    let umask = match Opcode::from_raw(header.opcode) {
+        Some(Opcode::Mknod) => c.get::<k::MknodIn>().map(|m| m.umask),
+        Some(Opcode::Mkdir) => c.get::<k::MkdirIn>().map(|m| m.umask),
+        Some(Opcode::Create | Opcode::Tmpfile) => c.get::<k::CreateIn>().map(|m| m.umask),
+        _ => None,
+    };
+    (umask.unwrap_or(0) & 0o777) as u16
 }
 
 /// The first group of the group extension, if there is one.
@@ -568,6 +586,7 @@ fn set_attr<'a>(s: &k::SetattrIn) -> Operation<'a> {
         atime: time(setattr::ATIME, setattr::ATIME_NOW, s.atime, s.atimensec),
         mtime: time(setattr::MTIME, setattr::MTIME_NOW, s.mtime, s.mtimensec),
         ctime: has(setattr::CTIME).then_some(Timespec { sec: s.ctime as i64, nsec: s.ctimensec.min(999_999_999) }),
+        flags: None,
         kill_suidgid: has(setattr::KILL_SUIDGID),
         open_for_write: has(setattr::FH) && has(setattr::SIZE),
     };

@@ -21,6 +21,7 @@ use crate::file_system::FileSystem;
 use crate::interrupt::InHand;
 use crate::mount::{self, MountError, MountPoint};
 use crate::notify::Notifier;
+use amphi_types::Ino;
 use pool::Pool;
 use receive::Ahead;
 use std::os::fd::OwnedFd;
@@ -70,6 +71,13 @@ impl Session {
         let mount_point = Arc::new(guard.disarm());
         mount_point.raise_read_ahead(init::READ_AHEAD_BYTES);
         let device = Arc::new(device);
+        if config.acl {
+            // Linux makes the root's inode before INIT is answered, as one whose access control list is never kept
+            // (`ACL_DONT_CACHE`). So each walk through the root by a caller who does not own it asks for the list.
+            // Up to Linux 6.17 this makes it one that is kept; later ones go on asking (docs/design/kernel_names.md).
+            let forgotten = Notifier::new(Arc::downgrade(&device)).inval_attr(Ino::ROOT);
+            tracing::debug!(?forgotten, "the list of the root may be kept");
+        }
         fs.mounted(Notifier::new(Arc::downgrade(&device)), &limits);
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         let shared = Arc::new(Shared {

@@ -107,7 +107,7 @@ async fn fill(sim: &Sim, config: &ServerConfig) {
     let link = connect(sim.node("client"), 1).await.expect("it lets a client in");
     let name = |text: &str| Name::new(text).expect("a valid name");
     let made = async |dir, text: &str, make| {
-        let reply = ask(&link, Request::Make { dir, name: name(text), make, perm: 0o755 }, None).await;
+        let reply = ask(&link, Request::Make { dir, name: name(text), make, perm: 0o755, umask: 0 }, None).await;
         match reply {
             Ok(Reply::Made { inode, .. } | Reply::Inode(inode)) => inode.attr.ino,
             other => panic!("{text} was not made: {other:?}"),

@@ -8,7 +8,7 @@
 
 use crate::{Dentry, Inode};
 use amphi_types::item::tag;
-use amphi_types::{Ino, Kind, Name, TargetId, limits};
+use amphi_types::{Acl, Ino, Kind, Name, TargetId, acl, limits};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// Version byte of all values.
@@ -137,6 +137,8 @@ pub(crate) fn decode_inode(key: &[u8], value: &[u8]) -> Result<Inode, String> {
         "symbolic link target"
     } else if inode.size > limits::FILE_MAX {
         "size"
+    } else if !inode.flags.is_possible() {
+        "flag"
     } else {
         return Ok(inode);
     };
@@ -163,6 +165,10 @@ pub(crate) fn decode_xattr(key: &[u8], value: &[u8]) -> Result<Box<[u8]>, String
     let XattrRecord(bytes) = decode("extended attribute", key, value)?;
     if bytes.len() > limits::XATTR_VALUE_MAX {
         return Err(format!("extended attribute item {} is {} bytes long", hex(key), bytes.len()));
+    }
+    let is_list = [acl::ACCESS, acl::DEFAULT].contains(&key.get(9..).unwrap_or_default());
+    if is_list && Acl::from_xattr(&bytes).is_none() {
+        return Err(format!("extended attribute item {} is no valid access control list", hex(key)));
     }
     Ok(bytes)
 }

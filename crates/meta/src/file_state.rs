@@ -35,7 +35,9 @@ impl MetaStore {
         if !matches!(inode.kind, Kind::File | Kind::Dir) {
             return Err(Errno::Inval);
         }
-        perm::owner(cred, &inode.facts(ino))?;
+        let facts = inode.facts(ino);
+        perm::owner(cred, &facts)?;
+        perm::changeable(&facts)?;
         if let Some(layout) = layout {
             layout.check_asked()?;
             let fixed = inode.kind == Kind::File && (has_data || inode.size > 0 || inode.objects.wide);

@@ -7,7 +7,7 @@
 //! before a truncation is answered. An mtime of the objects counts only if it is newer than the moment at which an
 //! mtime was last set explicitly.
 
-use amphi_types::{Advice, Attr, Ino, Kind, Layout, Timespec};
+use amphi_types::{Acls, Advice, Attr, FileFlags, Ino, Kind, Layout, Timespec};
 use serde::{Deserialize, Serialize};
 
 /// Size that stat shows for a directory, bytes.
@@ -80,6 +80,42 @@ pub struct DirState {
     pub entries: u64,
 }
 
+/// What an inode records in single bits, in one byte.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct InodeFlags(u8);
+
+impl InodeFlags {
+    /// The file was made without a name and never linked, so it may still get its first name.
+    pub const LINKABLE: InodeFlags = InodeFlags(1);
+    /// Among its extended attributes is an access control list. Without this bit nobody looks for one.
+    pub const LISTS: InodeFlags = InodeFlags(2);
+    const FILE_SHIFT: u32 = 2;
+
+    /// Whether this bit is set.
+    pub fn has(self, flag: InodeFlags) -> bool {
+        self.0 & flag.0 != 0
+    }
+
+    /// Sets or clears a bit.
+    pub(crate) fn set(&mut self, flag: InodeFlags, on: bool) {
+        self.0 = if on { self.0 | flag.0 } else { self.0 & !flag.0 };
+    }
+
+    /// What `chattr` has set.
+    pub fn file_flags(self) -> FileFlags {
+        FileFlags::try_from(self.0 >> Self::FILE_SHIFT).unwrap_or_default()
+    }
+
+    pub(crate) fn set_file_flags(&mut self, flags: FileFlags) {
+        self.0 = self.0 & ((1 << Self::FILE_SHIFT) - 1) | u8::from(flags) << Self::FILE_SHIFT;
+    }
+
+    /// Whether no other bits than the known ones are set.
+    pub(crate) fn is_possible(self) -> bool {
+        FileFlags::try_from(self.0 >> Self::FILE_SHIFT).is_ok()
+    }
+}
+
 /// An inode as it is kept in memory and stored in its item. The order of the fields, and of those of its parts, is that
 /// of the bytes on the disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -106,8 +142,8 @@ pub struct Inode {
     pub advice: Advice,
     /// What is known of a file's objects.
     pub objects: ObjectsState,
-    /// The file was made without a name and never linked, so it may still get its first name.
-    pub linkable: bool,
+    /// Single bits.
+    pub flags: InodeFlags,
     /// Pending work on objects.
     pub pending: Pending,
     /// Its place in the tree of directories.
@@ -172,8 +208,8 @@ impl Inode {
         attr
     }
 
-    /// The facts for plans and permission checks.
-    pub fn facts(&self, ino: Ino) -> Facts {
+    /// The facts for plans and permission checks, but for the lists (`MetaStore::facts`).
+    pub(crate) fn facts(&self, ino: Ino) -> Facts {
         Facts {
             ino,
             kind: self.kind,
@@ -182,17 +218,19 @@ impl Inode {
             uid: self.owner.uid,
             gid: self.owner.gid,
             empty: self.dir.entries == 0,
-            linkable: self.linkable,
+            linkable: self.flags.has(InodeFlags::LINKABLE),
             parent: self.dir.parent,
             layout: self.layout,
             advice: self.advice,
+            flags: self.flags.file_flags(),
+            acls: None,
         }
     }
 }
 
 /// The facts for plans and permission checks. They can be sent to other targets, so a plan may combine inodes of
 /// several targets. The parts of the plan check again what it assumed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Facts {
     /// Inode number.
     pub ino: Ino,
@@ -216,4 +254,20 @@ pub struct Facts {
     pub layout: Layout,
     /// Settings of the owner for mounts.
     pub advice: Advice,
+    /// What `chattr` has set.
+    pub flags: FileFlags,
+    /// Access control lists, if there are any.
+    pub acls: Option<Box<Acls>>,
+}
+
+impl Facts {
+    /// Whether `chattr` has set this flag.
+    pub fn is(&self, flag: FileFlags) -> bool {
+        self.flags.has(flag)
+    }
+
+    /// Whether the inode may only grow or not change at all.
+    pub fn is_fixed(&self) -> bool {
+        self.flags != FileFlags::NONE
+    }
 }

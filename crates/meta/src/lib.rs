@@ -45,4 +45,4 @@ pub use plan::{NodeSpec, RenameMode};
 pub use repair::{Repair, repair_cluster};
 pub use store::{MetaStore, ReadDirEntry};
 pub use verify::verify_cluster;
-pub use xattr::XattrMode;
+pub use xattr::{XattrMode, is_list};

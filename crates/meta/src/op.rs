@@ -42,9 +42,9 @@ impl MetaStore {
     }
 
     /// Makes a file without a name. Errors: as `plan::tmpfile`, `Stale`, `NoSpace`.
-    pub fn tmpfile(&mut self, cred: &Cred, dir: Ino, perm: u16, now: Timespec, txn: &mut Txn) -> Result<Ino> {
+    pub fn tmpfile(&mut self, cred: &Cred, dir: Ino, spec: &NodeSpec, now: Timespec, txn: &mut Txn) -> Result<Ino> {
         let ino = self.next_ino()?;
-        let parts = plan::tmpfile(cred, &self.facts(dir)?, perm, ino)?;
+        let parts = plan::tmpfile(cred, &self.facts(dir)?, spec, ino)?;
         self.commit(&parts, now, txn)?;
         Ok(ino)
     }

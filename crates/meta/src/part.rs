@@ -13,10 +13,11 @@
 //! recovery must not have been applied before; the server records that in the same `Txn`.
 
 use crate::codec::ItemKey;
+use crate::inode::InodeFlags;
 use crate::store::Dirty;
 use crate::{Dentry, Inode, MetaStore};
 use amphi_types::item::Txn;
-use amphi_types::{Advice, Errno, Ino, Kind, Layout, Name, TargetId, Timespec, limits};
+use amphi_types::{Acls, Advice, Errno, Ino, Kind, Layout, Name, TargetId, Timespec, limits};
 use serde::{Deserialize, Serialize};
 
 /// A new inode.
@@ -116,6 +117,14 @@ pub enum Part {
         /// Inode.
         ino: Ino,
     },
+    /// A new inode inherits access control lists. Comes behind its `MakeInode`, which has the permissions that go with
+    /// them.
+    SetAcls {
+        /// Inode.
+        ino: Ino,
+        /// Its lists.
+        acls: Acls,
+    },
 }
 
 /// Why parts cannot be applied.
@@ -159,9 +168,11 @@ impl Part {
             | Part::ReplaceDentry { dir, .. }
             | Part::TouchDir { dir, .. } => *dir,
             Part::MakeInode(new) => new.ino,
-            Part::Link { ino } | Part::Unlink { ino, .. } | Part::SetParent { ino, .. } | Part::TouchCtime { ino } => {
-                *ino
-            }
+            Part::Link { ino }
+            | Part::Unlink { ino, .. }
+            | Part::SetParent { ino, .. }
+            | Part::TouchCtime { ino }
+            | Part::SetAcls { ino, .. } => *ino,
         }
     }
 
@@ -218,7 +229,7 @@ impl MetaStore {
                 if inode.kind == Kind::Dir {
                     return Err(Errno::Perm.into());
                 }
-                if inode.nlink == 0 && (!inode.linkable || inode.pending.destroy) {
+                if inode.nlink == 0 && (!inode.flags.has(InodeFlags::LINKABLE) || inode.pending.destroy) {
                     return Err(Errno::NoEnt.into());
                 }
                 if inode.nlink >= limits::LINK_MAX {
@@ -250,6 +261,8 @@ impl MetaStore {
             Part::TouchCtime { ino } => {
                 self.planned(*ino)?;
             }
+            // The inode is made by a part before this one.
+            Part::SetAcls { .. } => {}
         }
         Ok(())
     }
@@ -291,7 +304,7 @@ impl MetaStore {
             Part::MakeInode(new) => self.insert_inode(new, now, dirty),
             Part::Link { ino } => self.edit(*ino, dirty, |inode| {
                 inode.nlink += 1;
-                inode.linkable = false;
+                inode.flags.set(InodeFlags::LINKABLE, false);
                 inode.times.ctime = at(inode);
             }),
             Part::Unlink { ino, kind } => {
@@ -315,6 +328,7 @@ impl MetaStore {
             }),
             Part::SetParent { ino, parent } => self.edit(*ino, dirty, |inode| inode.dir.parent = *parent),
             Part::TouchCtime { ino } => self.edit(*ino, dirty, |inode| inode.times.ctime = at(inode)),
+            Part::SetAcls { ino, acls } => self.put_acls(*ino, acls, dirty),
         }
     }
 

@@ -3,10 +3,11 @@
 //! Owns: who may read, write, search, delete and own. Does not own: the order in which an operation checks them
 //! (`plan`, `setattr`, `xattr`).
 //!
-//! Rights beyond those of a user come from capabilities, of which root has all at first. There are no ACLs.
+//! Rights beyond those of a user come from capabilities, of which root has all at first. What `chattr` has forbidden
+//! (`FileFlags`) is refused to everybody, before permissions are looked at, as in Linux.
 
 use crate::Facts;
-use amphi_types::{Caps, Cred, Errno, Kind, Result};
+use amphi_types::{Caps, Cred, Errno, FileFlags, Kind, Result};
 
 /// Setuid bit.
 pub const SETUID: u16 = 0o4000;
@@ -43,12 +44,23 @@ impl Want {
     }
 }
 
-/// Whether `cred` has all of `want` on the inode (`Cred::has_access`).
+/// Whether `cred` has all of `want` on the inode (`Cred::has_access_by`).
 ///
-/// Errors: `Access`.
+/// Errors: `Perm` for a change of an immutable inode, `Access`.
 pub fn access(cred: &Cred, facts: &Facts, want: Want) -> Result<()> {
-    let has = cred.has_access(facts.kind, facts.perm, (facts.uid, facts.gid), want.bits());
+    if want.write && facts.is(FileFlags::IMMUTABLE) {
+        return Err(Errno::Perm);
+    }
+    let acl = facts.acls.as_ref().and_then(|acls| acls.access.as_ref());
+    let has = cred.has_access_by(acl, facts.kind, facts.perm, (facts.uid, facts.gid), want.bits());
     if has { Ok(()) } else { Err(Errno::Access) }
+}
+
+/// Whether the attributes of the inode may be changed, by whoever else may.
+///
+/// Errors: `Perm` if it is immutable or may only grow.
+pub fn changeable(facts: &Facts) -> Result<()> {
+    if facts.is_fixed() { Err(Errno::Perm) } else { Ok(()) }
 }
 
 /// Whether `cred` owns the inode, or counts as its owner.
@@ -89,12 +101,15 @@ pub fn insert(cred: &Cred, dir: &Facts) -> Result<()> {
 /// Whether `cred` may remove or replace the entry of `child` in `dir`. In a sticky directory only the owner of the
 /// child, the owner of the directory, and a caller that counts as owner of everything may.
 ///
-/// Errors: `NotDir`, `Access`, `Perm` for the sticky rule.
+/// Errors: `NotDir`, `Access`, `Perm` for the sticky rule and for what `chattr` has set on either.
 pub fn delete(cred: &Cred, dir: &Facts, child: &Facts) -> Result<()> {
     if dir.kind != Kind::Dir {
         return Err(Errno::NotDir);
     }
     access(cred, dir, Want::CHANGE)?;
+    if dir.is(FileFlags::APPEND) || child.is_fixed() {
+        return Err(Errno::Perm);
+    }
     let sticky = dir.perm & STICKY != 0;
     if sticky && cred.uid != dir.uid && !is_owner(cred, child) { Err(Errno::Perm) } else { Ok(()) }
 }

@@ -9,7 +9,7 @@
 use crate::part::NewInode;
 use crate::perm::{self, GROUP_EXEC, SETGID, Want};
 use crate::{Facts, Part};
-use amphi_types::{Caps, Cred, Errno, Ino, Kind, Name, Result, limits};
+use amphi_types::{Acls, Caps, Cred, Errno, Ino, Kind, Name, Result, limits};
 use serde::{Deserialize, Serialize};
 
 /// What rename does with an existing destination.
@@ -28,8 +28,10 @@ pub enum RenameMode {
 pub struct NodeSpec {
     /// Kind.
     pub kind: Kind,
-    /// Permission bits, with the umask applied.
+    /// Permission bits that the caller asked for.
     pub perm: u16,
+    /// Bits that the inode does not get, unless its directory has a default access control list.
+    pub umask: u16,
     /// Device number of device nodes, otherwise 0.
     pub rdev: u32,
     /// Target of a symbolic link, otherwise empty.
@@ -39,31 +41,44 @@ pub struct NodeSpec {
 impl NodeSpec {
     /// A regular file.
     pub fn file(perm: u16) -> NodeSpec {
-        NodeSpec { kind: Kind::File, perm, rdev: 0, symlink: Vec::new() }
+        NodeSpec::node(Kind::File, perm, 0)
     }
 
     /// A directory.
     pub fn dir(perm: u16) -> NodeSpec {
-        NodeSpec { kind: Kind::Dir, perm, rdev: 0, symlink: Vec::new() }
+        NodeSpec::node(Kind::Dir, perm, 0)
     }
 
     /// A symbolic link to `target`.
     pub fn symlink(target: impl Into<Vec<u8>>) -> NodeSpec {
-        NodeSpec { kind: Kind::Symlink, perm: 0o777, rdev: 0, symlink: target.into() }
+        NodeSpec { symlink: target.into(), ..NodeSpec::node(Kind::Symlink, 0o777, 0) }
     }
 
     /// A fifo, socket or device node.
     pub fn node(kind: Kind, perm: u16, rdev: u32) -> NodeSpec {
-        NodeSpec { kind, perm, rdev, symlink: Vec::new() }
+        NodeSpec { kind, perm, umask: 0, rdev, symlink: Vec::new() }
+    }
+
+    /// With this umask.
+    #[must_use]
+    pub fn with_umask(self, umask: u16) -> NodeSpec {
+        NodeSpec { umask, ..self }
     }
 }
 
-/// The new inode that `cred` makes in `dir`. It inherits group and setgid bit from a setgid directory, and layout and
-/// settings for mounts from any directory.
-fn new_inode(cred: &Cred, dir: &Facts, spec: &NodeSpec, ino: Ino, linked: bool) -> NewInode {
+/// The parts that make the new inode that `cred` makes in `dir`. It inherits group and setgid bit from a setgid
+/// directory, layout and settings for mounts from any directory, and the lists of a directory with a default access
+/// control list, which then counts instead of the umask.
+fn new_inode(cred: &Cred, dir: &Facts, spec: &NodeSpec, ino: Ino, linked: bool) -> impl Iterator<Item = Part> + use<> {
     let inherit = dir.perm & SETGID != 0;
     let gid = if inherit { dir.gid } else { cred.gid };
-    let mut perm = spec.perm & 0o7777;
+    let (mut perm, acls) = match dir.acls.as_ref().and_then(|acls| acls.default.as_ref()) {
+        Some(list) if spec.kind != Kind::Symlink => {
+            let (perm, access) = list.inherit(spec.perm & 0o7777);
+            (perm, Acls { access, default: (spec.kind == Kind::Dir).then(|| list.clone()) })
+        }
+        _ => (spec.perm & 0o7777 & !(spec.umask & 0o777), Acls::default()),
+    };
     match spec.kind {
         Kind::Dir => perm = (perm & 0o1777) | if inherit { SETGID } else { 0 },
         Kind::Symlink => perm = 0o777,
@@ -75,7 +90,7 @@ fn new_inode(cred: &Cred, dir: &Facts, spec: &NodeSpec, ino: Ino, linked: bool) 
             }
         }
     }
-    NewInode {
+    let new = NewInode {
         ino,
         kind: spec.kind,
         perm,
@@ -87,7 +102,9 @@ fn new_inode(cred: &Cred, dir: &Facts, spec: &NodeSpec, ino: Ino, linked: bool) 
         layout: dir.layout,
         advice: dir.advice,
         linked,
-    }
+    };
+    let lists = (acls != Acls::default()).then(|| Part::SetAcls { ino, acls });
+    std::iter::once(Part::MakeInode(new)).chain(lists)
 }
 
 /// Makes inode `ino` with a name. `exists`: the name is taken.
@@ -114,22 +131,23 @@ pub fn make(cred: &Cred, dir: &Facts, name: &Name, exists: bool, spec: &NodeSpec
     if matches!(spec.kind, Kind::CharDev | Kind::BlockDev) && !is_whiteout && !cred.may(Caps::MKNOD) {
         return Err(Errno::Perm);
     }
-    Ok(vec![
-        Part::MakeInode(new_inode(cred, dir, spec, ino, true)),
-        Part::InsertDentry { dir: dir.ino, name: name.clone(), child: ino, kind: spec.kind },
-        Part::TouchDir { dir: dir.ino, links: i32::from(spec.kind == Kind::Dir) },
-    ])
+    let mut parts = Vec::with_capacity(4);
+    parts.extend(new_inode(cred, dir, spec, ino, true));
+    parts.push(Part::InsertDentry { dir: dir.ino, name: name.clone(), child: ino, kind: spec.kind });
+    parts.push(Part::TouchDir { dir: dir.ino, links: i32::from(spec.kind == Kind::Dir) });
+    Ok(parts)
 }
 
 /// Makes file `ino` without a name. Errors: `NotDir`, `NoEnt`, `Access`.
-pub fn tmpfile(cred: &Cred, dir: &Facts, perm: u16, ino: Ino) -> Result<Vec<Part>> {
+pub fn tmpfile(cred: &Cred, dir: &Facts, spec: &NodeSpec, ino: Ino) -> Result<Vec<Part>> {
     perm::insert(cred, dir)?;
-    Ok(vec![Part::MakeInode(new_inode(cred, dir, &NodeSpec::file(perm), ino, false))])
+    Ok(new_inode(cred, dir, spec, ino, false).collect())
 }
 
 /// Adds a further name for `file`. `exists`: the name is taken.
 ///
-/// Errors: `NotDir`, `Access`, `Exist`, `NoEnt` (removed directory or file), `Perm` for a directory, `TooManyLinks`.
+/// Errors: `NotDir`, `Access`, `Exist`, `NoEnt` (removed directory or file), `Perm` for a directory and for a file that
+/// `chattr` has fixed, `TooManyLinks`.
 pub fn link(cred: &Cred, dir: &Facts, name: &Name, exists: bool, file: &Facts) -> Result<Vec<Part>> {
     perm::search(cred, dir)?;
     if exists {
@@ -139,6 +157,7 @@ pub fn link(cred: &Cred, dir: &Facts, name: &Name, exists: bool, file: &Facts) -
     if file.kind == Kind::Dir {
         return Err(Errno::Perm);
     }
+    perm::changeable(file)?;
     if file.nlink == 0 && !file.linkable {
         return Err(Errno::NoEnt);
     }
@@ -243,7 +262,8 @@ pub fn rename(
         Some(target) if !exchange && !target.empty => return Err(Errno::NotEmpty),
         _ => {}
     }
-    let whiteout = whiteout.map(|ino| new_inode(cred, from.dir, &NodeSpec::node(Kind::CharDev, 0, 0), ino, true));
+    let whiteout =
+        whiteout.map(|ino| (ino, new_inode(cred, from.dir, &NodeSpec::node(Kind::CharDev, 0, 0), ino, true)));
     Ok(rename_parts(exchange, from, source, to, target, whiteout))
 }
 
@@ -253,7 +273,7 @@ fn rename_parts(
     source: &Facts,
     to: Place<'_>,
     target: Option<&Facts>,
-    whiteout: Option<NewInode>,
+    whiteout: Option<(Ino, impl Iterator<Item = Part>)>,
 ) -> Vec<Part> {
     let dirs = |facts: Option<&Facts>| i32::from(facts.is_some_and(|f| f.kind == Kind::Dir));
     let (source_dirs, target_dirs) = (dirs(Some(source)), dirs(target));
@@ -279,10 +299,9 @@ fn rename_parts(
         _ => {
             let (dir, name, expect) = (from.dir.ino, from.name.clone(), source.ino);
             match whiteout {
-                Some(new) => {
-                    let (child, kind) = (new.ino, new.kind);
-                    parts.push(Part::MakeInode(new));
-                    parts.push(Part::ReplaceDentry { dir, name, expect, child, kind });
+                Some((child, new)) => {
+                    parts.extend(new);
+                    parts.push(Part::ReplaceDentry { dir, name, expect, child, kind: Kind::CharDev });
                 }
                 None => parts.push(Part::RemoveDentry { dir, name, expect }),
             }

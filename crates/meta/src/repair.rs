@@ -8,9 +8,10 @@
 //! run that was cut short is finished by the next one.
 
 use crate::codec::ItemKey;
+use crate::inode::InodeFlags;
 use crate::{Dentry, MetaStore, NodeSpec};
 use amphi_types::item::Txn;
-use amphi_types::{Cred, Ino, Kind, Name, Result, TargetId, Timespec};
+use amphi_types::{Acls, Cred, Ino, Kind, Name, Result, TargetId, Timespec};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Most components of a path in a message.
@@ -50,6 +51,7 @@ pub fn repair_cluster(stores: &mut [&mut MetaStore], now: Timespec) -> Result<Re
     work.break_circles()?;
     work.count();
     work.remove_attributes();
+    work.agree_lists();
     Ok(work.end())
 }
 
@@ -265,7 +267,8 @@ impl Work<'_, '_> {
             self.steps.push(format!("inode {ino} gets {links} links and {entries} entries"));
             self.change(ino, |inode| {
                 inode.nlink = links;
-                inode.linkable &= links == 0;
+                let linkable = links == 0 && inode.flags.has(InodeFlags::LINKABLE);
+                inode.flags.set(InodeFlags::LINKABLE, linkable);
                 inode.dir.entries = entries;
             });
         }
@@ -284,6 +287,28 @@ impl Work<'_, '_> {
                 self.steps.push(format!("an extended attribute of inode {ino}, which is gone, is removed"));
                 self.touch(target, ItemKey::Xattr { local, name });
             }
+        }
+    }
+
+    /// Lets inodes agree with their access control lists, which count.
+    fn agree_lists(&mut self) {
+        let mut wrong = Vec::new();
+        for store in &*self.stores {
+            for (ino, inode) in store.inodes() {
+                let acls = store.acls(ino);
+                let any = acls != Acls::default();
+                let perm = acls.access.as_ref().map_or(inode.perm, |list| inode.perm & !0o777 | list.perm());
+                if inode.flags.has(InodeFlags::LISTS) != any || inode.perm != perm {
+                    wrong.push((ino, any, perm));
+                }
+            }
+        }
+        for (ino, any, perm) in wrong {
+            self.steps.push(format!("inode {ino} gets the permissions {perm:o} of its access control list"));
+            self.change(ino, |inode| {
+                inode.perm = perm;
+                inode.flags.set(InodeFlags::LISTS, any);
+            });
         }
     }
 

@@ -6,9 +6,9 @@
 use crate::codec::ItemKey;
 use crate::perm::{self, SETGID, Want};
 use crate::store::Dirty;
-use crate::{Inode, MetaStore};
+use crate::{Facts, Inode, MetaStore};
 use amphi_types::item::Txn;
-use amphi_types::{Attr, Caps, Cred, Errno, Ino, Kind, Result, SetAttr, TimeSet, Timespec, limits};
+use amphi_types::{Attr, Caps, Cred, Errno, FileFlags, Ino, Kind, Result, SetAttr, TimeSet, Timespec, limits};
 
 /// The attribute that gives a program capabilities. It is removed whenever setuid is cleared, and with every change of
 /// the file's bytes.
@@ -21,11 +21,36 @@ fn time(set: TimeSet, now: Timespec) -> Timespec {
     }
 }
 
+/// Whether what `chattr` has set allows `set` (Linux, `may_setattr` and `do_truncate`). The kernel's own write-back of
+/// times, which alone has a change time, is allowed: what was written before is written.
+///
+/// Errors: `Perm`.
+fn check_flags(cred: &Cred, facts: &Facts, set: &SetAttr) -> Result<()> {
+    let times = [set.atime, set.mtime];
+    let given = times.into_iter().flatten().any(|time| matches!(time, TimeSet::At(_))) && set.ctime.is_none();
+    if set.perm.is_some() || set.uid.is_some() || set.gid.is_some() || given {
+        perm::changeable(facts)?;
+    }
+    let touched = times.contains(&Some(TimeSet::Now)) && facts.is(FileFlags::IMMUTABLE);
+    if touched || (set.size.is_some() && facts.is(FileFlags::APPEND)) {
+        return Err(Errno::Perm);
+    }
+    match set.flags {
+        Some(_) if !matches!(facts.kind, Kind::File | Kind::Dir) => Err(Errno::NotSupported),
+        Some(flags) if flags != facts.flags && !cred.may(Caps::LINUX_IMMUTABLE) => Err(Errno::Perm),
+        Some(_) => perm::owner(cred, facts),
+        None => Ok(()),
+    }
+}
+
 /// The inode after `set`, or the reason for refusal.
-fn decide(cred: &Cred, ino: Ino, inode: &Inode, set: &SetAttr, now: Timespec) -> Result<Inode> {
-    let facts = inode.facts(ino);
-    let owner = perm::is_owner(cred, &facts);
+fn decide(cred: &Cred, inode: &Inode, facts: &Facts, set: &SetAttr, now: Timespec) -> Result<Inode> {
+    let owner = perm::is_owner(cred, facts);
     let mut next = inode.clone();
+    check_flags(cred, facts, set)?;
+    if let Some(flags) = set.flags {
+        next.flags.set_file_flags(flags);
+    }
     if let Some(size) = set.size {
         match inode.kind {
             Kind::File => {}
@@ -33,7 +58,7 @@ fn decide(cred: &Cred, ino: Ino, inode: &Inode, set: &SetAttr, now: Timespec) ->
             _ => return Err(Errno::Inval),
         }
         if !set.open_for_write {
-            perm::access(cred, &facts, Want::WRITE)?;
+            perm::access(cred, facts, Want::WRITE)?;
         }
         if size > limits::FILE_MAX {
             return Err(Errno::FileTooBig);
@@ -78,9 +103,9 @@ fn decide(cred: &Cred, ino: Ino, inode: &Inode, set: &SetAttr, now: Timespec) ->
     for set_time in [set.atime, set.mtime].into_iter().flatten() {
         match set_time {
             TimeSet::At(t) if t.nsec >= 1_000_000_000 => return Err(Errno::Inval),
-            TimeSet::At(_) => perm::owner(cred, &facts)?,
+            TimeSet::At(_) => perm::owner(cred, facts)?,
             TimeSet::Now if owner || (set.size.is_some() && set.open_for_write) => {}
-            TimeSet::Now => perm::access(cred, &facts, Want::WRITE)?,
+            TimeSet::Now => perm::access(cred, facts, Want::WRITE)?,
         }
     }
     if let Some(atime) = set.atime {
@@ -104,21 +129,27 @@ impl MetaStore {
 
     /// Whether `setattr` will succeed. Errors: as `setattr`.
     pub fn check_setattr(&self, cred: &Cred, ino: Ino, set: &SetAttr, now: Timespec) -> Result<()> {
-        decide(cred, ino, self.inode(ino)?, set, now).map(|_| ())
+        decide(cred, self.inode(ino)?, &self.facts(ino)?, set, now).map(|_| ())
     }
 
     /// Changes attributes and returns the new ones. Setting the size changes only the inode: the server trims stripe 0
     /// in the same `Txn`. If the file is `wide`, `Pending::trim` is set until `trim_done`.
     ///
-    /// Errors: `Stale`, `Perm` (not the owner, chown or chgrp not allowed), `Access` (size or a time of now without
-    /// write permission), `IsDir` or `Inval` (size of something other than a file), `FileTooBig`, `Inval` (time stamp),
-    /// `NotSupported` (mode of a symbolic link).
+    /// With new permissions the access control list changes as well (`Acl::chmod`).
+    ///
+    /// Errors: `Stale`, `Perm` (not the owner, chown or chgrp not allowed, forbidden by what `chattr` has set),
+    /// `Access` (size or a time of now without write permission), `IsDir` or `Inval` (size of something other than a
+    /// file), `FileTooBig`, `Inval` (time stamp), `NotSupported` (mode of a symbolic link).
     pub fn setattr(&mut self, cred: &Cred, ino: Ino, set: &SetAttr, now: Timespec, txn: &mut Txn) -> Result<Attr> {
         let inode = self.inode(ino)?;
-        let next = decide(cred, ino, inode, set, now)?;
+        let next = decide(cred, inode, &self.facts(ino)?, set, now)?;
+        let perm = (next.perm != inode.perm).then_some(next.perm);
         let mut dirty = Dirty::default();
         if next != *inode {
             self.edit(ino, &mut dirty, |inode| *inode = next);
+        }
+        if let Some(perm) = perm {
+            self.chmod_list(ino, perm, &mut dirty);
         }
         let local = ino.local();
         let changed = set.kill_suidgid || set.size.is_some() || set.uid.is_some() || set.gid.is_some();

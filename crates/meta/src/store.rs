@@ -10,7 +10,7 @@
 
 use crate::codec::{self, ItemKey, StoreRecord};
 use crate::index::DentryIndex;
-use crate::inode::{DirState, InodeOwner, InodeTimes, ObjectsState};
+use crate::inode::{DirState, InodeFlags, InodeOwner, InodeTimes, ObjectsState};
 use crate::part::NewInode;
 use crate::perm::{self, Want};
 use crate::{Dentry, Facts, Inode, Pending};
@@ -148,7 +148,12 @@ impl MetaStore {
 
     /// The facts for plans and permission checks. Errors: `Stale`.
     pub fn facts(&self, ino: Ino) -> Result<Facts> {
-        self.inode(ino).map(|inode| Facts { layout: inode.layout.in_pool(self.pool), ..inode.facts(ino) })
+        let inode = self.inode(ino)?;
+        let facts = Facts { layout: inode.layout.in_pool(self.pool), ..inode.facts(ino) };
+        if !inode.flags.has(InodeFlags::LISTS) {
+            return Ok(facts);
+        }
+        Ok(Facts { acls: Some(Box::new(self.acls(ino))), ..facts })
     }
 
     /// Attributes from the inode's own copy. For files that are being written see `Inode::attr_with`. Errors: `Stale`.
@@ -289,6 +294,8 @@ impl MetaStore {
 
     pub(crate) fn insert_inode(&mut self, new: &NewInode, now: Timespec, dirty: &mut Dirty) {
         let local = new.ino.local();
+        let mut flags = InodeFlags::default();
+        flags.set(InodeFlags::LINKABLE, !new.linked);
         let inode = Inode {
             kind: new.kind,
             perm: new.perm,
@@ -305,7 +312,7 @@ impl MetaStore {
             layout: new.layout,
             advice: new.advice,
             objects: ObjectsState::default(),
-            linkable: !new.linked,
+            flags,
             pending: Pending::default(),
             dir: DirState { parent: new.parent, entries: 0 },
             symlink: new.symlink.as_slice().into(),

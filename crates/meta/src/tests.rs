@@ -1,6 +1,7 @@
 //! Tests of the store: a random model check against a reference, replay of logs and fuzzy checkpoints, rules by
 //! table.
 
+mod acl;
 mod formats;
 mod harness;
 mod listing;

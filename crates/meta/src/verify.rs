@@ -6,7 +6,8 @@
 //! sentence for people.
 
 use crate::MetaStore;
-use amphi_types::{Ino, Kind};
+use crate::inode::InodeFlags;
+use amphi_types::{Acls, Ino, Kind, acl};
 use std::collections::BTreeMap;
 
 /// Most findings that are reported, because a damaged store could have millions.
@@ -43,14 +44,31 @@ impl MetaStore {
             if entries > 0 && (inode.kind != Kind::Dir || inode.nlink == 0) {
                 findings.push(format!("inode {ino} has entries and is no living directory"));
             }
+            if inode.flags.has(InodeFlags::LISTS) {
+                match self.acls(ino) {
+                    Acls { access: None, default: None } => {
+                        findings.push(format!("inode {ino} says that it has an access control list and has none"));
+                    }
+                    Acls { access: Some(list), .. } if list.perm() != inode.perm & 0o777 => {
+                        findings.push(format!("inode {ino} has other permissions than its access control list"));
+                    }
+                    _ => {}
+                }
+            }
             if ino.local() >= self.reserved {
                 findings.push(format!("inode {ino} is beyond the numbers given out"));
             }
         }
         findings.extend(counts.keys().map(|dir| format!("directory {dir} has entries and does not exist")));
-        for (local, _) in self.xattrs.keys() {
-            if !self.inodes.contains_key(local) {
-                findings.push(format!("inode {} has extended attributes and does not exist", self.ino(*local)));
+        for (local, name) in self.xattrs.keys() {
+            let is_list = [acl::ACCESS, acl::DEFAULT].contains(&&**name);
+            match self.inodes.get(local) {
+                None => findings.push(format!("inode {} has extended attributes and does not exist", self.ino(*local))),
+                Some(inode) if is_list && !inode.flags.has(InodeFlags::LISTS) => {
+                    findings
+                        .push(format!("inode {} does not say that it has an access control list", self.ino(*local)));
+                }
+                Some(_) => {}
             }
         }
         findings.truncate(FINDINGS_MAX);

@@ -1,19 +1,23 @@
-//! Extended attributes: name spaces, limits, permissions.
+//! Extended attributes: name spaces, limits, permissions; among them the access control lists.
 //!
 //! Owns: these rules. Does not own: sizes of buffers (the client).
 //!
 //! `user.` exists on files and directories only and follows the permission bits; in a sticky directory only the owner
 //! changes the directory's own attributes. `trusted.` belongs to callers with `SYS_ADMIN` and is invisible to others.
-//! `security.` can be read by all, and changed by callers with `SYS_ADMIN`. Everything else, including ACLs, is not
-//! supported.
+//! `security.` can be read by all, and changed by callers with `SYS_ADMIN`. Of `system.` the two access control lists
+//! exist (`types::acl`): everybody may read them, who owns the inode changes them. Everything else is not supported.
+//!
+//! Invariants: an inode with a list has `InodeFlags::LISTS`, others have not. The permission bits are those of the list
+//! that decides about access. A list that says no more than the bits is not stored.
 
 use crate::codec::ItemKey;
-use crate::perm::{self, STICKY, Want};
+use crate::inode::InodeFlags;
+use crate::perm::{self, SETGID, STICKY, Want};
 use crate::setattr::CAPABILITY;
 use crate::store::Dirty;
 use crate::{Facts, MetaStore};
 use amphi_types::item::Txn;
-use amphi_types::{Caps, Cred, Errno, Ino, Kind, Result, Timespec, limits};
+use amphi_types::{Acl, Acls, Caps, Cred, Errno, Ino, Kind, Result, Timespec, acl, limits};
 use serde::{Deserialize, Serialize};
 
 /// What setxattr does with an existing attribute.
@@ -32,11 +36,18 @@ enum Namespace {
     User,
     Trusted,
     Security,
+    AccessList,
+    DefaultList,
 }
 
 fn namespace(name: &[u8]) -> Result<Namespace> {
     if name.is_empty() || name.len() > limits::XATTR_NAME_MAX {
         return Err(Errno::Range);
+    }
+    match name {
+        acl::ACCESS => return Ok(Namespace::AccessList),
+        acl::DEFAULT => return Ok(Namespace::DefaultList),
+        _ => {}
     }
     let all: [(&[u8], Namespace); 3] =
         [(b"user.", Namespace::User), (b"trusted.", Namespace::Trusted), (b"security.", Namespace::Security)];
@@ -48,17 +59,28 @@ fn namespace(name: &[u8]) -> Result<Namespace> {
     Err(Errno::NotSupported)
 }
 
+/// Whether an attribute of this name is an access control list.
+pub fn is_list(name: &[u8]) -> bool {
+    name == acl::ACCESS || name == acl::DEFAULT
+}
+
 fn check_read(cred: &Cred, facts: &Facts, name: &[u8]) -> Result<()> {
     match namespace(name)? {
         Namespace::User if !matches!(facts.kind, Kind::File | Kind::Dir) => Err(Errno::NoData),
         Namespace::User => perm::access(cred, facts, Want::READ),
         Namespace::Trusted if !cred.may(Caps::SYS_ADMIN) => Err(Errno::NoData),
-        Namespace::Trusted | Namespace::Security => Ok(()),
+        Namespace::AccessList | Namespace::DefaultList if facts.kind == Kind::Symlink => Err(Errno::NotSupported),
+        Namespace::Trusted | Namespace::Security | Namespace::AccessList | Namespace::DefaultList => Ok(()),
     }
 }
 
 fn check_write(cred: &Cred, facts: &Facts, name: &[u8]) -> Result<()> {
-    match namespace(name)? {
+    let namespace = namespace(name)?;
+    perm::changeable(facts)?;
+    match namespace {
+        Namespace::AccessList | Namespace::DefaultList if facts.kind == Kind::Symlink => Err(Errno::NotSupported),
+        Namespace::DefaultList if facts.kind != Kind::Dir => Err(Errno::Access),
+        Namespace::AccessList | Namespace::DefaultList => perm::owner(cred, facts),
         Namespace::User => {
             let sticky_dir = facts.kind == Kind::Dir && facts.perm & STICKY != 0;
             if !matches!(facts.kind, Kind::File | Kind::Dir) || (sticky_dir && !perm::is_owner(cred, facts)) {
@@ -109,6 +131,13 @@ impl MetaStore {
             return Err(Errno::TooBig);
         }
         check_write(cred, &facts, name)?;
+        if is_list(name) {
+            return if value.is_empty() || value.len() == acl::EMPTY_BYTES || Acl::from_xattr(value).is_some() {
+                Ok(())
+            } else {
+                Err(Errno::Inval)
+            };
+        }
         let old = self.xattrs.get(&(ino.local(), name.into()));
         match (mode, old) {
             (XattrMode::Create, Some(_)) => return Err(Errno::Exist),
@@ -136,20 +165,94 @@ impl MetaStore {
         txn: &mut Txn,
     ) -> Result<()> {
         self.check_setxattr(cred, ino, name, value, mode)?;
-        self.change_xattr(ino, name, Some(value), now, txn);
+        if is_list(name) {
+            self.set_acl(cred, ino, name, Acl::from_xattr(value), now, txn);
+        } else {
+            self.change_xattr(ino, name, Some(value), now, txn);
+        }
         Ok(())
     }
 
-    /// Removes an attribute.
+    /// Removes an attribute. Without a list the inode keeps its permission bits, and it is no error if there is none.
     ///
     /// Errors: `Stale`, `Range` and `Inval` (name), `NotSupported`, `Perm`, `Access`, `NoData`.
     pub fn removexattr(&mut self, cred: &Cred, ino: Ino, name: &[u8], now: Timespec, txn: &mut Txn) -> Result<()> {
         check_write(cred, &self.facts(ino)?, name)?;
+        if is_list(name) {
+            self.set_acl(cred, ino, name, None, now, txn);
+            return Ok(());
+        }
         if !self.xattrs.contains_key(&(ino.local(), name.into())) {
             return Err(Errno::NoData);
         }
         self.change_xattr(ino, name, None, now, txn);
         Ok(())
+    }
+
+    /// Access control lists of an inode.
+    pub(crate) fn acls(&self, ino: Ino) -> Acls {
+        let get = |name: &[u8]| self.xattrs.get(&(ino.local(), name.into())).and_then(|value| Acl::from_xattr(value));
+        Acls { access: get(acl::ACCESS), default: get(acl::DEFAULT) }
+    }
+
+    /// Whether a list decides about access to the inode, so that permission bits alone do not.
+    pub fn has_access_list(&self, ino: Ino) -> bool {
+        let listed = self.inode(ino).is_ok_and(|inode| inode.flags.has(InodeFlags::LISTS));
+        listed && self.xattrs.contains_key(&(ino.local(), acl::ACCESS.into()))
+    }
+
+    /// Sets or removes a list (Linux, `posix_acl_update_mode`): the permission bits follow a list for access, and who
+    /// is not in the group loses the setgid bit.
+    fn set_acl(&mut self, cred: &Cred, ino: Ino, name: &[u8], list: Option<Acl>, now: Timespec, txn: &mut Txn) {
+        let mut acls = self.acls(ino);
+        let mut dirty = Dirty::default();
+        let perm = list.as_ref().filter(|_| name == acl::ACCESS).map(Acl::perm);
+        match name == acl::ACCESS {
+            true => acls.access = list.filter(|list| !list.is_minimal()),
+            false => acls.default = list,
+        }
+        self.put_acls(ino, &acls, &mut dirty);
+        self.edit(ino, &mut dirty, |inode| {
+            inode.times.ctime = now;
+            if let Some(perm) = perm {
+                inode.perm = inode.perm & !0o777 | perm;
+                if !cred.may(Caps::FSETID) && !cred.in_group(inode.owner.gid) {
+                    inode.perm &= !SETGID;
+                }
+            }
+        });
+        self.emit(dirty, txn);
+    }
+
+    /// The list that decides about access follows new permission bits.
+    pub(crate) fn chmod_list(&mut self, ino: Ino, perm: u16, dirty: &mut Dirty) {
+        if !self.has_access_list(ino) {
+            return;
+        }
+        let mut acls = self.acls(ino);
+        if let Some(access) = &mut acls.access {
+            access.chmod(perm & 0o777);
+        }
+        self.put_acls(ino, &acls, dirty);
+    }
+
+    /// Makes these the lists of an inode.
+    pub(crate) fn put_acls(&mut self, ino: Ino, acls: &Acls, dirty: &mut Dirty) {
+        let local = ino.local();
+        for (name, list) in [(acl::ACCESS, &acls.access), (acl::DEFAULT, &acls.default)] {
+            let key = (local, Box::from(name));
+            let value: Option<Box<[u8]>> = list.as_ref().map(|list| list.to_xattr().into());
+            let changed = self.xattrs.get(&key) != value.as_ref();
+            match value {
+                Some(value) => self.xattrs.insert(key, value),
+                None => self.xattrs.remove(&key),
+            };
+            if changed {
+                dirty.mark(ItemKey::Xattr { local, name: name.into() });
+            }
+        }
+        let any = *acls != Acls::default();
+        self.edit(ino, dirty, |inode| inode.flags.set(InodeFlags::LISTS, any));
     }
 
     fn change_xattr(&mut self, ino: Ino, name: &[u8], value: Option<&[u8]>, now: Timespec, txn: &mut Txn) {

@@ -71,6 +71,7 @@ pub fn mount(client: Client, options: &MountOptions, ended: mpsc::Sender<()>) ->
         // Whoever else may write to the cluster could leave a program there that runs as root here.
         no_suid: words.said(MountWord::NoSuid, MountWord::Suid).unwrap_or(options.shared),
         no_exec: said(MountWord::NoExec, MountWord::Exec),
+        acl: !said(MountWord::NoAcl, MountWord::Acl),
         devices: said(MountWord::Dev, MountWord::NoDev),
         source: options.source.clone(),
         allow_other: options.allow_other,

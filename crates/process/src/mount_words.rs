@@ -24,6 +24,10 @@ pub enum MountWord {
     NoDev,
     /// They can; root alone may say so
     Dev,
+    /// Only permission bits count for this mount's kernel; the servers still check access control lists
+    NoAcl,
+    /// Access control lists count as well, the default
+    Acl,
     /// Reads do not renew access times (client.atime=none)
     NoAtime,
     /// They do if older than the last change or a day, the default

@@ -365,7 +365,7 @@ impl Client {
     }
 
     async fn make(&self, dir: Ino, text: &str, make: Make) -> Result<Ino> {
-        Ok(self.inode(Request::Make { dir, name: name(text), make, perm: 0o755 }).await?.attr.ino)
+        Ok(self.inode(Request::Make { dir, name: name(text), make, perm: 0o755, umask: 0 }).await?.attr.ino)
     }
 
     async fn mkdir(&self, dir: Ino, text: &str) -> Result<Ino> {

@@ -214,11 +214,12 @@ impl Honest {
         let name = |text: &str| Name::new(text).expect("a name");
         let access = Access { read: true, write: true };
         // A place where the other user may write, too.
-        let make = Request::Make { dir: Ino::ROOT, name: name("open"), make: Make::Dir, perm: 0o777 };
+        let make = Request::Make { dir: Ino::ROOT, name: name("open"), make: Make::Dir, perm: 0o777, umask: 0 };
         honest.dir = honest.made(make).await?;
         let file = Make::File { open: Some(access), exclusive: true };
-        honest.file =
-            honest.made(Request::Make { dir: Ino::ROOT, name: name("honest"), make: file, perm: 0o600 }).await?;
+        honest.file = honest
+            .made(Request::Make { dir: Ino::ROOT, name: name("honest"), make: file, perm: 0o600, umask: 0 })
+            .await?;
         let object = ObjectId { ino: honest.file, stripe: 0 };
         let (mtime, server_lock) = (Timespec { sec: 1, nsec: 0 }, true);
         let write = Request::Write {

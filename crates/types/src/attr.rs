@@ -150,17 +150,64 @@ pub struct SetAttr {
     pub mtime: Option<TimeSet>,
     /// Explicit change time (only the kernel's own write-back sends it).
     pub ctime: Option<Timespec>,
+    /// New flags, all of them.
+    pub flags: Option<FileFlags>,
     /// Clear setuid and setgid as a write or chown by an unprivileged caller does.
     pub kill_suidgid: bool,
     /// The caller has the file open for writing: no permission check for `size`.
     pub open_for_write: bool,
 }
 
+/// What `chattr` sets on files and directories, as far as it is kept here. No permission lifts what a flag forbids.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "u8", into = "u8")]
+pub struct FileFlags(u8);
+
+impl FileFlags {
+    /// None.
+    pub const NONE: FileFlags = FileFlags(0);
+    /// `chattr +a`: a file is opened for writing with `O_APPEND` alone; entries of a directory are added alone.
+    pub const APPEND: FileFlags = FileFlags(1);
+    /// `chattr +i`: nothing of it changes.
+    pub const IMMUTABLE: FileFlags = FileFlags(2);
+
+    /// Whether all of `flags` are among them.
+    pub fn has(self, flags: FileFlags) -> bool {
+        self.0 & flags.0 == flags.0
+    }
+
+    /// These and `flags`.
+    #[must_use]
+    pub fn and(self, flags: FileFlags) -> FileFlags {
+        FileFlags(self.0 | flags.0)
+    }
+
+    /// These without `flags`.
+    #[must_use]
+    pub fn without(self, flags: FileFlags) -> FileFlags {
+        FileFlags(self.0 & !flags.0)
+    }
+}
+
+impl TryFrom<u8> for FileFlags {
+    type Error = &'static str;
+
+    fn try_from(bits: u8) -> Result<FileFlags, Self::Error> {
+        if bits < 4 { Ok(FileFlags(bits)) } else { Err("a file has no such flag") }
+    }
+}
+
+impl From<FileFlags> for u8 {
+    fn from(flags: FileFlags) -> u8 {
+        flags.0
+    }
+}
+
 /// What a caller may beyond the rights of its user: capabilities of Linux, as far as a file system asks for them.
 ///
 /// They decide, not the number of the user: the super-user without them is a user like any other.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Caps(u8);
+pub struct Caps(u16);
 
 impl Caps {
     /// None, as an ordinary user has.
@@ -181,8 +228,10 @@ impl Caps {
     pub const SYS_ADMIN: Caps = Caps(1 << 6);
     /// Gives capabilities to programs (`security.capability`).
     pub const SETFCAP: Caps = Caps(1 << 7);
+    /// Sets and clears `FileFlags`.
+    pub const LINUX_IMMUTABLE: Caps = Caps(1 << 8);
     /// All of them, as the super-user has.
-    pub const ALL: Caps = Caps(u8::MAX);
+    pub const ALL: Caps = Caps((1 << 9) - 1);
 
     /// Of the mask that Linux shows (`CapEff` of `/proc/PID/status`).
     pub fn from_linux(mask: u64) -> Caps {
@@ -193,7 +242,8 @@ impl Caps {
             (3, Caps::FOWNER),
             (4, Caps::FSETID),
         ];
-        let known = known.into_iter().chain([(27, Caps::MKNOD), (21, Caps::SYS_ADMIN), (31, Caps::SETFCAP)]);
+        let more = [(9, Caps::LINUX_IMMUTABLE), (27, Caps::MKNOD), (21, Caps::SYS_ADMIN), (31, Caps::SETFCAP)];
+        let known = known.into_iter().chain(more);
         known.filter(|(bit, _)| mask >> bit & 1 == 1).fold(Caps::NONE, |all, (_, cap)| all.and(cap))
     }
 
@@ -257,10 +307,13 @@ impl Cred {
         } else {
             perm
         };
-        let lacking = want & 0o7 & !class;
+        want & 0o7 & !class == 0 || self.overrides(kind, perm, want)
+    }
+
+    /// Whether capabilities give it `want` whatever the permissions say.
+    pub(crate) fn overrides(&self, kind: Kind, perm: u16, want: u16) -> bool {
         let is_dir = kind == Kind::Dir;
-        lacking == 0
-            || self.may(Caps::DAC_OVERRIDE) && (is_dir || want & 1 == 0 || perm & 0o111 != 0)
+        self.may(Caps::DAC_OVERRIDE) && (is_dir || want & 1 == 0 || perm & 0o111 != 0)
             || self.may(Caps::DAC_READ_SEARCH) && if is_dir { want & 2 == 0 } else { want & 0o7 == 4 }
     }
 

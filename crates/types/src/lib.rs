@@ -7,6 +7,7 @@
 //! `tunable::Values`, which keeps what was set.
 #![forbid(unsafe_code)]
 
+pub mod acl;
 pub mod attr;
 pub mod errno;
 pub mod ids;
@@ -18,7 +19,8 @@ pub mod range;
 pub mod setting;
 pub mod tunable;
 
-pub use attr::{Attr, Caps, Cred, Kind, SetAttr, TimeSet, Timespec};
+pub use acl::{Acl, Acls};
+pub use attr::{Attr, Caps, Cred, FileFlags, Kind, SetAttr, TimeSet, Timespec};
 pub use errno::{Errno, Result};
 pub use ids::{Ino, ObjectId, SessionId, TargetId, TokenKey};
 pub use layout::{Advice, AskedAdvice, DataChecksums, IoMode, KernelCache, Layout, Pattern};

@@ -51,15 +51,19 @@ pub enum Request {
         name: Name,
         /// What.
         make: Make,
-        /// Permission bits, umask applied by the caller.
+        /// Permission bits that the caller asks for.
         perm: u16,
+        /// Bits that the inode does not get, unless the directory has a default access control list.
+        umask: u16,
     },
     /// `Made`: `O_TMPFILE`: a file without a name, opened.
     MakeTmp {
         /// Directory that decides target, group and layout.
         dir: Ino,
-        /// Permission bits.
+        /// Permission bits that the caller asks for.
         perm: u16,
+        /// As of `Make`.
+        umask: u16,
         /// How it is opened.
         open: Access,
     },
@@ -155,7 +159,7 @@ pub enum Request {
         /// Inode.
         ino: Ino,
     },
-    /// `Done`.
+    /// `Done`, or `Inode` for an access control list, which changes the permissions.
     SetXattr {
         /// Inode.
         ino: Ino,
@@ -168,7 +172,7 @@ pub enum Request {
         /// About an existing one.
         mode: XattrMode,
     },
-    /// `Done`.
+    /// As `SetXattr`.
     RemoveXattr {
         /// Inode.
         ino: Ino,

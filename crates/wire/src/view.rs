@@ -3,7 +3,7 @@
 //! Owns: the types alone; `message` has the replies that carry them.
 
 use crate::cluster::ServerInfo;
-use amphi_types::{Advice, Attr, ByteRange, Ino, Kind, Layout, Name, SessionId, TargetId};
+use amphi_types::{Advice, Attr, ByteRange, Cred, FileFlags, Ino, Kind, Layout, Name, SessionId, TargetId};
 use serde::{Deserialize, Serialize};
 
 /// What a client knows of an inode.
@@ -23,6 +23,20 @@ pub struct InodeView {
     pub xattrs: bool,
     /// One of them gives capabilities to whoever runs it (`security.capability`): who writes to it takes that away.
     pub capability: bool,
+    /// It has an access control list, so that its permission bits alone do not say who may do what.
+    pub acl: bool,
+    /// What `chattr` has set.
+    pub flags: FileFlags,
+}
+
+impl InodeView {
+    /// Whether `cred` certainly has all of `want` (4 read, 2 write, 1 execute or search). With an access control list
+    /// only the server can say.
+    pub fn surely_allows(&self, cred: &Cred, want: u16) -> bool {
+        let fixed = want & 2 != 0 && self.flags != FileFlags::NONE;
+        let attr = &self.attr;
+        !self.acl && !fixed && cred.has_access(attr.kind, attr.perm, (attr.uid, attr.gid), want)
+    }
 }
 
 /// An entry of a directory.

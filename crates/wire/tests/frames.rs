@@ -43,7 +43,7 @@ fn object() -> ObjectId {
 fn requests() -> Vec<Request> {
     let (ino, dir, range) = (Ino(u64::MAX), Ino(1), ByteRange { start: 1, end: u64::MAX });
     let access = Access { read: true, write: false };
-    let make = |make| Request::Make { dir, name: name(), make, perm: 0o7777 };
+    let make = |make| Request::Make { dir, name: name(), make, perm: 0o7777, umask: 0 };
     let set = SetAttr {
         perm: Some(0o644),
         uid: Some(0),
@@ -66,7 +66,7 @@ fn requests() -> Vec<Request> {
         make(Make::Dir),
         make(Make::Symlink(b"a/\xff".to_vec())),
         make(Make::Node { kind: Kind::CharDev, rdev: u32::MAX }),
-        Request::MakeTmp { dir, perm: 1, open: access },
+        Request::MakeTmp { dir, perm: 1, umask: 0, open: access },
         Request::Link { ino, dir, name: name() },
         Request::Unlink { dir, name: name() },
         Request::RmDir { dir, name: name() },

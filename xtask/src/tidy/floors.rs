@@ -21,7 +21,9 @@ struct House {
 const HOUSES: &[House] = &[
     House {
         name: "types",
-        floors: &["errno", "ids", "attr", "item", "limits", "name", "range", "layout", "lib", "setting", "tunable"],
+        floors: &[
+            "errno", "ids", "attr", "acl", "item", "limits", "name", "range", "layout", "lib", "setting", "tunable",
+        ],
         upward: &[],
         circle: 0,
     },

@@ -236,6 +236,7 @@ fn changed(flags: MountFlags, words: &[MountWord]) -> MountFlags {
         MountWord::Exec => flags - MountFlags::NOEXEC,
         MountWord::NoDev => flags | MountFlags::NODEV,
         MountWord::Dev => flags - MountFlags::NODEV,
+        MountWord::NoAcl | MountWord::Acl => flags,
         MountWord::NoAtime => (flags | MountFlags::NOATIME) - MountFlags::RELATIME,
         MountWord::RelAtime => (flags | MountFlags::RELATIME) - MountFlags::NOATIME,
     })
@@ -247,6 +248,10 @@ fn remount(dir: &Path, words: &[MountWord]) -> Outcome {
     let Some(now) = control::options_of(&at) else {
         return Err(Failure::refused(format!("{}: no AmphiFS is mounted there", dir.display())));
     };
+    if words.iter().any(|word| matches!(word, MountWord::Acl | MountWord::NoAcl)) {
+        let why = "whether access control lists count is agreed when it is mounted: unmount it, and mount it again";
+        return Err(Failure::refused(format!("{}: {why}", dir.display())));
+    }
     let before = flags_of(&now);
     let after = changed(before, words);
     // Access times are the client's affair, which hears nothing of the kernel's flags.

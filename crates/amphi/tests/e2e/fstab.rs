@@ -56,8 +56,9 @@ fn fstab_lines_and_remounts() {
         (echo no > mount/g) 2>&1 || true
         mount -o remount,rw,noexec mount; grep -F \"$PWD/mount \" /proc/mounts; $AMPHI get -m mount client.atime
         cat mount/f; dd if=/dev/zero of=mount/big bs=1M count=32 2>/dev/null
+        mount -o remount,noacl mount 2>&1 || echo refused $?
         $AMPHI umount mount; ls mount | wc -l
-        mount -t fuse.amphi -o acl $PWD/data $PWD/mount 2>&1 || echo refused $?
+        mount -t fuse.amphi -o fancy $PWD/data $PWD/mount 2>&1 || echo refused $?
         mount -t amphi unix:$PWD/nobody $PWD/mount 2>&1 || echo refused $?
         ",
     );
@@ -72,9 +73,11 @@ fn fstab_lines_and_remounts() {
     assert_eq!(lines[3], "client.atime=none", "{said}");
     assert!(lines[4].contains("Read-only file system"), "{said}");
     shown(5, &["rw", "nosuid", "nodev", "noexec"]);
-    assert_eq!(lines[6..9], ["client.atime=relatime", "there", "0"], "{said}");
-    assert!(lines[9].contains("'acl' is no option") && lines[10] == "refused 2", "{said}");
-    assert!(lines[11].contains("is `amphi server` running there?") && lines[12] == "refused 2", "{said}");
+    assert_eq!(lines[6..8], ["client.atime=relatime", "there"], "{said}");
+    assert!(lines[8].contains("unmount it, and mount it again") && lines[9] == "refused 2", "{said}");
+    assert_eq!(lines[10], "0", "{said}");
+    assert!(lines[11].contains("'fancy' is no option") && lines[12] == "refused 2", "{said}");
+    assert!(lines[13].contains("is `amphi server` running there?") && lines[14] == "refused 2", "{said}");
     let up = place.up(&[]);
     assert_eq!(fs::metadata(place.mount().join("big")).expect("it was waited for").len(), 32 << 20);
     up.stop();

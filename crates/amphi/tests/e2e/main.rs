@@ -1,6 +1,7 @@
 //! End-to-end tests: the real binary, a real mount, real disks. They need root or a usable /dev/fuse.
 #![expect(clippy::disallowed_types, clippy::disallowed_methods, reason = "tests are outside programs")]
 
+mod acl;
 mod asynchronous;
 mod bad_input;
 mod bench;

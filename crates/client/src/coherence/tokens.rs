@@ -448,8 +448,8 @@ pub(crate) fn find(mount: &Mount, cred: &Cred, dir: Ino, name: &[u8]) -> Option<
     // A caller that may search everything needs no check of the directory.
     if !cred.may(Caps::DAC_OVERRIDE) && !cred.may(Caps::DAC_READ_SEARCH) {
         let Value::View(view) = cache.get(now, TokenKey::Attributes(dir))? else { return None };
-        if view.xattrs || !may_search(&view.attr, cred) {
-            // An access list may decide otherwise, or it is up to the server to refuse.
+        if !view.surely_allows(cred, 1) {
+            // An access control list decides, or it is up to the server to refuse.
             return None;
         }
     }
@@ -534,10 +534,6 @@ fn shown(mount: &Mount, view: &InodeView) -> Option<Attr> {
         Some(file) => is_sure(mount, &file).then(|| file.overlay(view.attr, mount.coherence.sharing.is_alone())),
         None => Some(view.attr),
     }
-}
-
-fn may_search(attr: &Attr, cred: &Cred) -> bool {
-    cred.has_access(attr.kind, attr.perm, (attr.uid, attr.gid), 1)
 }
 
 /// Whether `Inode::size` is what the server would answer, joined with this mount's own changes. In sole mode it is once

@@ -56,7 +56,17 @@ fn view(size: u64) -> InodeView {
         btime: never,
     };
     let (layout, advice, generation) = (Layout::growing(1), Advice::default(), 0);
-    InodeView { attr, layout, advice, generation, spread: false, xattrs: false, capability: false }
+    InodeView {
+        attr,
+        layout,
+        advice,
+        generation,
+        spread: false,
+        xattrs: false,
+        capability: false,
+        acl: false,
+        flags: Default::default(),
+    }
 }
 
 /// Goal: an answer from before a write that is adopted while the write goes on does not take its size back, wherever

@@ -22,7 +22,7 @@ use crate::writeback::flush;
 use crate::writeback::release::Frozen;
 use amphi_dlm::{Mode, TokenKey};
 use amphi_pagecache::Dirty;
-use amphi_types::{Attr, ByteRange, Cred, Errno, Ino, Kind, Result, SetAttr, limits};
+use amphi_types::{Attr, ByteRange, Cred, Errno, FileFlags, Ino, Kind, Result, SetAttr, limits};
 use amphi_wire::{InodeView, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
@@ -55,6 +55,11 @@ pub(crate) fn learn_end(mount: &Arc<Mount>, file: &Arc<Inode>) {
             tracing::debug!(ino = %file.ino, "the end is not known: {e}");
         }
     });
+}
+
+/// What `chattr` has set.
+pub(crate) async fn file_flags(mount: Arc<Mount>, ctx: Ctx, ino: Ino) -> Result<FileFlags> {
+    ask(&mount, &ctx.cred, ino).await.map(|(view, _)| view.flags)
 }
 
 pub(crate) async fn setattr(

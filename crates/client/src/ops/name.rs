@@ -95,7 +95,7 @@ pub(crate) async fn parent(mount: &Arc<Mount>, ctx: &Ctx, dir: Ino) -> Result<In
 
 async fn make(mount: &Arc<Mount>, ctx: &Ctx, dir: Ino, name: Vec<u8>, make: Make, perm: u16) -> Result<Attr> {
     let name = new_name(name)?;
-    let op = Request::Make { dir, name: name.clone(), make, perm: perm & 0o7777 };
+    let op = Request::Make { dir, name: name.clone(), make, perm: perm & 0o7777, umask: ctx.umask };
     let mut told = change(mount, ctx, dir, &name, op).await?;
     match told.take()? {
         Reply::Made { inode, .. } => {

@@ -18,7 +18,7 @@ use crate::prefetch::small_files::{self, kept};
 use crate::telemetry::stats::Count;
 use crate::writeback::release::release;
 use amphi_dlm::TokenKey;
-use amphi_types::{Caps, Errno, Ino, Kind, Result, SetAttr};
+use amphi_types::{Caps, Errno, FileFlags, Ino, Kind, Result, SetAttr};
 use amphi_wire::{Access, InodeView, Make, Reply, Request};
 use std::sync::Arc;
 
@@ -43,7 +43,7 @@ pub(crate) async fn create(
     mount.stats.count(Count::Create);
     let make = Make::File { open: Some(access(flags)), exclusive: flags.exclusive };
     let name = new_name(name)?;
-    let op = Request::Make { dir, name: name.clone(), make, perm: perm & 0o7777 };
+    let op = Request::Make { dir, name: name.clone(), make, perm: perm & 0o7777, umask: ctx.umask };
     let _making = locks::making(&mount);
     let mut told = tokens::call(&mount, dir.target(), &ctx.cred, op, &name_keys(dir, &name)).await?;
     match told.take()? {
@@ -60,6 +60,9 @@ pub(crate) async fn create(
             } else {
                 attributes::shown(&mount, &ctx.cred, told, inode).await
             };
+            if !created {
+                check_append_only(&inode, flags)?;
+            }
             if !created && flags.truncate {
                 cut(&mount, &ctx, &file).await?;
             }
@@ -71,7 +74,7 @@ pub(crate) async fn create(
 
 pub(crate) async fn tmpfile(mount: Arc<Mount>, ctx: Ctx, dir: Ino, perm: u16, flags: OpenFlags) -> Result<Created> {
     mount.stats.count(Count::Create);
-    let op = Request::MakeTmp { dir, perm: perm & 0o7777, open: access(flags) };
+    let op = Request::MakeTmp { dir, perm: perm & 0o7777, umask: ctx.umask, open: access(flags) };
     let mut told = tokens::call(&mount, dir.target(), &ctx.cred, op, &[]).await?;
     match told.take()? {
         Reply::Made { inode, created, .. } => {
@@ -104,10 +107,20 @@ pub(crate) async fn open(mount: Arc<Mount>, ctx: Ctx, ino: Ino, flags: OpenFlags
     if view.attr.kind == Kind::Dir && flags.write {
         return Err(Errno::IsDir);
     }
+    check_append_only(&view, flags)?;
     if flags.truncate {
         cut(&mount, &ctx, &file).await?;
     }
     Ok(file)
+}
+
+/// A file that may only grow (`chattr +a`) is written by appending alone. The open that was just registered ends with
+/// the `OpenFile` that this error drops.
+///
+/// Errors: `Perm`.
+fn check_append_only(view: &InodeView, flags: OpenFlags) -> Result<()> {
+    let cuts = flags.truncate || (flags.write && !flags.append);
+    if view.flags.has(FileFlags::APPEND) && cuts { Err(Errno::Perm) } else { Ok(()) }
 }
 
 /// Opens an inode of any kind but a directory for nothing, so that it stays while the result lives, whatever becomes of

@@ -94,8 +94,8 @@ pub(crate) async fn get(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>) ->
         };
     }
     // The kernel asks for `security.capability` with each change of owner, programs for `security.selinux` of each file
-    // that they show.
-    if name.starts_with(b"security.") && has_none(&mount, ino) {
+    // that they show, and the kernel for the lists of each inode that a caller does not own.
+    if (name.starts_with(b"security.") || name.starts_with(b"system.")) && has_none(&mount, ino) {
         return Err(Errno::NoData);
     }
     match mount.call(ino.target(), &ctx.cred, Request::GetXattr { ino, name: name.clone() }).await {
@@ -181,7 +181,8 @@ pub(crate) async fn set(
     };
     note();
     let op = Request::SetXattr { ino, name: name.clone(), value: value.clone(), mode };
-    let done = change(&mount, &ctx, ino, op).await?.take().and_then(done_reply);
+    let mut told = change(&mount, &ctx, ino, op).await?;
+    let done = told.take().and_then(|reply| changed_reply(&told, reply));
     // An answer that was asked for before may have come meanwhile.
     note();
     match done {
@@ -196,9 +197,21 @@ pub(crate) async fn remove(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>)
         return Err(Errno::Perm);
     }
     let op = Request::RemoveXattr { ino, name: name.clone() };
-    match change(&mount, &ctx, ino, op).await?.take().and_then(done_reply) {
+    let mut told = change(&mount, &ctx, ino, op).await?;
+    match told.take().and_then(|reply| changed_reply(&told, reply)) {
         Err(Errno::Stale) => mount.coherence.unlinked.remove_xattr(ino, &name),
         done => done,
+    }
+}
+
+/// The answer to a change. One of an access control list shows the permissions that go with it.
+fn changed_reply(told: &tokens::Told, reply: Reply) -> Result<()> {
+    match reply {
+        Reply::Inode(view) => {
+            told.keep_view(view);
+            Ok(())
+        }
+        reply => done_reply(reply),
     }
 }
 

@@ -112,7 +112,17 @@ impl Server {
         };
         let layout = self.nodes.get(&parent).map_or(Layout::growing(self.pool), |p| p.view.layout);
         let advice = self.nodes.get(&parent).map_or(Advice::default(), |p| p.view.advice);
-        let view = InodeView { attr, layout, advice, generation: 0, spread: false, xattrs: false, capability: false };
+        let view = InodeView {
+            attr,
+            layout,
+            advice,
+            generation: 0,
+            spread: false,
+            xattrs: false,
+            capability: false,
+            acl: false,
+            flags: Default::default(),
+        };
         Node { view, parent, link: Vec::new(), xattrs: BTreeMap::new() }
     }
 

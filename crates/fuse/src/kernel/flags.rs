@@ -13,6 +13,8 @@ pub mod init {
     pub const EXPORT_SUPPORT: u64 = 1 << 4;
     /// Writes may exceed one page.
     pub const BIG_WRITES: u64 = 1 << 5;
+    /// Requests that make an inode have the permissions before the umask, and the umask beside.
+    pub const DONT_MASK: u64 = 1 << 6;
     /// The mount serves `flock` locks.
     pub const FLOCK_LOCKS: u64 = 1 << 10;
     /// A read from the page cache first asks for the attributes if their timeout is over.
@@ -25,6 +27,9 @@ pub mod init {
     pub const ASYNC_DIO: u64 = 1 << 15;
     /// Lookups and listings of one directory may run in parallel.
     pub const PARALLEL_DIROPS: u64 = 1 << 18;
+    /// The mount keeps access control lists: the kernel asks for them as extended attributes, and checks them with the
+    /// permissions.
+    pub const POSIX_ACL: u64 = 1 << 20;
     /// The device of an aborted mount answers ECONNABORTED instead of ENODEV.
     pub const ABORT_ERROR: u64 = 1 << 21;
     /// `max_pages` is valid.

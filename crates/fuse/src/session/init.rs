@@ -35,6 +35,8 @@ const WANTED: u64 = flag::ASYNC_READ
     | flag::INIT_EXT
     | flag::CREATE_SUPP_GROUP
     | flag::DIRECT_IO_ALLOW_MMAP;
+/// Flags that we answer if the kernel offers them and the mount has access control lists.
+const WANTED_FOR_ACL: u64 = flag::POSIX_ACL | flag::DONT_MASK;
 /// Flags that we answer if the kernel offers them and the file system keeps file locks itself.
 const WANTED_FOR_LOCKS: u64 = flag::POSIX_LOCKS | flag::FLOCK_LOCKS;
 /// Most background requests in flight: read-ahead and pieces of `O_DIRECT` calls. The kernel's default of 12 cuts a 16
@@ -86,7 +88,9 @@ pub(super) fn negotiate(device: &OwnedFd, config: &SessionConfig, locks: bool) -
 
 fn answer(init: &InitIn, config: &SessionConfig, locks: bool) -> (InitOut, Limits) {
     let offered = u64::from(init.flags) | (u64::from(init.flags2) << 32);
-    let taken = offered & if locks { WANTED | WANTED_FOR_LOCKS } else { WANTED };
+    let for_locks = if locks { WANTED_FOR_LOCKS } else { 0 };
+    let for_acl = if config.acl { WANTED_FOR_ACL } else { 0 };
+    let taken = offered & (WANTED | for_locks | for_acl);
     let write_max = config.request_bytes();
     // One more page, so that a call whose memory is not page-aligned is not cut.
     let pages = write_max / PAGE + 1;
@@ -126,7 +130,9 @@ mod tests {
         let every = InitIn { major: 7, minor: 45, flags: u32::MAX, flags2: u32::MAX, ..InitIn::default() };
         let (out, limits) = answer(&every, &config, false);
         let taken = u64::from(out.flags) | (u64::from(out.flags2) << 32);
-        assert_eq!(taken, WANTED);
+        assert_eq!(taken, WANTED | WANTED_FOR_ACL);
+        let without = SessionConfig { acl: false, ..SessionConfig::default() };
+        assert_eq!(u64::from(answer(&every, &without, false).0.flags) & WANTED_FOR_ACL, 0);
         let (with_locks, _) = answer(&every, &config, true);
         assert_eq!(with_locks.flags ^ out.flags, 1 << 1 | 1 << 10);
         for (bit, what) in [(16, "write-back cache"), (29, "long setxattr"), (41, "io_uring")] {

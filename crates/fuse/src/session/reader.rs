@@ -332,6 +332,7 @@ impl Reader {
             tid: header.pid,
             node: Ino(header.nodeid),
             create_group: None,
+            umask: 0,
             interrupt: &interrupt,
             before_blocking: Some(&hook),
             deferral: None,

@@ -2,10 +2,11 @@
 
 use super::harness::{Cluster, dump, recover};
 use crate::codec::{self, ItemKey};
+use crate::inode::InodeFlags;
 use crate::plan::NodeSpec;
 use crate::{MetaStore, Part};
 use amphi_types::item::{ItemStore, tag};
-use amphi_types::{Cred, Ino, Kind, Name, TargetId, Timespec};
+use amphi_types::{Cred, FileFlags, Ino, Kind, Name, TargetId, Timespec};
 use proptest::prelude::*;
 
 fn sample() -> Cluster {
@@ -130,8 +131,8 @@ fn fields_of_an_inode_keep_their_places() {
     let mut bytes = vec![1, 0, 0xA4, 3, 3, 5, 6, 7, 8, 9];
     // Access, content, change, creation, and when content was set.
     (1..=5u8).for_each(|n| bytes.extend([2 * n, 10 * n]));
-    // Layout and mode; generation, spread, wide; linkable, pending twice; parent, entries; link.
-    bytes.extend([0, 0x80, 0x80, 0x40, 4, 4, 0, 11, 1, 0, 1, 0, 1, 12, 13, 0]);
+    // Layout and mode; generation, spread, wide; flags, pending twice; parent, entries; link.
+    bytes.extend([0, 0x80, 0x80, 0x40, 4, 4, 0, 11, 1, 0, 0b101, 0, 1, 12, 13, 0]);
     let inode = codec::decode_inode(&ItemKey::Inode(1).encode(), &bytes).unwrap();
     let at = |n: u8| Timespec { sec: i64::from(n), nsec: 10 * u32::from(n) };
     let attr = inode.attr(Ino(1));
@@ -140,7 +141,9 @@ fn fields_of_an_inode_keep_their_places() {
     assert_eq!([attr.atime, attr.mtime, attr.ctime, attr.btime], [at(1), at(2), at(3), at(4)]);
     assert_eq!(inode.times.mtime_set_ctime, at(5));
     assert_eq!((inode.objects.generation, inode.objects.spread, inode.objects.wide), (11, true, false));
-    assert_eq!((inode.linkable, inode.pending.trim, inode.pending.destroy), (true, false, true));
+    assert!(inode.flags.has(InodeFlags::LINKABLE) && !inode.flags.has(InodeFlags::LISTS));
+    assert_eq!(inode.flags.file_flags(), FileFlags::APPEND);
+    assert_eq!((inode.pending.trim, inode.pending.destroy), (false, true));
     assert_eq!((inode.dir.parent, inode.dir.entries), (Ino(12), 13));
     assert_eq!(codec::encode_inode(&inode), bytes);
 }

@@ -256,7 +256,7 @@ impl Cluster {
 
     pub fn tmpfile(&mut self, cred: &Cred, dir: Ino, perm: u16) -> Result<Ino> {
         let now = self.now;
-        self.on(dir, |s, txn| s.tmpfile(cred, dir, perm, now, txn))
+        self.on(dir, |s, txn| s.tmpfile(cred, dir, &NodeSpec::file(perm), now, txn))
     }
 
     pub fn setattr(&mut self, cred: &Cred, ino: Ino, set: &SetAttr) -> Result<()> {

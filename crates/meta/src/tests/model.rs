@@ -145,7 +145,7 @@ impl Run {
             }
             13 => {
                 let node = self.node(false);
-                let attr: &[u8] = self.rng.pick(&[b"user.x", b"user.y", b"trusted.z", b"system.posix_acl_access"]);
+                let attr: &[u8] = self.rng.pick(&[b"user.x", b"user.y", b"trusted.z", b"system.other"]);
                 let value = [self.rng.below(256) as u8; 3];
                 let value = (self.rng.below(3) > 0).then_some(value.as_slice());
                 let real = self.cluster.setxattr(&cred, self.inos[node], attr, value);

@@ -191,7 +191,8 @@ impl<E: Env> RequestCx<E> {
         Ok(lsn.1)
     }
 
-    async fn gathered_if_spread(&self, ino: Ino) -> Result<Option<amphi_meta::Gathered>> {
+    /// What the objects of a file add to its attributes, if its inode does not know it.
+    pub(super) async fn gathered_if_spread(&self, ino: Ino) -> Result<Option<amphi_meta::Gathered>> {
         let layout = {
             let meta = self.target.meta.borrow();
             let inode = meta.inode(ino)?;

@@ -9,7 +9,7 @@ use amphi_dlm::{Growth, Mode};
 use amphi_env::Env;
 use amphi_meta::{NodeSpec, Part, perm, plan};
 use amphi_types::item::Txn;
-use amphi_types::{Attr, ByteRange, Errno, Ino, Kind, Name, ObjectId, Result, layout};
+use amphi_types::{Attr, ByteRange, Errno, FileFlags, Ino, Kind, Name, ObjectId, Result, layout};
 use amphi_wire::{Access, InodeView, Make, Reply};
 use amphi_zone::Order;
 use futures_util::FutureExt;
@@ -19,7 +19,7 @@ const DIR_SIZE: u64 = 4096;
 
 impl<E: Env> RequestCx<E> {
     /// `Request::Make`.
-    pub async fn make(&self, dir: Ino, name: Name, make: Make, mode: u16) -> Result<Reply> {
+    pub async fn make(&self, dir: Ino, name: Name, make: Make, mode: u16, umask: u16) -> Result<Reply> {
         let (spec, open, exclusive) = match make {
             Make::File { open, exclusive } => (NodeSpec::file(mode), open, exclusive),
             Make::Dir => (NodeSpec::dir(mode), None, true),
@@ -27,6 +27,7 @@ impl<E: Env> RequestCx<E> {
             Make::Node { kind: Kind::Dir | Kind::Symlink | Kind::File, .. } => return Err(Errno::Inval),
             Make::Node { kind, rdev } => (NodeSpec::node(kind, mode, rdev), None, true),
         };
+        let spec = spec.with_umask(umask);
         let home = match spec.kind {
             Kind::Dir => layout::directory_target(dir, name.as_bytes(), self.worker.pool()),
             _ => self.target.id,
@@ -105,6 +106,10 @@ impl<E: Env> RequestCx<E> {
             _ => None,
         });
         let new = new.ok_or(Errno::Io)?;
+        let acls = parts.iter().find_map(|p| match p {
+            Part::SetAcls { acls, .. } => Some(acls),
+            _ => None,
+        });
         let is_dir = new.kind == Kind::Dir;
         let attr = Attr {
             ino: new.ino,
@@ -131,8 +136,10 @@ impl<E: Env> RequestCx<E> {
             advice: new.advice,
             generation: 0,
             spread: false,
-            xattrs: false,
+            xattrs: acls.is_some(),
             capability: false,
+            acl: acls.is_some_and(|acls| acls.access.is_some()),
+            flags: FileFlags::NONE,
         })
     }
 
@@ -145,14 +152,15 @@ impl<E: Env> RequestCx<E> {
     }
 
     /// `Request::MakeTmp`.
-    pub async fn make_tmp(&self, dir: Ino, mode: u16, open: Access) -> Result<Reply> {
+    pub async fn make_tmp(&self, dir: Ino, mode: u16, umask: u16, open: Access) -> Result<Reply> {
         self.reserve(512).await?;
         self.alive()?;
         let (lsn, reply) = {
             let mut txn = Txn::default();
             let mut meta = self.target.meta.borrow_mut();
             meta.set_pool(self.worker.pool());
-            let ino = meta.tmpfile(&self.cred, dir, mode, self.now, &mut txn)?;
+            let spec = NodeSpec::file(mode).with_umask(umask);
+            let ino = meta.tmpfile(&self.cred, dir, &spec, self.now, &mut txn)?;
             let inode = self.target.view_of(&meta, ino, meta.inode(ino)?);
             drop(meta);
             let reply = Reply::Made { inode, created: true, lock: None };

@@ -25,6 +25,8 @@ pub fn plain_view(meta: &MetaStore, ino: Ino, inode: &Inode) -> InodeView {
         generation: inode.objects.generation,
         spread: inode.objects.spread,
         xattrs: meta.xattrs(ino).next().is_some(),
+        acl: meta.has_access_list(ino),
+        flags: inode.flags.file_flags(),
         capability: meta.gives_capabilities(ino),
     }
 }

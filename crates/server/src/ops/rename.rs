@@ -32,8 +32,9 @@ impl Gathered {
     /// was that is replaced.
     fn changed(&self, from: &(Ino, Name), to: &(Ino, Name), mode: plan::RenameMode) -> Vec<Changed> {
         let other = if mode == plan::RenameMode::Exchange { from } else { to };
-        let replaced = self.target.filter(|target| mode == plan::RenameMode::Exchange || target.ino != self.source.ino);
-        let both = [(Some(self.source), to), (replaced, other)].into_iter();
+        let counts = |target: &&Facts| mode == plan::RenameMode::Exchange || target.ino != self.source.ino;
+        let replaced = self.target.as_ref().filter(counts);
+        let both = [(Some(&self.source), to), (replaced, other)].into_iter();
         let dirs = both.filter_map(|(facts, place)| Some((facts.filter(|f| f.kind == Kind::Dir)?, place)));
         dirs.map(|(facts, (dir, name))| (facts.ino, *dir, name.clone())).collect()
     }
@@ -95,7 +96,7 @@ impl<E: Env> RequestCx<E> {
                 _ => {}
             }
             let moves_dir = found.source.kind == Kind::Dir
-                || (mode == plan::RenameMode::Exchange && found.target.is_some_and(|t| t.kind == Kind::Dir));
+                || (mode == plan::RenameMode::Exchange && found.target.as_ref().is_some_and(|t| t.kind == Kind::Dir));
             if from.0 != to.0 {
                 if moves_dir && lock.is_none() {
                     match self.worker.ask(MOVE_TARGET, TargetRequest::MoveLock).await? {
@@ -126,8 +127,8 @@ impl<E: Env> RequestCx<E> {
             if parts.is_empty() {
                 return Ok(Reply::Removed { last_name_of: None });
             }
-            let replaced =
-                found.target.filter(|t| mode != plan::RenameMode::Exchange && (t.kind == Kind::Dir || t.nlink == 1));
+            let ends = |t: &&Facts| mode != plan::RenameMode::Exchange && (t.kind == Kind::Dir || t.nlink == 1);
+            let replaced = found.target.as_ref().filter(ends);
             let reply = Reply::Removed { last_name_of: replaced.map(|t| t.ino) };
             let lost = Cell::new(false);
             let held = *lock;
@@ -172,8 +173,8 @@ impl<E: Env> RequestCx<E> {
     }
 
     async fn child_facts(&self, place: &Place) -> Result<Option<Facts>> {
-        match (place.facts, place.child) {
-            (Some(facts), _) => Ok(Some(facts)),
+        match (&place.facts, place.child) {
+            (Some(facts), _) => Ok(Some(facts.clone())),
             (None, Some((ino, _))) => self.facts_anywhere(ino).await.map(Some),
             (None, None) => Ok(None),
         }

@@ -31,9 +31,11 @@ impl<E: Env> RequestCx<E> {
         let _guard = self.target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
         let mut changing = self.change_attributes(ino).await;
         self.alive()?;
+        let gathered = if meta::is_list(name) { self.gathered_if_spread(ino).await? } else { None };
         let mut txn = Txn::default();
         self.target.meta.borrow_mut().setxattr(&self.cred, ino, name, value, mode, self.now, &mut txn)?;
-        self.commit_change(txn, Reply::Done, &mut changing).await
+        let reply = self.xattr_reply(ino, name, gathered)?;
+        self.commit_change(txn, reply, &mut changing).await
     }
 
     /// `Request::RemoveXattr`.
@@ -42,8 +44,24 @@ impl<E: Env> RequestCx<E> {
         let _guard = self.target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
         let mut changing = self.change_attributes(ino).await;
         self.alive()?;
+        let gathered = if meta::is_list(name) { self.gathered_if_spread(ino).await? } else { None };
         let mut txn = Txn::default();
         self.target.meta.borrow_mut().removexattr(&self.cred, ino, name, self.now, &mut txn)?;
-        self.commit_change(txn, Reply::Done, &mut changing).await
+        let reply = self.xattr_reply(ino, name, gathered)?;
+        self.commit_change(txn, reply, &mut changing).await
+    }
+
+    /// With an access control list the permissions have changed, so the answer shows the inode.
+    fn xattr_reply(&self, ino: Ino, name: &[u8], gathered: Option<meta::Gathered>) -> Result<Reply> {
+        if !meta::is_list(name) {
+            return Ok(Reply::Done);
+        }
+        let meta = self.target.meta.borrow();
+        let inode = meta.inode(ino)?;
+        let mut view = self.target.view_of(&meta, ino, inode);
+        if let Some(gathered) = gathered {
+            view.attr = inode.attr_with(ino, &gathered);
+        }
+        Ok(Reply::Inode(view))
     }
 }

@@ -227,12 +227,12 @@ impl Mount<'_> {
     }
 
     async fn mkdir(&self, dir: Ino, text: &str) -> Result<Ino> {
-        Ok(self.inode(Request::Make { dir, name: name(text), make: Make::Dir, perm: 0o755 }).await?.attr.ino)
+        Ok(self.inode(Request::Make { dir, name: name(text), make: Make::Dir, perm: 0o755, umask: 0 }).await?.attr.ino)
     }
 
     async fn open_new(&self, dir: Ino, text: &str) -> Result<InodeView> {
         let make = Make::File { open: Some(RW), exclusive: true };
-        self.inode(Request::Make { dir, name: name(text), make, perm: 0o644 }).await
+        self.inode(Request::Make { dir, name: name(text), make, perm: 0o644, umask: 0 }).await
     }
 
     async fn create(&self, dir: Ino, text: &str) -> Result<Ino> {

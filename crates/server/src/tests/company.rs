@@ -723,7 +723,7 @@ fn dies_while_making(after: Duration) -> bool {
         let a = place.client(1).await.unwrap();
         let b = place.client_on("far", 2, "far:2", Role::Mount).await.unwrap();
         let make = Make::File { open: Some(RW), exclusive: true };
-        let makes = b.call(Request::Make { dir: Ino::ROOT, name: name("f"), make, perm: 0o644 });
+        let makes = b.call(Request::Make { dir: Ino::ROOT, name: name("f"), make, perm: 0o644, umask: 0 });
         let env = place.sim.node("client");
         let killed = async {
             env.sleep(after).await;

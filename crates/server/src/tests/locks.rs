@@ -34,7 +34,7 @@ pub(super) fn with_three(seed: u64, story: impl AsyncFnOnce(&Place, [Client; 3],
 
 pub(super) fn make(text: &str) -> Request {
     let make = Make::File { open: Some(RW), exclusive: true };
-    Request::Make { dir: Ino::ROOT, name: name(text), make, perm: 0o644 }
+    Request::Make { dir: Ino::ROOT, name: name(text), make, perm: 0o644, umask: 0 }
 }
 
 pub(super) fn ask(object: ObjectId, mode: LockMode, start: u64, end: u64, extent: LockExtent) -> Request {

@@ -24,7 +24,7 @@ async fn apart(c: &Client) -> Ino {
 }
 
 async fn tmp(c: &Client, dir: Ino, open: Access) -> Ino {
-    c.inode(Request::MakeTmp { dir, perm: 0o600, open }).await.expect("made").attr.ino
+    c.inode(Request::MakeTmp { dir, perm: 0o600, umask: 0, open }).await.expect("made").attr.ino
 }
 
 /// How many links an inode of target 1 has; `None` if it is gone.
@@ -165,7 +165,7 @@ fn an_answer_that_is_asked_for_late_opens_again() {
         let c = place.client(1).await.unwrap();
         let call = |text| {
             let make = Make::File { open: Some(R), exclusive: true };
-            let op = Request::Make { dir: Ino::ROOT, name: name(text), make, perm: 0o644 };
+            let op = Request::Make { dir: Ino::ROOT, name: name(text), make, perm: 0o644, umask: 0 };
             Call { target: TargetId(0), cred: Cred::root(), op }
         };
         let id = |slot| RequestId { slot, seq: 1 };

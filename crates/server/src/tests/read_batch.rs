@@ -17,7 +17,7 @@ impl Client {
     /// A file of the root with `len` bytes, closed; the lock that came with it stays.
     async fn filled(&self, text: &str, seed: u8, len: usize) -> (Ino, u64) {
         let make = Make::File { open: Some(RW), exclusive: true };
-        let op = Request::Make { dir: Ino::ROOT, name: name(text), make, perm: 0o644 };
+        let op = Request::Make { dir: Ino::ROOT, name: name(text), make, perm: 0o644, umask: 0 };
         let Ok(Reply::Made { inode, lock: Some(lock), .. }) = self.call(op).await else { panic!("no file") };
         let ino = inode.attr.ino;
         if len > 0 {

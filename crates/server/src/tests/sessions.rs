@@ -215,7 +215,7 @@ fn expired_requests_are_refused() {
         let call = |target, op| Call { target: TargetId(target), cred: Cred::root(), op };
         let create = |text| {
             let make = Make::File { open: None, exclusive: true };
-            call(0, Request::Make { dir: Ino::ROOT, name: name(text), make, perm: 0o644 })
+            call(0, Request::Make { dir: Ino::ROOT, name: name(text), make, perm: 0o644, umask: 0 })
         };
         // A slot that the link does not use.
         let id = |seq| amphi_wire::RequestId { slot: 900, seq };

@@ -103,7 +103,7 @@ fn open_files_outlive_their_names() {
         c.call(Request::Close { ino: f, access: RW, atime: None }).await.unwrap();
         assert_eq!(c.stat(f).await, Err(Errno::Stale));
 
-        let op = Request::MakeTmp { dir: d, perm: 0o600, open: RW };
+        let op = Request::MakeTmp { dir: d, perm: 0o600, umask: 0, open: RW };
         let t = c.inode(op).await.unwrap().attr.ino;
         assert_eq!(c.link(t, Ino::ROOT, "named").await.unwrap().attr.nlink, 1);
         c.call(Request::Close { ino: t, access: RW, atime: None }).await.unwrap();
@@ -147,7 +147,7 @@ fn permissions_and_attributes() {
         let open = c.call(Request::Open { ino: f, access: RW, exec: false }).await;
         assert!(open.is_ok());
         let again = Make::File { open: Some(RW), exclusive: false };
-        let made = c.call(Request::Make { dir: d, name: name("f"), make: again, perm: 0 }).await.unwrap();
+        let made = c.call(Request::Make { dir: d, name: name("f"), make: again, perm: 0, umask: 0 }).await.unwrap();
         assert!(matches!(made, Reply::Made { created: false, inode, .. } if inode.attr.ino == f));
     });
 }

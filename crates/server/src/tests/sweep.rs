@@ -44,8 +44,13 @@ async fn scenario(
     }
     let a = step!(c.mkdir(root, &an).await);
     let b = step!(c.mkdir(root, &bn).await);
-    let make =
-        Request::Make { dir: a, name: name("f"), make: Make::File { open: Some(RW), exclusive: true }, perm: 0o644 };
+    let make = Request::Make {
+        dir: a,
+        name: name("f"),
+        make: Make::File { open: Some(RW), exclusive: true },
+        perm: 0o644,
+        umask: 0,
+    };
     let f = step!(c.inode(make).await).attr.ino;
     step!(c.link(f, b, "g").await);
     step!(c.rename((a, "f"), (b, "h"), RenameMode::Replace).await);

@@ -57,6 +57,7 @@ fn keys_of(part: &Part) -> Vec<(NameKey, Hold)> {
         }
         Part::TouchDir { dir, .. } => vec![shared(dir)],
         Part::MakeInode(new) => vec![alone(&new.ino)],
+        Part::SetAcls { ino, .. } => vec![alone(ino)],
         Part::Link { ino } | Part::Unlink { ino, .. } | Part::SetParent { ino, .. } => vec![alone(ino)],
         Part::TouchCtime { ino } => vec![shared(ino)],
     }
@@ -92,7 +93,7 @@ pub(super) fn changed_keys(parts: &[Part], named: &[(Ino, u64)]) -> Vec<Changed>
             }
             Part::TouchDir { dir, .. } => keys.push(joint(TokenKey::Attributes(*dir), dir_named(dir))),
             // Nobody knows of it yet.
-            Part::MakeInode(_) => {}
+            Part::MakeInode(_) | Part::SetAcls { .. } => {}
             Part::Link { ino } | Part::Unlink { ino, .. } | Part::SetParent { ino, .. } | Part::TouchCtime { ino } => {
                 keys.push(alone(TokenKey::Attributes(*ino), false));
             }
@@ -108,6 +109,7 @@ pub(super) fn growth(parts: &[Part]) -> u64 {
         .map(|p| match p {
             Part::InsertDentry { name, .. } | Part::ReplaceDentry { name, .. } => 128 + name.as_bytes().len() as u64,
             Part::MakeInode(new) => 320 + new.symlink.len() as u64,
+            Part::SetAcls { acls, .. } => acls.stored_bytes() + 128,
             _ => 0,
         })
         .sum()

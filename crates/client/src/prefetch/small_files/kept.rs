@@ -25,7 +25,8 @@ use crate::mount::Mount;
 use crate::tables::prefetch::kept_opens::{Kept, KeptOpens, Opener};
 use crate::tables::prefetch::small_files::Opened;
 use crate::telemetry::stats::Count;
-use amphi_types::{Attr, Cred, Ino, Kind};
+use amphi_types::{Cred, Ino, Kind};
+use amphi_wire::InodeView;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
@@ -118,11 +119,10 @@ pub(super) fn take(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino, flags: OpenFlags) ->
 
 fn may_use(mount: &Mount, kept: &Kept, ino: Ino, cred: &Cred, alone: bool) -> bool {
     let rule = mount.coherence.sharing.rule();
-    let may_read =
-        |attr: &Attr| attr.kind == Kind::File && cred.has_access(attr.kind, attr.perm, (attr.uid, attr.gid), 4);
+    let may_read = |view: &InodeView| view.attr.kind == Kind::File && view.surely_allows(cred, 4);
     let allowed = match rule & 1 == 1 {
         true => alone && *kept.opener.cred == *cred,
-        false => tokens::view(mount, ino).is_some_and(|view| may_read(&view.attr)),
+        false => tokens::view(mount, ino).is_some_and(|view| may_read(&view)),
     };
     kept.opener.rule == rule && mount.clock.boot_ns() < kept.until_ns && allowed
 }

@@ -29,7 +29,7 @@ async fn scenario(m: &Mount<'_>, done: &Cell<usize>, mut trees: Option<&mut Vec<
     step!(m.link(f, b, "g").await);
     // Opened through a directory of the other server.
     let open = Make::File { open: Some(RW), exclusive: false };
-    step!(m.inode(Request::Make { dir: b, name: name("g"), make: open, perm: 0o644 }).await);
+    step!(m.inode(Request::Make { dir: b, name: name("g"), make: open, perm: 0o644, umask: 0 }).await);
     m.opened(f);
     step!(m.rename((a, "f"), (b, "h"), RenameMode::Replace).await);
     step!(m.mkdir(b, "sub").await);
