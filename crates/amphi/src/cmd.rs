@@ -2,6 +2,8 @@
 
 pub mod fsck;
 pub mod layout;
+mod look;
+pub mod metrics;
 pub mod mount;
 pub mod mount_helper;
 pub mod mpiio;
@@ -10,6 +12,7 @@ pub mod server;
 pub mod stats;
 pub mod status;
 pub mod sync;
+pub mod top;
 pub mod tune;
 pub mod umount;
 pub mod up;

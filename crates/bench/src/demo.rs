@@ -13,12 +13,14 @@ pub mod tree;
 
 use amphi_env::Time;
 use amphi_env::real::monotonic;
-use amphi_host::failure::{During, Outcome};
+use amphi_host::failure::{During, Failure, Outcome};
 use clap::Args;
 use cluster::Cluster;
 use folder::Folder;
 use indicatif::{ProgressBar, ProgressStyle};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use stop::Stop;
 
 /// Start a cluster, run real programs on it, measure, stop, start again, compare; under 5 minutes.
@@ -60,6 +62,31 @@ fn bar(what: &str, len: u64) -> ProgressBar {
 /// Prints a finished step with its time.
 fn done(what: &str, since: Time) {
     println!("  {what:<60} {:>7.1} s", monotonic().since(since).as_secs_f64());
+}
+
+/// Prints one screen of `amphi top`, while files of 8 MiB are written.
+fn looked_at(mount: &Path, stop: &Stop) -> Outcome {
+    let program = std::env::current_exe().during(|| "find this program".into())?;
+    let (ended, written) = (AtomicBool::new(false), mount.join("looked-at"));
+    let bytes = vec![7; 8 << 20];
+    let (top, writer) = std::thread::scope(|s| {
+        let writer = s.spawn(|| {
+            while !ended.load(Relaxed) && stop.check().is_ok() {
+                std::fs::write(&written, &bytes)?;
+            }
+            std::fs::remove_file(&written)
+        });
+        let top = Command::new(program).args(["top", "--once"]).arg(mount).output();
+        ended.store(true, Relaxed);
+        (top, writer.join())
+    });
+    let top = top.during(|| "run amphi top".into())?;
+    if !top.status.success() {
+        return Err(Failure::broken(format!("amphi top: {}", String::from_utf8_lossy(&top.stderr).trim())));
+    }
+    writer.map_err(|_| Failure::broken("the writer panicked"))?.during(|| format!("write {}", written.display()))?;
+    String::from_utf8_lossy(&top.stdout).lines().for_each(|line| println!("  {line}"));
+    Ok(())
 }
 
 impl Demo {
@@ -114,7 +141,10 @@ impl Demo {
         std::fs::write(self.dir.join(TABLE), &text).during(|| "write the table".into())?;
         picture::draw(&rows.rows, &self.dir.join(PICTURE))?;
 
-        println!("5. Stop, start again on the same folder");
+        println!("5. What it is doing, while a program writes: amphi top --once {}", mount.display());
+        looked_at(mount, stop)?;
+
+        println!("6. Stop, start again on the same folder");
         let t = monotonic();
         cluster.stop()?;
         done("stopped", t);

@@ -141,7 +141,7 @@ struct Events {
 impl LinkEvents<RealEnv> for Events {
     fn push(&self, push: Push) {
         let (target, op) = match push {
-            Push::Callback { object, lock } => (object.ino.target(), Request::LockCancel { locks: vec![lock] }),
+            Push::Callback { target, lock, .. } => (target, Request::LockCancel { locks: vec![lock] }),
             Push::Company { change, .. } => (TargetId(0), Request::CompanyKnown { change }),
             Push::Revoke { target, id, .. } => (target, Request::Revoked { ids: vec![id] }),
             // Nothing is written, nobody asks for a size.

@@ -104,7 +104,7 @@ impl<E: Env> Drop for Events<E> {
 impl<E: Env> LinkEvents<E> for Events<E> {
     fn push(&self, push: Push) {
         match push {
-            Push::Callback { object, lock } => locks::callback(&self.mount, object, lock),
+            Push::Callback { target, object, lock } => locks::callback(&self.mount, target, object, lock),
             Push::Glimpse { id, object } => locks::glimpse(&self.mount, id, object),
             Push::Revoke { target, id, upto, keys } => tokens::revoke(&self.mount, target, id, upto, keys),
             Push::Company { change, alone } => {

@@ -160,9 +160,8 @@ pub(crate) fn glimpse(mount: &Arc<Mount>, id: u64, object: ObjectId) {
 }
 
 /// The server asks for a lock back.
-pub(crate) fn callback(mount: &Arc<Mount>, object: ObjectId, lock: u64) {
+pub(crate) fn callback(mount: &Arc<Mount>, target: TargetId, object: ObjectId, lock: u64) {
     mount.stats.count(Count::LockCallback);
-    let target = mount.coherence.locks.target_of(object).unwrap_or_else(|| mount.target_of(object));
     let file = mount.files.get(object.ino);
     mount.coherence.locks.asked_back.lock().entry((target, lock)).or_insert_with(|| mount.clock.now_ns());
     let id = {
@@ -276,7 +275,7 @@ pub(crate) fn restored(mount: &Arc<Mount>, target: TargetId, ids: &[LockId], tak
         }
         names.restoring.remove(&target).unwrap_or_default()
     };
-    early.into_iter().for_each(|(object, lock)| callback(mount, object, lock));
+    early.into_iter().for_each(|(object, lock)| callback(mount, target, object, lock));
     for id in &ids[taken.len().min(ids.len())..] {
         tracing::warn!(%target, ?id, "a lock was lost with the restart of the server");
         let group = mount.coherence.locks.with(target, |cache| {

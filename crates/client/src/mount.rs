@@ -19,7 +19,7 @@ use crate::telemetry::jobs::{Job, JobName, Jobs};
 use crate::telemetry::stats::{Count, FileEvent, Stats};
 use crate::telemetry::tunables::{Tunable, Tunables};
 use amphi_env::Buf;
-use amphi_types::{ByteRange, Cred, Errno, Layout, ObjectId, Result, TargetId, Timespec};
+use amphi_types::{ByteRange, Cred, Errno, Result, TargetId, Timespec};
 use amphi_wire::{Answer, Call, Lane, Reply, Request, ServerInfo};
 use futures_channel::oneshot;
 use futures_util::future::join_all;
@@ -149,14 +149,6 @@ impl Mount {
 
     pub(crate) fn wall(&self) -> Timespec {
         self.clock.wall()
-    }
-
-    /// The target of an object on a cluster of the present size; files made on another one have it in their layout.
-    pub(crate) fn target_of(&self, object: ObjectId) -> TargetId {
-        match self.files.get(object.ino) {
-            Some(file) => file.layout().target(object.ino, object.stripe),
-            None => Layout::growing(self.cluster.pool()).target(object.ino, object.stripe),
-        }
     }
 
     /// Remembers for a while that a server called the file contended.

@@ -279,11 +279,6 @@ impl LockCache {
         self.locks.is_empty()
     }
 
-    /// Whether a lock of the object is held, requested or being returned.
-    pub fn knows(&self, object: ObjectId) -> bool {
-        self.objects.contains_key(&object)
-    }
-
     /// Locks that the server waits for and that are still in use or being flushed.
     pub fn awaited(&self) -> Vec<LockId> {
         let busy = |held: &Held| held.urgent && matches!(held.stage, Stage::Closing | Stage::Flushing);

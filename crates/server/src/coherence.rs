@@ -51,7 +51,7 @@ impl Coherence {
         let clock = env.clone();
         Coherence {
             tokens: Tokens::new(id, limits.callback_deadline_ns, start, env.now().0, earlier),
-            locks: Locks::new(limits, start, move || clock.now().0),
+            locks: Locks::new(id, limits, start, move || clock.now().0),
             glimpses: Glimpses::new(id, start),
             file_locks: FileLockTable::new(),
             changed_directories: Questions::default(),

@@ -127,9 +127,7 @@ impl Held {
     /// What a push is answered with.
     fn answer(&self, push: &Push, pool: u16) -> Call {
         let (target, op) = match push {
-            Push::Callback { object, lock } => {
-                (object_target(*object, pool), Request::LockCancel { locks: vec![*lock] })
-            }
+            Push::Callback { target, lock, .. } => (*target, Request::LockCancel { locks: vec![*lock] }),
             Push::Glimpse { id, object } => {
                 let (size, mtime) = self.unwritten.borrow().get(object).copied().unwrap_or_default();
                 (object_target(*object, pool), Request::GlimpseReply { id: *id, size, mtime })

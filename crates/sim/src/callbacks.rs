@@ -370,7 +370,7 @@ impl Callbacks {
     fn came_again(&mut self, leg: &Leg<'_>, frame: &[u8]) {
         self.counts.repeated += 1;
         let Some((head, body)) = frames::split(frame) else { return };
-        let Ok(Push::Callback { object, lock }) = head.decode::<Push>(body) else { return };
+        let Ok(Push::Callback { object, lock, .. }) = head.decode::<Push>(body) else { return };
         let node = leg.to.to_string();
         let returned = |lock: u64| self.seen.returned.contains(&(node.clone(), lock));
         self.counts.after_return += u64::from(returned(lock));

@@ -170,7 +170,7 @@ struct Answers {
 impl LinkEvents<SimEnv> for Answers {
     fn push(&self, push: Push) {
         let (target, op) = match push {
-            Push::Callback { object, lock } => (object.ino.target(), Request::LockCancel { locks: vec![lock] }),
+            Push::Callback { target, lock, .. } => (target, Request::LockCancel { locks: vec![lock] }),
             Push::Glimpse { id, .. } => {
                 (TargetId((id >> 48) as u16), Request::GlimpseReply { id, size: 0, mtime: Timespec::default() })
             }

@@ -4,8 +4,14 @@
 //! single function from offset to stripe index, size is the maximum over objects, and truncate and punch
 //! need no translation. The price is one extent per stripe unit at worst; units are 1 MiB by default.
 //!
-//! The default grows with the file: one stripe up to 4 MiB, so a small file lives wholly on its
-//! inode's target; then up to 4 stripes; all targets from 256 MiB.
+//! The default grows with the file: one stripe up to `GROW_FIRST`, so a small file lives wholly on its inode's target;
+//! then up to 4 stripes; all targets from 256 MiB.
+//!
+//! Targets of one server have neighbouring numbers, so the stripes of a file lie far apart: the other targets are
+//! dealt into `PARTS` parts of neighbours, consecutive stripes take turns among the parts, and where a file begins in
+//! each part depends on its number. So four stripes of one file reach several servers, and files of one directory do
+//! not all use the same ones. Files that were made before that have their stripes on neighbours (`GrowingNear`,
+//! `StripedNear`).
 
 use crate::{ByteRange, Errno, Ino, ObjectId, Result, TargetId};
 use serde::{Deserialize, Serialize};
@@ -15,16 +21,39 @@ use std::collections::BTreeMap;
 pub const GROW_FIRST: u64 = 4 << 20;
 /// End of the four-stripe part of a growing file, bytes.
 pub const GROW_SECOND: u64 = 256 << 20;
+/// Most stripes between the two.
+const GROWN_STRIPES: u16 = 4;
+/// Into how many parts the targets beside the inode's are dealt: `GROWN_STRIPES` without the first.
+const PARTS: u32 = 3;
 
 /// How stripes are laid over targets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Pattern {
+    /// As `Growing`, but stripe `s` lives on target `(owner + s) mod pool`.
+    GrowingNear,
+    /// As `Striped`, but stripe `s` lives on target `(owner + s) mod pool`.
+    StripedNear,
+    /// The whole file in stripe 0.
+    Whole,
     /// Grows with the file: 1, then 4, then `stripe_count` stripes.
     Growing,
     /// Round robin over `stripe_count` stripes.
     Striped,
-    /// The whole file in stripe 0.
-    Whole,
+}
+
+impl Pattern {
+    /// What is made today where this was asked for.
+    fn of_today(self) -> Pattern {
+        match self {
+            Pattern::GrowingNear => Pattern::Growing,
+            Pattern::StripedNear => Pattern::Striped,
+            other => other,
+        }
+    }
+
+    fn is_near(self) -> bool {
+        matches!(self, Pattern::GrowingNear | Pattern::StripedNear)
+    }
 }
 
 /// What a file's owner asked of the hybrid decision; inherited by what is made in a directory.
@@ -168,8 +197,7 @@ pub struct Layout {
     pub stripe_size: u32,
     /// Number of stripes, at least 1. More than `pool` means over-striping.
     pub stripe_count: u16,
-    /// Number of targets of the cluster when the file was made: stripe `s` lives on target
-    /// `(owner + s) mod pool`.
+    /// Number of targets of the cluster when the file was made; its stripes live on these.
     pub pool: u16,
 }
 
@@ -184,14 +212,15 @@ impl Layout {
         Layout { pattern: Pattern::Growing, stripe_size: Self::STRIPE, stripe_count: pool.max(1), pool: pool.max(1) }
     }
 
-    /// The layout for new files of a cluster that has grown to `pool` targets since this one was chosen: what went over
-    /// all targets goes over all of them again.
+    /// The layout for new files, by this one of their directory, in a cluster that has grown to `pool` targets since it
+    /// was chosen: what went over all targets goes over all of them again. 0: it has not grown.
     pub fn in_pool(&self, pool: u16) -> Layout {
+        let today = Layout { pattern: self.pattern.of_today(), ..*self };
         if pool <= self.pool {
-            return *self;
+            return today;
         }
-        let all = self.pattern == Pattern::Growing && self.stripe_count == self.pool;
-        Layout { pool, stripe_count: if all { pool } else { self.stripe_count }, ..*self }
+        let all = today.pattern == Pattern::Growing && self.stripe_count == self.pool;
+        Layout { pool, stripe_count: if all { pool } else { self.stripe_count }, ..today }
     }
 
     /// Checks what a user asked for. Files may have more stripes whose layout was set before there was a bound.
@@ -222,13 +251,15 @@ impl Layout {
     pub fn stripes_below(&self, size: u64) -> u32 {
         match self.pattern {
             Pattern::Whole => 1,
-            Pattern::Striped => {
+            Pattern::Striped | Pattern::StripedNear => {
                 let units = size.div_ceil(u64::from(self.stripe_size)).max(1);
                 (units.min(u64::from(self.stripe_count))) as u32
             }
-            Pattern::Growing if size <= GROW_FIRST => 1,
-            Pattern::Growing if size <= GROW_SECOND => u32::from(self.stripe_count.min(4)),
-            Pattern::Growing => u32::from(self.stripe_count),
+            Pattern::Growing | Pattern::GrowingNear if size <= GROW_FIRST => 1,
+            Pattern::Growing | Pattern::GrowingNear if size <= GROW_SECOND => {
+                u32::from(self.stripe_count.min(GROWN_STRIPES))
+            }
+            Pattern::Growing | Pattern::GrowingNear => u32::from(self.stripe_count),
         }
     }
 
@@ -242,31 +273,42 @@ impl Layout {
             if count == 1 { (0, u64::MAX) } else { (((offset / unit) % count) as u32, unit_end) }
         };
         match self.pattern {
-            Pattern::Whole => (0, u64::MAX),
-            Pattern::Striped => round_robin(self.stripe_count),
-            Pattern::Growing => {
+            Pattern::Growing | Pattern::GrowingNear => {
                 let (count, limit) = if offset < GROW_FIRST {
                     (1, GROW_FIRST)
                 } else if offset < GROW_SECOND {
-                    (self.stripe_count.min(4), GROW_SECOND)
+                    (self.stripe_count.min(GROWN_STRIPES), GROW_SECOND)
                 } else {
                     (self.stripe_count, u64::MAX)
                 };
                 let (stripe, end) = round_robin(count);
                 (stripe, end.min(limit))
             }
+            Pattern::Whole => (0, u64::MAX),
+            Pattern::Striped | Pattern::StripedNear => round_robin(self.stripe_count),
         }
     }
 
-    /// The target of stripe `stripe` of a file owned by `ino`'s target.
+    /// The target of stripe `stripe` of a file owned by `ino`'s target. Stripe 0 is with its inode, and each further
+    /// one of a round over the pool is on another target.
     pub fn target(&self, ino: Ino, stripe: u32) -> TargetId {
-        TargetId(((u32::from(ino.target().0) + stripe) % u32::from(self.pool)) as u16)
+        let pool = u32::from(self.pool);
+        let place = match stripe % pool {
+            0 => 0,
+            near if self.pattern.is_near() => near,
+            other => Part::of(other, pool).place(other, ino),
+        };
+        TargetId(((u32::from(ino.target().0) + place) % pool) as u16)
     }
 
     /// The stripes of a file owned by `ino`'s target that live on `target`, ascending.
     pub fn stripes_on(&self, ino: Ino, target: TargetId) -> impl Iterator<Item = u32> + use<> {
         let pool = u32::from(self.pool);
-        let first = (u32::from(target.0) + pool - u32::from(ino.target().0) % pool) % pool;
+        let first = match (u32::from(target.0) + pool - u32::from(ino.target().0) % pool) % pool {
+            0 => 0,
+            near if self.pattern.is_near() => near,
+            place => Part::at(place, pool).stripe(place, ino),
+        };
         let end = if u32::from(target.0) < pool { self.stripes() } else { 0 };
         (first..end).step_by(pool as usize)
     }
@@ -315,6 +357,52 @@ impl Layout {
     }
 }
 
+/// A part of the targets beside that of the inode. Places count from the inode's target: 1 is the next one.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    /// Which of the parts.
+    number: u32,
+    /// Place of its first target.
+    start: u32,
+    /// Number of its targets.
+    len: u32,
+}
+
+impl Part {
+    /// Part `number` of the `pool - 1` others: the first ones are larger by one where they cannot all be equal.
+    fn new(number: u32, pool: u32) -> Part {
+        let (least, larger) = ((pool - 1) / PARTS, (pool - 1) % PARTS);
+        let start = 1 + number * least + number.min(larger);
+        Part { number, start, len: least + u32::from(number < larger) }
+    }
+
+    /// The part of stripe `stripe` of a round, from 1 on.
+    fn of(stripe: u32, pool: u32) -> Part {
+        Part::new((stripe - 1) % PARTS, pool)
+    }
+
+    /// The part in which a place lies, from 1 on.
+    fn at(place: u32, pool: u32) -> Part {
+        let parts = (1..PARTS).map(|number| Part::new(number, pool)).filter(|part| place >= part.start && part.len > 0);
+        parts.last().unwrap_or(Part::new(0, pool))
+    }
+
+    /// Where a file begins in the part: neighbouring numbers begin at different places.
+    fn begin(self, ino: Ino) -> u32 {
+        let mixed = ino.local().wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        (mixed >> 32) as u32 % self.len
+    }
+
+    fn place(self, stripe: u32, ino: Ino) -> u32 {
+        self.start + ((stripe - 1) / PARTS + self.begin(ino)) % self.len
+    }
+
+    fn stripe(self, place: u32, ino: Ino) -> u32 {
+        let turn = (place - self.start + self.len - self.begin(ino)) % self.len;
+        1 + self.number + turn * PARTS
+    }
+}
+
 /// Target for the inode of a new sub-directory: by hash, so that directories spread.
 pub fn directory_target(parent: Ino, name: &[u8], pool: u16) -> TargetId {
     use siphasher::sip::SipHasher13;
@@ -357,6 +445,7 @@ mod tests {
             Layout::growing(5),
             Layout { pattern: Pattern::Whole, ..Layout::growing(4) },
             Layout { pattern: Pattern::Striped, stripe_size: 65536, stripe_count: 3, pool: 4 },
+            Layout { pattern: Pattern::GrowingNear, ..Layout::growing(6) },
             Layout::growing(1),
         ] {
             for (a, b) in
@@ -413,10 +502,12 @@ mod tests {
     /// pools of all sizes to 6, with owners and targets beyond them; counts on both sides of the bound.
     #[test]
     fn stripes_of_a_target() {
-        for (pool, count) in (1..=6).flat_map(|pool| [1, 2, 5, 6, 7, 40].map(|count| (pool, count))) {
-            let layout = Layout { pattern: Pattern::Striped, stripe_size: 65536, stripe_count: count, pool };
-            for (owner, target) in (0..8).flat_map(|owner| (0..8).map(move |target| (owner, TargetId(target)))) {
-                let ino = Ino::new(TargetId(owner), 3);
+        let patterns = [Pattern::Striped, Pattern::StripedNear];
+        let pools = (1..=14).flat_map(|pool| [1, 2, 5, 6, 7, 40].map(|count| (pool, count)));
+        for ((pool, count), pattern) in pools.flat_map(|asked| patterns.map(|pattern| (asked, pattern))) {
+            let layout = Layout { pattern, stripe_size: 65536, stripe_count: count, pool };
+            for (owner, target) in (0..16).flat_map(|owner| (0..16).map(move |target| (owner, TargetId(target)))) {
+                let ino = Ino::new(TargetId(owner), 3 + 7 * u64::from(owner));
                 let want: Vec<u32> = (0..u32::from(count)).filter(|s| layout.target(ino, *s) == target).collect();
                 assert_eq!(layout.stripes_on(ino, target).collect::<Vec<_>>(), want, "{layout:?} {owner} {target:?}");
             }
@@ -435,5 +526,48 @@ mod tests {
         assert_eq!(Layout::growing(8).stripes_below(GROW_FIRST), 1);
         assert_eq!(Layout::growing(8).stripes_below(GROW_FIRST + 1), 4);
         assert_eq!(Layout::growing(8).stripes_below(GROW_SECOND + 1), 8);
+    }
+
+    /// Goal: four stripes of a file reach several servers, the files of a directory use all targets alike, and one
+    /// round of stripes uses each target once. Method: pools of servers with four targets each; counts.
+    #[test]
+    fn stripes_are_scattered() {
+        for servers in 2..=8u16 {
+            let layout = Layout::growing(servers * 4);
+            let mut files = vec![0u32; usize::from(layout.pool)];
+            for local in 1000..2000 {
+                let ino = Ino::new(TargetId(1), local);
+                let targets: Vec<u16> = (0..4).map(|stripe| layout.target(ino, stripe).0).collect();
+                assert_eq!(targets[0], 1, "stripe 0 is with its inode");
+                let reached: std::collections::BTreeSet<u16> = targets.iter().map(|target| target / 4).collect();
+                assert!(reached.len() >= usize::from(servers.min(3)) - usize::from(servers > 2), "{targets:?}");
+                targets[1..].iter().for_each(|target| files[usize::from(*target)] += 1);
+                let mut all: Vec<u16> = (0..u32::from(layout.pool)).map(|s| layout.target(ino, s).0).collect();
+                all.sort_unstable();
+                assert_eq!(all, (0..layout.pool).collect::<Vec<_>>());
+            }
+            let mean = 3000 / (u32::from(layout.pool) - 1);
+            let others = files.iter().enumerate().filter(|(target, _)| *target != 1);
+            for (target, count) in others {
+                assert!(
+                    (mean * 3 / 5..=mean * 8 / 5).contains(count),
+                    "{servers} servers, {target}: {count} of {mean}"
+                );
+            }
+        }
+    }
+
+    /// Goal: files of older versions keep their places, and what is made in their directories is of today. Method: by
+    /// hand.
+    #[test]
+    fn near_layouts_stay() {
+        let ino = Ino::new(TargetId(10), 7);
+        for pattern in [Pattern::GrowingNear, Pattern::StripedNear] {
+            let near = Layout { pattern, ..Layout::growing(12) };
+            assert_eq!((0..4).map(|s| near.target(ino, s).0).collect::<Vec<_>>(), [10, 11, 0, 1]);
+            assert_eq!(near.stripes_on(ino, TargetId(1)).collect::<Vec<_>>(), [3]);
+        }
+        let near = Layout { pattern: Pattern::GrowingNear, ..Layout::growing(12) };
+        assert_eq!((near.in_pool(12), near.in_pool(16)), (Layout::growing(12), Layout::growing(16)));
     }
 }

@@ -203,8 +203,10 @@ impl Answer {
 /// Messages that a server sends unasked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Push {
-    /// Give a lock back: flush what is dirty under it, then send `LockCancel`.
+    /// Give a lock back: flush what is dirty under it, then send `LockCancel` to `target`.
     Callback {
+        /// Which target asks.
+        target: TargetId,
         /// On which object.
         object: ObjectId,
         /// Which lock.

@@ -1,7 +1,8 @@
 //! Frames on the wire: round trips of every message, and bytes that are none.
 
 use amphi_types::{
-    ByteRange, Cred, Errno, Ino, Kind, Name, ObjectId, SessionId, SetAttr, TargetId, TimeSet, Timespec, limits,
+    ByteRange, Cred, Errno, FileFlags, Ino, Kind, Name, ObjectId, SessionId, SetAttr, TargetId, TimeSet, Timespec,
+    limits,
 };
 use amphi_wire::frame::{EncodeError, FrameError, FrameKind, HEAD_BYTES, Head};
 use amphi_wire::handshake::*;
@@ -52,6 +53,7 @@ fn requests() -> Vec<Request> {
         atime: Some(TimeSet::Now),
         mtime: Some(TimeSet::At(time(-1))),
         ctime: Some(time(i64::MIN)),
+        flags: Some(FileFlags::IMMUTABLE),
         kill_suidgid: true,
         open_for_write: true,
     };
@@ -230,7 +232,7 @@ fn every_message_round_trips() {
     for &e in Errno::ALL {
         round_trip(Head { id, ..Head::new(FrameKind::Reply) }, &Answer::of(Err(e)));
     }
-    round_trip(Head::new(FrameKind::Push), &Push::Callback { object: object(), lock: u64::MAX });
+    round_trip(Head::new(FrameKind::Push), &Push::Callback { target: TargetId(7), object: object(), lock: u64::MAX });
     round_trip(Head::new(FrameKind::Push), &Push::FileLockNews { number: u64::MAX });
     let place = Name::new(b"k3".to_vec()).ok().map(|name| (Ino(u64::MAX), name));
     for place in [place, None] {

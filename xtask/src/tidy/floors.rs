@@ -248,6 +248,12 @@ const HOUSES: &[House] = &[
         circle: 6,
     },
     House {
+        name: "view",
+        floors: &["unit", "snapshot", "change", "findings", "metrics", "report", "screen", "terminal", "lib"],
+        upward: &[],
+        circle: 0,
+    },
+    House {
         name: "amphi",
         floors: &["known_folders", "log_limit", "storage_kind", "storage", "config_file", "members", "cmd", "main"],
         upward: &[],

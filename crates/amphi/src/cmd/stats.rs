@@ -71,7 +71,7 @@ fn of_file(path: &Path, json: bool) -> Outcome<String> {
 }
 
 /// All jobs, part by part: an attribute holds so many.
-fn jobs(path: &Path) -> Outcome<Vec<Value>> {
+pub fn jobs(path: &Path) -> Outcome<Vec<Value>> {
     let mut all: Vec<Value> = Vec::new();
     loop {
         let last = all.last().and_then(|job| job["job"].as_str());
@@ -101,7 +101,8 @@ fn bucket(name: &str) -> Option<(&str, &str, u64)> {
     Some((what, way, bound.parse().ok()?))
 }
 
-fn servers_json(text: &str) -> Value {
+/// The servers' counters as one object.
+pub fn servers_json(text: &str) -> Value {
     Value::Object(rows(text).map(|(name, n)| (name.to_string(), n.into())).collect())
 }
 

@@ -84,7 +84,7 @@ impl Status {
 ///
 /// The kernel may ask the mount who may read `path` first, and the mount its servers. Where none of these can be
 /// reached that ends with `transport.give_up_s` only, so it is not waited for.
-fn of_mount(path: PathBuf) -> Outcome<String> {
+pub fn of_mount(path: PathBuf) -> Outcome<String> {
     let (answer, answered) = mpsc::channel();
     let asked = path.clone();
     let ask = move || drop(answer.send(control::read_long(&asked, "user.amphi.status")));

@@ -55,4 +55,5 @@ mod trust;
 mod two_mounts;
 mod units;
 mod users;
+mod watching;
 mod whiteouts;

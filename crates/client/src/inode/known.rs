@@ -8,20 +8,17 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
 
 /// A layout in one word: pattern, log2 of the stripe size, count, pool.
 fn pack(layout: Layout) -> u64 {
-    let pattern = match layout.pattern {
-        Pattern::Growing => 0,
-        Pattern::Striped => 1,
-        Pattern::Whole => 2,
-    };
     let shift = u64::from(layout.stripe_size.trailing_zeros());
-    pattern | shift << 8 | u64::from(layout.stripe_count) << 16 | u64::from(layout.pool) << 32
+    layout.pattern as u64 | shift << 8 | u64::from(layout.stripe_count) << 16 | u64::from(layout.pool) << 32
 }
 
 fn unpack(word: u64) -> Layout {
     let pattern = match word & 0xff {
-        0 => Pattern::Growing,
-        1 => Pattern::Striped,
-        _ => Pattern::Whole,
+        0 => Pattern::GrowingNear,
+        1 => Pattern::StripedNear,
+        2 => Pattern::Whole,
+        3 => Pattern::Growing,
+        _ => Pattern::Striped,
     };
     let stripe_size = 1 << (word >> 8 & 31);
     Layout { pattern, stripe_size, stripe_count: (word >> 16) as u16, pool: (word >> 32) as u16 }

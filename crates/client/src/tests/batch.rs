@@ -113,7 +113,7 @@ fn who_waits_for_one_file_sends_that_file() {
     assert_eq!((sent(&w, "Write"), sent(&w, "WriteBatch")), (1, 0));
     write(&mut w, &file, 0, 2000, b't');
     let lock = w.server.locks.iter().find(|(_, (o, _))| o.ino == file.ino()).map(|(id, (o, _))| (*id, *o)).unwrap();
-    crate::locks::callback(&w.client.mount, lock.1, lock.0);
+    crate::locks::callback(&w.client.mount, w.client.mount.target_of(lock.1), lock.1, lock.0);
     w.settle();
     assert_eq!((sent(&w, "Write"), sent(&w, "WriteBatch"), sent(&w, "LockCancel")), (2, 0, 1));
     assert_eq!(w.server.contents(file.ino()), [b't'; 2000]);

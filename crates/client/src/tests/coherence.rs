@@ -355,7 +355,7 @@ fn locks_survive_a_restart_under_new_names() {
     }
     let object = amphi_types::ObjectId { ino: file.ino(), stripe: 0 };
     assert!(w.client.try_write(&Ctx::root(), &file, 0, b"y", Hints::default()).is_some(), "still held");
-    crate::locks::callback(&mount, object, 2000);
+    crate::locks::callback(&mount, mount.target_of(object), object, 2000);
     w.settle();
     assert!(w.server.locks.is_empty(), "given back by the new name, after the write-back");
     assert_eq!(w.server.contents(file.ino())[..2], *b"yx");
@@ -374,7 +374,7 @@ fn a_lock_of_a_new_file_is_asked_back_early() {
         let mount = w.client.mount.clone();
         let object = amphi_types::ObjectId { ino: open.file.ino, stripe: 0 };
         let making = under_way.then(|| crate::locks::making(&mount));
-        crate::locks::callback(&mount, object, 77);
+        crate::locks::callback(&mount, mount.target_of(object), object, 77);
         crate::locks::given(&mount, &open.file, 77);
         drop(making);
         let covered = open.file.locks.cover_stripes(1);
@@ -397,7 +397,7 @@ fn a_repeated_callback_takes_nothing_newer() {
         let (first, object) = held(&w)[0];
         let mount = w.client.mount.clone();
         for _ in 0..1 + seed % 3 {
-            crate::locks::callback(&mount, object, first);
+            crate::locks::callback(&mount, mount.target_of(object), object, first);
             w.steps(seed % 4);
         }
         w.settle();
@@ -408,7 +408,7 @@ fn a_repeated_callback_takes_nothing_newer() {
         assert!(now.len() == 1 && now[0] != (first, object) && dirty == 1000);
         let sent = w.server.log.len();
         for _ in 0..1 + seed % 3 {
-            crate::locks::callback(&mount, object, first);
+            crate::locks::callback(&mount, mount.target_of(object), object, first);
             w.steps(seed % 4);
         }
         w.settle();

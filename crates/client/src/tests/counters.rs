@@ -194,7 +194,7 @@ fn a_file_counts_its_locks_and_messages() {
     assert!(attribute(&mut w, ino, "counters.json").contains("\"lock_enqueue\":{\"requests\":1}"));
     let (id, object) = w.server.locks.iter().next().map(|(id, (o, _))| (*id, *o)).expect("a lock");
     w.server.called_back.push(id);
-    crate::locks::callback(&w.client.mount, object, id);
+    crate::locks::callback(&w.client.mount, w.client.mount.target_of(object), object, id);
     w.settle();
     assert_eq!((of_file(&file, "lock_callback"), sent(&w, "LockCancel")), (1, 1));
     assert_eq!((of_file(&file, "contended_told"), of_file(&file, "batch_requests")), (0, 0));

@@ -200,7 +200,8 @@ impl Server {
                 right_target(ino);
                 Reply::Inode(self.set_attr(ino, set)?)
             }
-            Request::Make { dir, name, make, perm } => {
+            Request::Make { dir, name, make, perm, umask } => {
+                let perm = perm & !umask;
                 if let Ok(ino) = self.found(dir, &name) {
                     let Make::File { open, exclusive: false } = make else { return Err(Errno::Exist) };
                     open.into_iter().for_each(|a| self.open(ino, a));
@@ -216,7 +217,8 @@ impl Server {
                 });
                 Reply::Made { inode: self.nodes[&ino].view, created: true, lock }
             }
-            Request::MakeTmp { dir, perm, open } => {
+            Request::MakeTmp { dir, perm, umask, open } => {
+                let perm = perm & !umask;
                 let ino = self.make(dir, &Make::File { open: Some(open), exclusive: true }, perm);
                 Reply::Made { inode: self.nodes[&ino].view, created: true, lock: None }
             }

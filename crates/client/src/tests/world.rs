@@ -4,7 +4,7 @@ use super::server::Server;
 use crate::api::{ClientConfig, Clock, Ctx, OpenFlags, ReadText};
 use crate::conn::queue::{Item, Outgoing, Task};
 use crate::{Client, OpenFile, Pending};
-use amphi_types::{Ino, Result, Timespec};
+use amphi_types::{Ino, Layout, ObjectId, Result, TargetId, Timespec};
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -82,7 +82,7 @@ impl World {
             let (id, object) = locks[self.rand(locks.len() as u64) as usize];
             // Also locks whose grant has not reached the client yet, and twice the same.
             self.server.called_back.push(id);
-            crate::locks::callback(&self.client.mount, object, id);
+            crate::locks::callback(&self.client.mount, self.client.mount.target_of(object), object, id);
         }
         for number in self.server.file_locks.take_news() {
             // Now and then twice, as after a connection was lost.
@@ -221,3 +221,13 @@ impl World {
 
 /// Evictions look at part of the cache each time.
 const SHARDS_OF_A_STORY: usize = 64;
+
+impl crate::mount::Mount {
+    /// The target of an object, of a file of the default layout unless the file is known.
+    pub(crate) fn target_of(&self, object: ObjectId) -> TargetId {
+        match self.files.get(object.ino) {
+            Some(file) => file.layout().target(object.ino, object.stripe),
+            None => Layout::growing(self.cluster.pool()).target(object.ino, object.stripe),
+        }
+    }
+}

@@ -97,11 +97,11 @@ mod tests {
                 assert_eq!(decode(encode(flags, bit) | 0x40, bit), Err(Errno::NotSupported));
             }
         }
-        let call = |cmd, input| {
-            let rest =
+        fn call(cmd: u32, input: &[u8]) -> Result<Option<Command>> {
+            let call =
                 IoctlCall { handle: Handle(1), cmd, arg: 0, input, output_max: 28, on_directory: false, compat: false };
-            Command::of(&rest)
-        };
+            Command::of(&call)
+        }
         assert_eq!(call(SET_FLAGS[0], &0x20u32.to_ne_bytes()), Ok(Some(Command::Set(FileFlags::APPEND))));
         assert_eq!(call(SET_FLAGS[0], &[0; 3]), Err(Errno::Inval));
         assert_eq!(call(GET_XFLAGS, &[]), Ok(Some(Command::GetLong)));

@@ -10,7 +10,7 @@
 use amphi_dlm::{
     Action, GroupId, Growth, LockCounts, LockId, LockLimits, LockRequest, LockSpace, Mode, Owner, Refusal,
 };
-use amphi_types::{ByteRange, Errno, Ino, ObjectId, Result, SessionId};
+use amphi_types::{ByteRange, Errno, Ino, ObjectId, Result, SessionId, TargetId};
 use amphi_wire::Push;
 use futures_channel::oneshot;
 use std::cell::RefCell;
@@ -33,6 +33,7 @@ pub struct Grant {
 type Clock = Box<dyn Fn() -> u64>;
 
 struct Inner {
+    target: TargetId,
     space: LockSpace,
     /// For what ends by being dropped.
     clock: Clock,
@@ -61,7 +62,7 @@ impl Inner {
                     }
                 }
                 Action::Callback { id, session, object, .. } => {
-                    self.outbox.push((session, Push::Callback { object, lock: id.0 }));
+                    self.outbox.push((session, Push::Callback { target: self.target, object, lock: id.0 }));
                 }
             }
         }
@@ -102,10 +103,11 @@ fn errno(refusal: Refusal) -> Errno {
 impl Locks {
     /// An empty space; `generation` is higher at each start of the target, `clock` tells the time that callers give
     /// too.
-    pub fn new(limits: LockLimits, generation: u16, clock: impl Fn() -> u64 + 'static) -> Locks {
+    pub fn new(target: TargetId, limits: LockLimits, generation: u16, clock: impl Fn() -> u64 + 'static) -> Locks {
         let space = LockSpace::new(limits, generation);
         Locks {
             inner: Rc::new(RefCell::new(Inner {
+                target,
                 space,
                 clock: Box::new(clock),
                 waiting: BTreeMap::new(),
@@ -338,7 +340,8 @@ impl Locks {
     /// Callbacks that the session has not answered are sent again.
     pub fn push_again(&self, session: SessionId) {
         let mut inner = self.inner.borrow_mut();
-        let again = |(id, object): (LockId, ObjectId)| (session, Push::Callback { object, lock: id.0 });
+        let target = inner.target;
+        let again = |(id, object): (LockId, ObjectId)| (session, Push::Callback { target, object, lock: id.0 });
         let pushes: Vec<_> = inner.space.called_back(session).map(again).collect();
         inner.outbox.extend(pushes);
     }
@@ -349,7 +352,10 @@ impl Locks {
         let inner = &mut *self.inner.borrow_mut();
         let again = inner.space.unanswered(now_ns, quiet_ns).take(AGAIN_MAX);
         let before = inner.outbox.len();
-        inner.outbox.extend(again.map(|(session, id, object)| (session, Push::Callback { object, lock: id.0 })));
+        let target = inner.target;
+        inner
+            .outbox
+            .extend(again.map(|(session, id, object)| (session, Push::Callback { target, object, lock: id.0 })));
         (inner.outbox.len() - before) as u64
     }
 
@@ -435,7 +441,7 @@ mod tests {
         let clock = Rc::new(Cell::new(0));
         let told = clock.clone();
         let limits = LockLimits { callback_deadline_ns: 100, ..LockLimits::default() };
-        (Locks::new(limits, 1, move || told.get()), clock)
+        (Locks::new(TargetId(0), limits, 1, move || told.get()), clock)
     }
 
     /// Goal: a cached lock is called back once for a direct request of another session, which goes on when it is given
@@ -451,7 +457,10 @@ mod tests {
         assert_eq!(held.range, ByteRange::ALL);
         let mut waits = Box::pin(locks.direct(1, b, OBJECT, Mode::Read, range, || {}));
         assert!(waits.as_mut().now_or_never().is_none());
-        assert_eq!(locks.take_outbox(), vec![(a, Push::Callback { object: OBJECT, lock: held.id.0 })]);
+        assert_eq!(
+            locks.take_outbox(),
+            vec![(a, Push::Callback { target: TargetId(0), object: OBJECT, lock: held.id.0 })]
+        );
         assert!(locks.start_watch() && !locks.start_watch());
         assert_eq!((locks.next_deadline(), locks.overdue(50)), (Some(101), vec![]));
         assert_eq!(locks.overdue(101), vec![a]);

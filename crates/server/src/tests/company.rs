@@ -210,6 +210,7 @@ fn own_changes_need_no_revocation() {
             name: name("f"),
             make: Make::File { open: None, exclusive: true },
             perm: 0o644,
+            umask: 0,
         };
         let (result, tokens) = a.told(op).await;
         let Ok(Reply::Made { inode, .. }) = result else { panic!("{result:?}") };

@@ -82,12 +82,6 @@ impl Locks {
         f(self.caches.lock().entry(target).or_insert_with(|| LockCache::new(*self.limits.lock())))
     }
 
-    /// The target that granted locks of an object. The file may not be known any more, nor the size that the cluster
-    /// had when the file was made.
-    pub(crate) fn target_of(&self, object: ObjectId) -> Option<TargetId> {
-        self.caches.lock().iter().find(|(_, cache)| cache.knows(object)).map(|(target, _)| *target)
-    }
-
     /// These group locks were returned or lost.
     pub(crate) fn left(&self, locks: &[(TargetId, LockId)]) {
         self.leaving.lock().retain(|lock| !locks.contains(lock));

@@ -1,0 +1,124 @@
+//! `amphi top` and `amphi metrics`: what they show of a mount that works, and of what goes wrong with those who watch.
+
+use crate::bad_input::refused;
+use crate::harness::{Place, amphi, pattern, run};
+use serde_json::Value;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::os::unix::process::ExitStatusExt;
+use std::process::Stdio;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+fn text(args: &[&str]) -> String {
+    let out = run(args);
+    let said = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    assert!(out.status.success(), "{args:?}: {said}");
+    String::from_utf8_lossy(&out.stdout).into_owned()
+}
+
+/// Goal: a look shows what is being done, by way and reason, as text and as JSON; other screens are not needed for it.
+/// Method: a program writes while it is looked at; a pipe whose reader goes.
+#[test]
+fn top_shows_what_is_done() {
+    let place = Place::new();
+    let up = place.up(&[]);
+    let dir = place.text("mount");
+    let work = place.mount();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|s| {
+        s.spawn(|| {
+            let mut n = 0;
+            while !stop.load(Relaxed) {
+                fs::write(work.join(format!("f{}", n % 50)), pattern(n, 100_000)).expect("write");
+                n += 1;
+            }
+        });
+        let shown = text(&["top", "--once", "--interval", "0.5", &dir]);
+        for wanted in ["write ", "buffered", "MiB/s", "1 of 1 servers up", "nothing stands out"] {
+            assert!(shown.contains(wanted), "{wanted} in\n{shown}");
+        }
+        let lines = text(&["top", "--json", "--batch", "3", "--interval", "0.2", &dir]);
+        let looks: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect("an object")).collect();
+        assert_eq!(looks.len(), 3, "{lines}");
+        for look in looks {
+            assert_eq!(look["schema"], "amphi.top/1");
+            assert!(look["write"]["bytes_per_s"].as_f64().is_some_and(|rate| rate > 10_000.0), "{look}");
+            assert!(look["write"]["ways"].as_array().is_some_and(|ways| !ways.is_empty()), "{look}");
+        }
+        stop.store(true, Relaxed);
+    });
+    // Whoever reads has seen enough: it ends as any program in a pipe does.
+    let mut top = amphi().args(["top", "--interval", "0.1", &dir]).stdout(Stdio::piped()).spawn().expect("top");
+    let mut first = [0; 10];
+    top.stdout.take().expect("a pipe").read_exact(&mut first).expect("the first look");
+    assert_eq!(top.wait().expect("ends").signal(), Some(libc::SIGPIPE));
+    refused(&["top", "--once", &place.text("")], "is not on an AmphiFS mount");
+    up.stop();
+}
+
+fn ask(addr: SocketAddr, request: &str) -> String {
+    let mut stream = TcpStream::connect(addr).expect("connect");
+    stream.write_all(request.as_bytes()).expect("send");
+    let mut answer = String::new();
+    let _ = stream.read_to_string(&mut answer);
+    answer
+}
+
+/// `amphi metrics` that listens, and where.
+fn listening(args: &[&str]) -> (std::process::Child, SocketAddr) {
+    let mut child = amphi().args(args).stdout(Stdio::piped()).spawn().expect("metrics");
+    let mut said = String::new();
+    std::io::BufRead::read_line(&mut std::io::BufReader::new(child.stdout.take().expect("a pipe")), &mut said)
+        .expect("a line");
+    let addr = said.trim().strip_prefix("ready http://").and_then(|rest| rest.strip_suffix("/metrics"));
+    (child, addr.unwrap_or_else(|| panic!("{said}")).parse().expect("an address"))
+}
+
+/// Goal: the numbers are printed or served in the format of Prometheus, to whom they are for; those who hang or send
+/// nonsense harm nobody. Method: the page by hand; connections that say nothing; wrong paths, methods, tokens.
+#[test]
+fn metrics_are_served() {
+    let place = Place::new();
+    let up = place.up(&[]);
+    let dir = place.text("mount");
+    fs::write(place.mount().join("f"), pattern(1, 300_000)).expect("write");
+    let printed = text(&["metrics", &dir]);
+    assert!(printed.ends_with("# EOF\n") && printed.contains("amphifs_server_up{server=\"server\"} 1"), "{printed}");
+    let written = printed.lines().filter(|line| line.starts_with("amphifs_client_io_bytes_total{op=\"write\""));
+    let bytes: f64 = written.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
+    assert_eq!(bytes, 300_000.0);
+
+    let (mut child, addr) = listening(&["metrics", "--listen", "127.0.0.1:0", &dir]);
+    // They occupy places, but not for long.
+    let silent: Vec<TcpStream> = (0..20).map(|_| TcpStream::connect(addr).expect("connect")).collect();
+    let begun = Instant::now();
+    let page = ask(addr, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n");
+    assert!(begun.elapsed() < Duration::from_secs(20), "silent ones are not waited for");
+    assert!(page.starts_with("HTTP/1.1 200 OK\r\n") && page.contains("application/openmetrics-text"), "{page}");
+    assert!(page.ends_with("# EOF\n"));
+    drop(silent);
+    assert!(ask(addr, "GET / HTTP/1.1\r\nHost: x\r\n\r\n").starts_with("HTTP/1.1 404"));
+    assert!(ask(addr, "POST /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n").starts_with("HTTP/1.1 405"));
+    let long = format!("GET /metrics HTTP/1.1\r\nHost: x\r\nA: {}\r\n\r\n", "x".repeat(100_000));
+    assert!(!ask(addr, &long).starts_with("HTTP/1.1 200"));
+    ask(addr, "\0\0\0nonsense\r\n\r\n");
+    assert!(ask(addr, "GET /metrics HTTP/1.0\r\n\r\n").contains(" 200 OK"), "it goes on");
+    child.kill().expect("kill");
+    child.wait().expect("wait");
+
+    let token = place.key("token", "open-sesame\n");
+    let (mut child, addr) = listening(&["metrics", "--listen", "127.0.0.1:0", "--token", &token, &dir]);
+    let with = |value: &str| ask(addr, &format!("GET /metrics HTTP/1.1\r\nHost: x\r\nAuthorization: {value}\r\n\r\n"));
+    assert!(with("Bearer open-sesame").starts_with("HTTP/1.1 200"));
+    assert!(with("Bearer wrong").starts_with("HTTP/1.1 401"));
+    assert!(ask(addr, "GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n").starts_with("HTTP/1.1 401"));
+    child.kill().expect("kill");
+    child.wait().expect("wait");
+    refused(&["metrics", "--listen", "0.0.0.0:0", &dir], "give a token");
+    let loose = place.text("loose");
+    fs::write(&loose, "x").expect("write");
+    refused(&["metrics", "--listen", "127.0.0.1:0", "--token", &loose, &dir], "chmod 600");
+    up.stop();
+}

@@ -1,0 +1,229 @@
+//! Metrics in the OpenMetrics format, from one snapshot.
+//!
+//! Owns: names, labels and help of the metrics. Does not own: how they are fetched.
+//!
+//! Names are those of Prometheus: base units, `_total` for what only grows. Labels come from closed sets (operations,
+//! ways, reasons, events, numbers of targets); jobs are the `JOBS_MAX` busiest and one `_other`. No path, user or host
+//! appears. Prometheus names a scrape's own label `job`, hence `jobid`.
+
+use crate::snapshot::{Job, Snapshot};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// Most jobs that have series of their own.
+const JOBS_MAX: usize = 64;
+
+/// Counters of a mount that are operations of programs.
+const OPERATIONS: &[&str] = &[
+    "lookup",
+    "getattr",
+    "setattr",
+    "create",
+    "open",
+    "close",
+    "mknod",
+    "mkdir",
+    "symlink",
+    "link",
+    "unlink",
+    "rmdir",
+    "rename",
+    "readlink",
+    "readdir",
+    "statfs",
+    "xattr",
+    "fsync",
+    "seek",
+    "fallocate",
+];
+
+type Labels = Vec<(&'static str, String)>;
+
+/// Values of one name. Sorted out before they are written, since the format wants the series of a name together.
+#[derive(Default)]
+struct Family {
+    help: &'static str,
+    series: Vec<(Labels, f64)>,
+}
+
+/// Everything of a snapshot, by name.
+#[derive(Default)]
+struct Families {
+    counters: BTreeMap<&'static str, Family>,
+    gauges: BTreeMap<&'static str, Family>,
+}
+
+impl Families {
+    fn count(&mut self, name: &'static str, help: &'static str, labels: Labels, value: f64) {
+        self.counters.entry(name).or_insert(Family { help, series: Vec::new() }).series.push((labels, value));
+    }
+
+    fn set(&mut self, name: &'static str, help: &'static str, labels: Labels, value: f64) {
+        self.gauges.entry(name).or_insert(Family { help, series: Vec::new() }).series.push((labels, value));
+    }
+}
+
+fn of_mount(snapshot: &Snapshot, all: &mut Families) {
+    let (requests, sizes) = ("Reads and writes by way and reason.", "Their bytes.");
+    for (op, prefix) in [("read", "read_"), ("write", "write_")] {
+        for (way, counter) in snapshot.ways(prefix) {
+            let labels: Labels = vec![("op", op.into()), ("way", way.way.into()), ("reason", way.reason)];
+            all.count("client_io_requests", requests, labels.clone(), counter.samples as f64);
+            all.count("client_io_bytes", sizes, labels, counter.sum as f64);
+        }
+    }
+    for (name, counter) in &snapshot.mount.counters {
+        if name.starts_with("read_") || (name.starts_with("write_") && snapshot_way(name)) {
+            continue;
+        }
+        if OPERATIONS.contains(&name.as_str()) {
+            let labels = vec![("op", name.clone())];
+            all.count("client_requests", "Operations on names and attributes.", labels, counter.samples as f64);
+        } else {
+            let labels: Labels = vec![("event", name.clone())];
+            all.count("client_events", "Other events of the mount.", labels.clone(), counter.samples as f64);
+            if counter.sum != counter.samples {
+                all.count("client_event_amount", "Their bytes or nanoseconds.", labels, counter.sum as f64);
+            }
+        }
+    }
+    for (name, value) in &snapshot.mount.gauges {
+        all.set("client_state", "States of the mount.", vec![("state", name.clone())], *value as f64);
+    }
+}
+
+fn snapshot_way(name: &str) -> bool {
+    ["write_direct_", "write_buffered_", "write_cache_"].iter().any(|prefix| name.starts_with(prefix))
+}
+
+fn of_servers(snapshot: &Snapshot, all: &mut Families) {
+    for (name, value) in &snapshot.servers {
+        let value = *value as f64;
+        if let Some(op) = name.strip_prefix("request_") {
+            all.count("server_requests", "Requests of mounts.", vec![("op", op.into())], value);
+        } else if let Some((what, bound)) = name.strip_prefix("histogram_").and_then(|rest| rest.rsplit_once("_to_")) {
+            let labels = vec![("what", what.into()), ("upto", bound.into())];
+            all.count("server_sizes", "How often a size or time (us) was met, up to each power of two.", labels, value);
+        } else if let Some(what) = name.strip_prefix("time_").and_then(|rest| rest.strip_suffix("_ns")) {
+            all.count("server_time_seconds", "Time that was spent.", vec![("what", what.into())], value / 1e9);
+        } else if STATES.contains(&name.as_str()) {
+            all.set("server_state", "States of the servers, summed.", vec![("state", name.clone())], value);
+        } else if let Some(what) = name.strip_suffix("_bytes") {
+            all.count("server_bytes", "Bytes.", vec![("what", what.into())], value);
+        } else {
+            all.count("server_events", "Other events of the servers.", vec![("event", name.clone())], value);
+        }
+    }
+}
+
+/// Rows of the servers' counters that say how things are, not how often something happened.
+const STATES: &[&str] = &[
+    "unstable_bytes",
+    "write_back_bytes_used",
+    "file_locks_held",
+    "file_locks_waiting",
+    "tokens_held",
+    "lock_objects_contended",
+    "read_cache_used_bytes",
+];
+
+fn of_cluster(snapshot: &Snapshot, all: &mut Families) {
+    let cluster = &snapshot.cluster;
+    for server in &cluster.servers {
+        let labels = vec![("server", server.name.clone())];
+        all.set("server_up", "Whether the server answers.", labels.clone(), f64::from(u8::from(server.up)));
+        all.set("server_uptime_seconds", "Since its start.", labels, server.uptime_s as f64);
+    }
+    for target in &cluster.targets {
+        let labels = |state: &str| vec![("target", target.target.to_string()), ("state", state.to_string())];
+        let block = 4096.0;
+        let free = target.blocks_free.min(target.blocks);
+        let space = "Space of a target.";
+        all.set("target_space_bytes", space, labels("used"), (target.blocks - free) as f64 * block);
+        all.set("target_space_bytes", space, labels("free"), free as f64 * block);
+        all.set("target_inodes", "Inodes of a target.", labels("used"), target.inodes as f64);
+        all.set("target_inodes", "Inodes of a target.", labels("free"), target.inodes_free as f64);
+        all.set("target_log_bytes", "Log of a target.", labels("used"), target.log_used_bytes as f64);
+        all.set("target_log_bytes", "Log of a target.", labels("size"), target.log_bytes as f64);
+        let damaged = "Blocks of file data that cannot be read.";
+        let labels = vec![("target", target.target.to_string())];
+        all.set("target_damaged_blocks", damaged, labels, target.damaged_blocks as f64);
+    }
+    let connected = cluster.sessions.iter().filter(|s| s.connected).count();
+    let state = |state: &str| vec![("state", state.to_string())];
+    let sessions = "Mounts that the servers know.";
+    all.set("sessions", sessions, state("connected"), connected as f64);
+    all.set("sessions", sessions, state("away"), (cluster.sessions.len() - connected) as f64);
+}
+
+fn of_jobs(snapshot: &Snapshot, all: &mut Families) {
+    let mut jobs: Vec<&Job> = snapshot.jobs.iter().collect();
+    jobs.sort_by_key(|job| std::cmp::Reverse(job.bytes("")));
+    let rest = jobs.split_off(jobs.len().min(JOBS_MAX));
+    let mut job = |name: &str, bytes: [u64; 2]| {
+        for (op, bytes) in ["read", "write"].into_iter().zip(bytes) {
+            let labels = vec![("jobid", name.to_string()), ("op", op.to_string())];
+            all.count("job_bytes", "Bytes of jobs on this mount.", labels, bytes as f64);
+        }
+    };
+    for one in jobs {
+        job(&one.job, [one.bytes("read_"), one.bytes("write_")]);
+    }
+    if !rest.is_empty() {
+        let sum = |prefix: &str| rest.iter().map(|job| job.bytes(prefix)).sum();
+        job("_other", [sum("read_"), sum("write_")]);
+    }
+}
+
+/// A label's value as the format wants it; the library writes it as it is.
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
+/// Writes families as the format wants them.
+#[derive(Debug)]
+struct Values(Vec<(bool, &'static str, &'static str, Vec<(Labels, f64)>)>);
+
+impl Collector for Values {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        for (is_counter, name, help, series) in &self.0 {
+            let counter = ConstCounter::new(0.0);
+            let gauge = ConstGauge::new(0.0);
+            let kind = if *is_counter { counter.metric_type() } else { gauge.metric_type() };
+            let mut family = encoder.encode_descriptor(name, help, None, kind)?;
+            for (labels, value) in series {
+                let labels: Labels = labels.iter().map(|(name, text)| (*name, escaped(text))).collect();
+                let one = family.encode_family(&labels)?;
+                if *is_counter {
+                    ConstCounter::new(*value).encode(one)?;
+                } else {
+                    ConstGauge::new(*value).encode(one)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The metrics of a snapshot as text: OpenMetrics 1.0, which ends with `# EOF`. `version`: of the program.
+pub fn text(snapshot: &Snapshot, version: &str) -> String {
+    let mut all = Families::default();
+    all.set("build_info", "The program that says this.", vec![("version", version.to_string())], 1.0);
+    of_mount(snapshot, &mut all);
+    of_servers(snapshot, &mut all);
+    of_cluster(snapshot, &mut all);
+    of_jobs(snapshot, &mut all);
+    let counters = all.counters.into_iter().map(|(name, f)| (true, name, f.help, f.series));
+    let gauges = all.gauges.into_iter().map(|(name, f)| (false, name, f.help, f.series));
+    let mut registry = Registry::with_prefix("amphifs");
+    registry.register_collector(Box::new(Values(counters.chain(gauges).collect())));
+    let mut text = String::new();
+    // Writing into a string does not fail.
+    let _ = prometheus_client::encoding::text::encode(&mut text, &registry);
+    text
+}

@@ -1,0 +1,224 @@
+//! `Snapshot`: what a mount and its servers say of themselves at one moment.
+//!
+//! Owns: the shapes of their JSON. Does not own: rates (`change`).
+
+use serde::Deserialize;
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// What was counted under one name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Counter {
+    /// How often.
+    pub samples: u64,
+    /// Sum of what was counted: bytes, ns, or again how often.
+    pub sum: u64,
+}
+
+/// Counters of a mount.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Mount {
+    /// Since they began, ns.
+    pub elapsed_ns: u64,
+    /// Events by name.
+    pub counters: BTreeMap<String, Counter>,
+    /// States by name.
+    pub gauges: BTreeMap<String, u64>,
+}
+
+/// A server, as the master knows it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Server {
+    /// Its name.
+    pub name: String,
+    /// It answers.
+    pub up: bool,
+    /// Since its start, seconds.
+    pub uptime_s: u64,
+}
+
+/// A target.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Target {
+    /// Its number.
+    pub target: u16,
+    /// Its server's name.
+    pub server: String,
+    /// Blocks of 4 KiB.
+    pub blocks: u64,
+    /// Those that are free.
+    pub blocks_free: u64,
+    /// Inodes that there are.
+    pub inodes: u64,
+    /// How many more there is room for.
+    pub inodes_free: u64,
+    /// Log in use, bytes.
+    pub log_used_bytes: u64,
+    /// Size of the log, bytes.
+    pub log_bytes: u64,
+    /// Blocks of file data that cannot be read.
+    pub damaged_blocks: u64,
+}
+
+/// A mount, as the servers know it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Session {
+    /// Host and process.
+    pub name: String,
+    /// Whether it is connected.
+    pub connected: bool,
+    /// Opens of files.
+    pub opens: u64,
+    /// Locks that it holds.
+    pub locks: u64,
+}
+
+/// The cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Cluster {
+    /// Its number, in hexadecimal.
+    pub cluster: String,
+    /// Since its master began, seconds.
+    pub uptime_s: u64,
+    /// Servers.
+    pub servers: Vec<Server>,
+    /// Targets.
+    pub targets: Vec<Target>,
+    /// Mounts.
+    pub sessions: Vec<Session>,
+}
+
+/// Bytes and requests of a job that went one way for one reason.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct JobCounter {
+    /// Bytes.
+    pub bytes: u64,
+    /// Requests.
+    pub requests: u64,
+}
+
+/// A job on this mount.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(default)]
+pub struct Job {
+    /// Its name; `-` for what names none.
+    pub job: String,
+    /// Reads and writes by way and reason.
+    pub counters: BTreeMap<String, JobCounter>,
+    /// Files that it has open.
+    pub open: u64,
+    /// Files that it has opened.
+    pub opens: u64,
+}
+
+impl Job {
+    /// Bytes whose rows begin with `read_` or `write_`.
+    pub fn bytes(&self, prefix: &str) -> u64 {
+        self.counters.iter().filter(|(name, _)| name.starts_with(prefix)).map(|(_, c)| c.bytes).sum()
+    }
+}
+
+/// What was said at one moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Snapshot {
+    /// When, on a clock that does not go back.
+    pub at: Duration,
+    /// The mount.
+    pub mount: Mount,
+    /// Sums over all servers, by name.
+    pub servers: BTreeMap<String, u64>,
+    /// The cluster; empty if nobody answered.
+    pub cluster: Cluster,
+    /// Jobs of the mount.
+    pub jobs: Vec<Job>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Jobs {
+    jobs: Vec<Job>,
+}
+
+/// The texts that make a snapshot. All but the first may be empty.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Texts<'a> {
+    /// Of the mount's counters.
+    pub mount: &'a str,
+    /// Of the servers' counters.
+    pub servers: &'a str,
+    /// Of the cluster.
+    pub cluster: &'a str,
+    /// Of the jobs.
+    pub jobs: &'a str,
+}
+
+fn read<T: Default + for<'a> Deserialize<'a>>(what: &str, text: &str) -> Result<T, String> {
+    if text.is_empty() {
+        return Ok(T::default());
+    }
+    serde_json::from_str(text).map_err(|e| format!("{what}: {e}"))
+}
+
+impl Snapshot {
+    /// From the JSON that `amphi stats`, `amphi stats --servers`, `amphi status` and `amphi stats --jobs` print.
+    ///
+    /// Errors: a sentence that says which of them cannot be read.
+    pub fn read(at: Duration, texts: Texts<'_>) -> Result<Snapshot, String> {
+        let Jobs { jobs } = read("the jobs of the mount", texts.jobs)?;
+        Ok(Snapshot {
+            at,
+            mount: read("the counters of the mount", texts.mount)?,
+            servers: read("the counters of the servers", texts.servers)?,
+            cluster: read("the status of the cluster", texts.cluster)?,
+            jobs,
+        })
+    }
+
+    /// A counter of the mount.
+    pub fn counter(&self, name: &str) -> Counter {
+        self.mount.counters.get(name).copied().unwrap_or_default()
+    }
+
+    /// A state of the mount.
+    pub fn gauge(&self, name: &str) -> u64 {
+        self.mount.gauges.get(name).copied().unwrap_or(0)
+    }
+
+    /// A counter of all servers.
+    pub fn of_servers(&self, name: &str) -> u64 {
+        self.servers.get(name).copied().unwrap_or(0)
+    }
+
+    /// Reads and writes of the mount by way and reason: the rows that begin with `prefix`, `read_` or `write_`.
+    pub fn ways<'a>(&'a self, prefix: &'a str) -> impl Iterator<Item = (Way, Counter)> + 'a {
+        self.mount.counters.iter().filter_map(move |(name, counter)| {
+            let way = Way::of(name.strip_prefix(prefix)?)?;
+            Some((way, *counter))
+        })
+    }
+}
+
+/// Which way a request went, and why.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Way {
+    /// `direct`, `buffered` or `cache`.
+    pub way: &'static str,
+    /// Why.
+    pub reason: String,
+}
+
+impl Way {
+    fn of(text: &str) -> Option<Way> {
+        let ways = ["direct", "buffered", "cache"];
+        let (way, reason) = text.split_once('_')?;
+        let way = ways.into_iter().find(|known| *known == way)?;
+        Some(Way { way, reason: reason.replace('_', " ") })
+    }
+}

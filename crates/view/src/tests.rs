@@ -1,0 +1,209 @@
+//! What is shown of made-up numbers: rates, screens, findings, metrics.
+
+use crate::findings::{Weight, findings};
+use crate::screen::{Screen, lines, text};
+use crate::snapshot::{Snapshot, Texts};
+use crate::terminal::{History, draw};
+use crate::{Change, metrics, report};
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+
+/// Texts as the program prints them.
+fn snapshot(at_s: u64, mount: &[(&str, u64, u64)], gauges: &[(&str, u64)], servers: &[(&str, u64)]) -> Snapshot {
+    let counter = |(name, samples, sum): &(&str, u64, u64)| {
+        format!("\"{name}\":{{\"samples\":{samples},\"unit\":\"bytes\",\"min\":0,\"max\":0,\"sum\":{sum}}}")
+    };
+    let number = |(name, n): &(&str, u64)| format!("\"{name}\":{n}");
+    let list = |all: Vec<String>| all.join(",");
+    let mount = format!(
+        "{{\"elapsed_ns\":5,\"counters\":{{{}}},\"gauges\":{{{}}}}}",
+        list(mount.iter().map(counter).collect()),
+        list(gauges.iter().map(number).collect())
+    );
+    let servers = format!("{{{}}}", list(servers.iter().map(number).collect()));
+    let cluster = r#"{"uptime_s":90,"cluster":"c1","servers":[{"id":"1","name":"a","up":true,"uptime_s":7}],
+        "targets":[{"target":0,"server":"a","blocks":1000,"blocks_free":600,"inodes":5,"inodes_free":9,
+        "log_used_bytes":10,"log_bytes":100,"damaged_blocks":0}],"sessions":[{"name":"n:1","connected":true,"opens":2,
+        "locks":3}]}"#;
+    let jobs =
+        r#"{"jobs":[{"job":"train","counters":{"read_cache_hit":{"bytes":100,"requests":1}},"open":1,"opens":2}]}"#;
+    let texts = Texts { mount: &mount, servers: &servers, cluster, jobs };
+    Snapshot::read(Duration::from_secs(at_s), texts).expect("readable")
+}
+
+fn nothing(at_s: u64) -> Snapshot {
+    snapshot(at_s, &[], &[], &[])
+}
+
+fn shown(screen: Screen, before: &Snapshot, after: &Snapshot) -> String {
+    text(&lines(screen, "/mnt", &Change { before, after }))
+}
+
+/// Goal: rates are differences by time, and a counter that began anew counts from zero. Method: two looks 2 s apart.
+#[test]
+fn rates() {
+    let before = snapshot(10, &[("read_cache_hit", 5, 5 * MIB), ("lookup", 100, 100)], &[], &[("disk_syncs", 7)]);
+    let after = snapshot(12, &[("read_cache_hit", 25, 45 * MIB), ("lookup", 40, 40)], &[], &[("disk_syncs", 9)]);
+    let change = Change { before: &before, after: &after };
+    assert_eq!(change.total("read_"), (10.0, 20.0 * MIB as f64));
+    assert_eq!((change.often("lookup"), change.at_servers("disk_syncs")), (20.0, 1.0));
+    assert_eq!((change.often("no such"), change.total("write_")), (0.0, (0.0, 0.0)));
+}
+
+/// Goal: each screen shows its numbers, and a program that is asked with nothing shows zeros. Method: look for them.
+#[test]
+fn screens() {
+    let before = snapshot(0, &[], &[], &[]);
+    let mount = [("read_cache_hit", 30, 30 * MIB), ("write_direct_large", 10, 10 * MIB), ("create", 500, 500)];
+    let after = snapshot(1, &mount, &[("cache_dirty_bytes", 3 * MIB)], &[("data_disk_writes", 12)]);
+    let overview = shown(Screen::Overview, &before, &after);
+    for wanted in ["30.0 MiB/s", "cache hit", "direct large", "100.0 %", "create     500/s", "3.0 MiB dirty"] {
+        assert!(overview.contains(wanted), "{wanted} in\n{overview}");
+    }
+    assert!(overview.contains("1 of 1 servers up, 1 targets, 1 mounts   cluster c1 for 90 s"), "{overview}");
+    assert!(overview.contains("nothing stands out"), "{overview}");
+    let cluster = shown(Screen::Cluster, &before, &after);
+    assert!(cluster.contains("40.0 % of   3.9 MiB") && cluster.contains("12 writes/s"), "{cluster}");
+    assert!(shown(Screen::Jobs, &nothing(0), &after).contains("train"), "jobs");
+    assert!(shown(Screen::Counters, &before, &after).contains("data_disk_writes"));
+    let empty = Snapshot::default();
+    for screen in Screen::ALL {
+        assert!(!shown(screen, &empty, &empty).is_empty());
+    }
+}
+
+/// Goal: lines fit a terminal of 120 columns. Method: large numbers everywhere.
+#[test]
+fn lines_are_short() {
+    let mount: Vec<(&str, u64, u64)> =
+        ["read_cache_hit", "write_buffered_default", "lookup", "getattr", "open", "create", "unlink", "readdir"]
+            .map(|name| (name, 123_456_789, 123_456_789_012_345))
+            .to_vec();
+    let after = snapshot(1, &mount, &[("cache_used_bytes", u64::MAX / 2)], &[("unstable_bytes", u64::MAX / 2)]);
+    for screen in Screen::ALL {
+        for line in shown(screen, &nothing(0), &after).lines() {
+            assert!(line.chars().count() <= 120, "{line}");
+        }
+    }
+}
+
+/// Goal: each rule speaks of what it is for and not of what is near it. Method: a snapshot of each kind.
+#[test]
+fn rules() {
+    let weigh = |before: &Snapshot, after: &Snapshot| {
+        findings(&Change { before, after }).into_iter().map(|f| (f.weight, f.what)).collect::<Vec<_>>()
+    };
+    let none = |after: Snapshot| assert_eq!(weigh(&nothing(0), &after), vec![]);
+    let one = |after: Snapshot, weight, part: &str| {
+        let found = weigh(&nothing(0), &after);
+        assert!(found.len() == 1 && found[0].0 == weight && found[0].1.contains(part), "{part}: {found:?}");
+    };
+    none(nothing(1));
+    let with = |change: &dyn Fn(&mut Snapshot)| {
+        let mut after = nothing(1);
+        change(&mut after);
+        after
+    };
+    one(with(&|s| s.cluster.servers[0].up = false), Weight::Trouble, "no answer from a");
+    one(with(&|s| s.cluster.targets[0].damaged_blocks = 2), Weight::Trouble, "2 blocks");
+    one(with(&|s| s.cluster.targets[0].blocks_free = 90), Weight::Trouble, "0 at 91 %");
+    none(with(&|s| s.cluster.targets[0].blocks_free = 110));
+    one(with(&|s| s.cluster.targets[0].log_used_bytes = 85), Weight::Slow, "85 % full");
+    none(with(&|s| s.cluster.targets[0].log_used_bytes = 70));
+    one(snapshot(1, &[("writeback_failed", 1, MIB)], &[], &[]), Weight::Trouble, "1.0 MiB failed");
+    let ping = |ns| snapshot(1, &[], &[], &[("time_lock_ping_pongs_ns", ns), ("lock_ping_pongs", 900)]);
+    one(ping(400_000_000), Weight::Slow, "900 times a second, which takes 40 %");
+    none(ping(10_000_000));
+    let held = |n| snapshot(1, &[("write_throttled", n, n)], &[("cache_dirty_bytes", 7 * MIB)], &[]);
+    one(held(30), Weight::Slow, "30 times a second, for 7.0 MiB");
+    none(held(0));
+    one(snapshot(1, &[], &[("memory_short", 1)], &[]), Weight::Slow, "memory is short");
+    let disk = |writes, bytes| {
+        snapshot(
+            1,
+            &[],
+            &[],
+            &[("data_disk_writes", writes), ("write_bytes", bytes), ("time_write_disk_ns", 900_000_000)],
+        )
+    };
+    one(disk(3000, 3000 * 4096), Weight::Slow, "3000 pieces of 4.0 KiB");
+    none(disk(3000, 3000 * MIB));
+    none(disk(20, 20 * 4096));
+}
+
+/// Goal: metrics are what Prometheus takes: names with the prefix, counters with `_total`, labels escaped, one end; the
+/// number of series is bounded. Method: read the text.
+#[test]
+fn metrics_text() {
+    let mount = [("read_cache_hit", 3, 300), ("lookup", 5, 5), ("write_throttled", 2, 2), ("lock_wait", 4, 999)];
+    let servers = [("request_make", 6), ("write_bytes", 70), ("histogram_disk_us_write_to_512", 3), ("evictions", 1)];
+    let mut now = snapshot(1, &mount, &[("cache_used_bytes", 9)], &servers);
+    now.jobs[0].job = "a\"b\\c\nd".into();
+    let text = metrics::text(&now, "1.2.3");
+    for wanted in [
+        "# TYPE amphifs_client_io_bytes counter\n",
+        "amphifs_client_io_bytes_total{op=\"read\",way=\"cache\",reason=\"hit\"} 300",
+        "amphifs_client_requests_total{op=\"lookup\"} 5",
+        "amphifs_client_events_total{event=\"write_throttled\"} 2",
+        "amphifs_client_event_amount_total{event=\"lock_wait\"} 999",
+        "amphifs_client_state{state=\"cache_used_bytes\"} 9",
+        "amphifs_server_requests_total{op=\"make\"} 6",
+        "amphifs_server_bytes_total{what=\"write\"} 70",
+        "amphifs_server_sizes_total{what=\"disk_us_write\",upto=\"512\"} 3",
+        "amphifs_server_up{server=\"a\"} 1",
+        "amphifs_target_space_bytes{target=\"0\",state=\"used\"} 1638400",
+        "amphifs_build_info{version=\"1.2.3\"} 1",
+        "amphifs_job_bytes_total{jobid=\"a\\\"b\\\\c\\nd\",op=\"read\"} 100",
+    ] {
+        assert!(text.contains(wanted), "{wanted} in\n{text}");
+    }
+    assert!(text.ends_with("# EOF\n") && text.matches("# EOF").count() == 1);
+    for name in text.lines().filter(|line| line.starts_with("# TYPE")) {
+        assert_eq!(text.matches(&format!("{name}\n")).count(), 1, "{name} comes once");
+    }
+    let job = now.jobs[0].clone();
+    now.jobs = (0..1000).map(|n| crate::snapshot::Job { job: format!("j{n}"), ..job.clone() }).collect();
+    let many = metrics::text(&now, "1.2.3");
+    assert_eq!(many.matches("amphifs_job_bytes_total{").count(), 2 * 65, "the busiest and a rest");
+    assert!(many.contains("jobid=\"_other\",op=\"read\"} 93600"));
+}
+
+/// Goal: what cannot be read is an error that says what; fields that are not known do not matter. Method: by hand.
+#[test]
+fn unreadable_texts() {
+    let texts = Texts { mount: "{\"counters\":3}", ..Texts::default() };
+    assert!(Snapshot::read(Duration::ZERO, texts).is_err_and(|e| e.starts_with("the counters of the mount")));
+    let texts = Texts { mount: "{\"new\":[1],\"counters\":{}}", ..Texts::default() };
+    assert_eq!(Snapshot::read(Duration::ZERO, texts), Ok(Snapshot::default()));
+}
+
+/// Goal: the terminal shows tabs, bars and the chosen screen at common sizes, and survives a tiny one. Method: a
+/// terminal in memory.
+#[test]
+fn terminals() {
+    let before = nothing(0);
+    let after = snapshot(1, &[("write_direct_large", 10, 10 * MIB)], &[], &[]);
+    let change = Change { before: &before, after: &after };
+    let mut history = History::default();
+    (0..300).for_each(|_| history.note(&change));
+    for (width, height) in [(80, 24), (140, 50), (10, 3)] {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("a terminal");
+        let drawn = terminal.draw(|frame| draw(frame, Screen::Overview, "/mnt", &change, &history)).expect("drawn");
+        let shown: String = drawn.buffer.content.iter().map(|cell| cell.symbol()).collect();
+        for wanted in ["1 overview", "at most 10.0 MiB/s", "direct large", "/mnt"] {
+            assert!(width == 10 || shown.contains(wanted), "{wanted} at {width} x {height}");
+        }
+    }
+}
+
+/// Goal: the JSON has its schema and the same numbers. Method: by hand.
+#[test]
+fn json_of_a_look() {
+    let after = snapshot(2, &[("read_cache_hit", 4, 8 * MIB)], &[("memory_short", 1)], &[]);
+    let json = report::json(&Change { before: &nothing(0), after: &after });
+    assert_eq!((&json["schema"], &json["read"]["bytes_per_s"]), (&"amphi.top/1".into(), &(4.0 * MIB as f64).into()));
+    assert_eq!((&json["read"]["ways"][0]["reason"], &json["findings"][0]["weight"]), (&"hit".into(), &"slow".into()));
+}
