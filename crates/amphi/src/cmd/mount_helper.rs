@@ -292,8 +292,8 @@ mod tests {
         let shown = "remount,ro,user_id=0,group_id=0,default_permissions,allow_other,max_read=8388608";
         assert!(Asked::of(&options(shown), false).expect("known").remount);
         assert_eq!(Asked::of(&options("log=/l"), false).expect("known").log, Some("/l".into()));
-        assert!(Asked::of(&options("acl"), false).is_err_and(|e| e.text.contains("'acl'") && e.code == 2));
-        assert_eq!(Asked::of(&options("acl,"), true).expect("passed over"), Asked::default());
+        assert!(Asked::of(&options("fancy"), false).is_err_and(|e| e.text.contains("'fancy'") && e.code == 2));
+        assert_eq!(Asked::of(&options("fancy,"), true).expect("passed over"), Asked::default());
     }
 
     /// Goal: a source is a data folder or addresses. Method: both.
