@@ -97,9 +97,10 @@ pub fn set_mode(path: &Path, mode: &str) -> Outcome {
 }
 
 /// Counters of the mount that go up by one for each request of the kernel of their kind.
-const FRONT: [&str; 24] = [
+const FRONT: [&str; 25] = [
     "lookup",
     "lookup_cached",
+    "lookup_absent",
     "getattr",
     "getattr_cached",
     "getattr_own",

@@ -14,6 +14,7 @@ pub(crate) mod front_pages;
 pub(crate) mod lease;
 pub(crate) mod lent_names;
 pub(crate) mod moved;
+pub(crate) mod new_directories;
 pub(crate) mod opened_ahead;
 pub(crate) mod sharing;
 pub(crate) mod tokens;

@@ -28,6 +28,7 @@ mod locks;
 mod messages;
 mod names;
 mod neighbours;
+mod new_directories;
 mod overwrites;
 mod ping_pong;
 mod pipeline;

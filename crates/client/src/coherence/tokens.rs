@@ -12,6 +12,7 @@
 
 use crate::coherence::lease;
 use crate::coherence::lent_names;
+use crate::coherence::new_directories;
 use crate::coherence::opened_ahead;
 use crate::inode::{AskedAt, Inode};
 use crate::mount::Mount;
@@ -66,6 +67,7 @@ async fn call_on(
     let mut changing = opened_ahead::changing(mount, &op);
     let mut directory = crate::coherence::directories::changing(mount, &op, keys);
     let mut setting = crate::coherence::bare::setting(mount, &op);
+    let mut making = new_directories::sending(mount, &op, begun.is_some());
     let mut question = match &begun {
         Some(_) => Question::alone(mount, keys),
         None => Question::new(mount, keys),
@@ -82,6 +84,9 @@ async fn call_on(
     changing.iter_mut().for_each(opened_ahead::Changing::ends);
     setting.iter_mut().for_each(crate::coherence::bare::Setting::ends);
     drop(setting);
+    making.iter_mut().for_each(|making| making.ends(&answer.result));
+    drop(making);
+    new_directories::answered(mount, &answer.result);
     let contended_places = answer.contended_places().collect();
     let grants = answer.tokens.map_or_else(Grants::default, |tokens| *tokens);
     question.ends(grants.changed);
@@ -387,6 +392,7 @@ pub(crate) fn lose_all(mount: &Arc<Mount>) {
     lent_names::take_all_back_soon(mount);
     crate::coherence::directories::lose(mount);
     crate::coherence::bare::lose(mount);
+    new_directories::lose(mount);
     opened_ahead::lose(mount, None);
 }
 
@@ -400,6 +406,7 @@ pub(crate) async fn lose(mount: &Arc<Mount>, targets: &[TargetId]) {
     take_back_soon(mount, lent);
     crate::coherence::directories::lose(mount);
     crate::coherence::bare::lose(mount);
+    new_directories::lose(mount);
     opened_ahead::lose(mount, Some(targets));
     let names = lent_names::all_to_take(mount, |key| targets.contains(&key.target()));
     lent_names::take_back(mount, names).await;

@@ -1,9 +1,11 @@
 //! Operations on names: lookup, mknod, mkdir, symlink, link, unlink, rmdir, rename, readlink.
 //!
-//! Alone, names are not cached here: the front end may keep them for a while. In company they are, under tokens.
+//! Alone, names are not cached here: the front end may keep them for a while. That a name does not exist in a directory
+//! which this mount has made is known, though (`coherence::new_directories`). In company names are cached, under tokens.
 
 use crate::api::Ctx;
 use crate::coherence::attributes;
+use crate::coherence::new_directories;
 use crate::coherence::tokens::{self, Found, Told, name_keys};
 use crate::conn::replies::inode_reply;
 use crate::conn::replies::unexpected;
@@ -40,6 +42,9 @@ pub(crate) async fn lookup(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>)
         }
     }
     let name = Name::new(name)?;
+    if new_directories::lacks(&mount, &ctx.cred, dir, &name) {
+        return Err(Errno::NoEnt);
+    }
     if small_files::name_arrived(&mount, dir, &name).await {
         if let Some(attr) = small_files::find(&mount, &ctx.cred, dir, name.as_bytes()) {
             return Ok(attr);

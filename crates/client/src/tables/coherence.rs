@@ -11,6 +11,7 @@ pub(crate) mod lent;
 pub(crate) mod lent_names;
 pub(crate) mod lock_walks;
 pub(crate) mod locks;
+pub(crate) mod new_directories;
 pub(crate) mod sharing;
 pub(crate) mod tokens;
 pub(crate) mod walks;
@@ -22,6 +23,7 @@ use directories::Directories;
 use file_locks::FileLockTable;
 use group_news::GroupNews;
 use locks::Locks;
+use new_directories::NewDirectories;
 use sharing::Sharing;
 use std::sync::Arc;
 use tokens::Tokens;
@@ -32,6 +34,8 @@ pub(crate) struct Coherence {
     pub(crate) locks: Locks,
     pub(crate) tokens: Tokens,
     pub(crate) directories: Directories,
+    /// Directories that this mount has made.
+    pub(crate) new_directories: NewDirectories,
     /// Files without a name that are open on this mount.
     pub(crate) unlinked: Unlinked,
     pub(crate) walks: Walks,
@@ -48,6 +52,7 @@ impl Coherence {
             locks: Locks::new(tunables),
             tokens: Tokens::new(),
             directories: Directories::default(),
+            new_directories: NewDirectories::default(),
             unlinked: Unlinked::default(),
             walks: Walks::default(),
             bare: Bare::default(),

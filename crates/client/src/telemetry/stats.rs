@@ -44,6 +44,7 @@ macro_rules! counters {
 counters! {
     Lookup = "lookup", "reqs";
     LookupCached = "lookup_cached", "reqs";
+    LookupAbsent = "lookup_absent", "reqs";
     WalkRepeated = "lookup_repeated", "reqs";
     LookupKernel = "lookup_kernel", "reqs";
     NamesAnswered = "names_answered", "reqs";

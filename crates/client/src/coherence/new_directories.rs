@@ -1,0 +1,90 @@
+//! Directories that this mount has made, in sole mode: what requests say about the names in them.
+//!
+//! Owns: noting names before requests are sent, and using the record. Does not own: the record, and why it may be
+//! believed (`tables::coherence::new_directories`).
+
+use crate::coherence::{bare, directories, sharing};
+use crate::mount::Mount;
+use crate::telemetry::stats::Count;
+use amphi_types::{Caps, Cred, Ino, Kind, Name, Result};
+use amphi_wire::{Make, Reply, Request};
+use std::sync::Arc;
+
+/// A request under way that makes a directory.
+pub(crate) struct Making {
+    mount: Arc<Mount>,
+    generation: u64,
+    rule: u64,
+    made: Option<Ino>,
+}
+
+/// To be called before a request is sent. `alone`: in sole mode, which lasts until the answer was used.
+pub(crate) fn sending(mount: &Arc<Mount>, op: &Request, alone: bool) -> Option<Making> {
+    let new = &mount.coherence.new_directories;
+    let making = match op {
+        Request::Make { make: Make::Dir, .. } if alone => {
+            let (mount, generation) = (mount.clone(), new.making());
+            let rule = mount.coherence.sharing.rule();
+            Some(Making { mount, generation, rule, made: None })
+        }
+        _ => None,
+    };
+    match op {
+        Request::Make { dir, name, .. } | Request::Link { dir, name, .. } => new.name(*dir, name.token_hash()),
+        Request::Rename { to, to_name, .. } => new.name(*to, to_name.token_hash()),
+        _ => {}
+    }
+    making
+}
+
+impl Making {
+    /// The answer has arrived.
+    pub(crate) fn ends(&mut self, result: &Result<Reply>) {
+        if let Ok(Reply::Made { inode, created: true, .. }) = result
+            && inode.attr.kind == Kind::Dir
+        {
+            self.made = Some(inode.attr.ino);
+        }
+    }
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        let made = self.made.map(|ino| (ino, self.rule));
+        self.mount.coherence.new_directories.made(self.generation, made);
+    }
+}
+
+/// Notes what the answer says to a request that may have removed a directory.
+pub(crate) fn answered(mount: &Mount, result: &Result<Reply>) {
+    if let Ok(Reply::Removed { last_name_of: Some(ino) }) = result {
+        mount.coherence.new_directories.removed(*ino);
+    }
+}
+
+/// Whether `dir`, which the caller may search, certainly has no entry `name`. Only in sole mode.
+pub(crate) fn lacks(mount: &Arc<Mount>, cred: &Cred, dir: Ino, name: &Name) -> bool {
+    let Some(_begun) = sharing::begin(mount) else { return false };
+    let rule = mount.coherence.sharing.rule();
+    if !mount.coherence.new_directories.lacks(dir, name.token_hash(), rule) || !may_search(mount, cred, dir) {
+        return false;
+    }
+    mount.stats.count(Count::LookupAbsent);
+    true
+}
+
+/// Whether the caller certainly may search the directory.
+fn may_search(mount: &Mount, cred: &Cred, dir: Ino) -> bool {
+    if cred.may(Caps::DAC_OVERRIDE) || cred.may(Caps::DAC_READ_SEARCH) {
+        return true;
+    }
+    // Without extended attributes it has no access control list.
+    bare::is_bare(mount, dir)
+        && directories::attr(mount, dir)
+            .is_some_and(|attr| cred.has_access(attr.kind, attr.perm, (attr.uid, attr.gid), 1))
+}
+
+/// Forgets everything.
+pub(crate) fn lose(mount: &Mount) {
+    mount.coherence.new_directories.forget_all();
+}
