@@ -1,0 +1,166 @@
+//! `Cart`: the index, finding a name, and what changes have in common.
+//!
+//! Owns: the search, and moving a node between blocks. Does not own: changes of trees (`insert`, `remove`).
+
+use crate::node::{Entry, Node, NodeMut, Shape};
+use crate::roots::Roots;
+use crate::slab::{Slabs, block_size};
+use crate::walk::Walk;
+
+/// Longest name, in bytes.
+pub const NAME_MAX: usize = 255;
+
+/// The names of any number of directories, each with a value of 64 bits.
+#[derive(Clone)]
+pub struct Cart {
+    pub(crate) slabs: Slabs,
+    pub(crate) roots: Roots,
+    pub(crate) len: u64,
+}
+
+/// Where the address of a node is kept.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Place {
+    /// In the table of directories.
+    Root,
+    /// In a node, as this link.
+    In { node: u32, link: usize },
+}
+
+/// The key of a name in a node, and the bytes behind the key. A name that ends has the key 0.
+#[inline]
+pub(crate) fn split_key(rest: &[u8]) -> (u8, &[u8]) {
+    match rest.split_first() {
+        Some((key, behind)) => (*key, behind),
+        None => (0, rest),
+    }
+}
+
+/// Whether a name that goes on with `rest` is that of the leaf at its key. A NUL in it is not the end of a name.
+#[inline]
+pub(crate) fn is_leaf(rest: &[u8]) -> bool {
+    rest.len() <= 1 && rest != [0]
+}
+
+impl Cart {
+    /// An index without names, which takes no memory.
+    pub fn new() -> Cart {
+        Cart { slabs: Slabs::new(), roots: Roots::new(), len: 0 }
+    }
+
+    /// The value of a name.
+    pub fn get(&self, dir: u64, name: &[u8]) -> Option<u64> {
+        let mut address = self.roots.get(dir)?.node;
+        let mut rest = name;
+        loop {
+            let node = Node::new(self.slabs.block(address));
+            rest = rest.strip_prefix(node.prefix())?;
+            let (key, behind) = split_key(rest);
+            match node.find(key)? {
+                Entry::Leaf(leaf) => return is_leaf(rest).then(|| node.value(leaf)),
+                Entry::Link(link) => address = node.link(link),
+            }
+            rest = behind;
+        }
+    }
+
+    /// Number of names of a directory.
+    pub fn len(&self, dir: u64) -> usize {
+        self.roots.get(dir).map_or(0, |root| root.len as usize)
+    }
+
+    /// Number of names of all directories.
+    pub fn total(&self) -> u64 {
+        self.len
+    }
+
+    /// Whether there is no name in any directory.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The directories that have names, ascending. Takes memory and time for all of them.
+    pub fn dirs(&self) -> Vec<u64> {
+        let mut dirs: Vec<u64> = self.roots.iter().map(|root| root.dir).collect();
+        dirs.sort_unstable();
+        dirs
+    }
+
+    /// The names of a directory and their values, in the order of their bytes.
+    pub fn walk(&self, dir: u64) -> Walk<'_> {
+        Walk::new(&self.slabs, self.roots.get(dir).map(|root| root.node))
+    }
+
+    /// Bytes of memory that the index has taken from the allocator.
+    pub fn bytes(&self) -> usize {
+        self.slabs.bytes() + self.roots.bytes()
+    }
+
+    /// Whether any one name can be inserted. It can until 16 GiB of nodes are in use.
+    pub fn has_room(&self) -> bool {
+        self.slabs.has_room()
+    }
+
+    pub(crate) fn node(&self, address: u32) -> Node<'_> {
+        Node::new(self.slabs.block(address))
+    }
+
+    pub(crate) fn edit(&mut self, address: u32) -> NodeMut<'_> {
+        NodeMut::new(self.slabs.block_mut(address))
+    }
+
+    /// Sets the address of a node where it is kept.
+    pub(crate) fn set_place(&mut self, dir: u64, place: Place, address: u32) {
+        match place {
+            Place::Root => {
+                if let Some(root) = self.roots.get_mut(dir) {
+                    root.node = address;
+                }
+            }
+            Place::In { node, link } => self.edit(node).set_link(link, address),
+        }
+    }
+
+    /// Ensures that a node's block has room for `shape`, and returns the node's address, which may be another one.
+    pub(crate) fn make_room(&mut self, dir: u64, place: Place, address: u32, shape: Shape) -> u32 {
+        let needed = shape.bytes();
+        if needed <= self.slabs.block(address).1 {
+            return address;
+        }
+        let moved = self.move_node(address, needed);
+        self.set_place(dir, place, moved);
+        moved
+    }
+
+    /// Moves a node that has lost something to a smaller block if that saves enough, and returns its address.
+    pub(crate) fn fit(&mut self, address: u32) -> u32 {
+        let node = self.node(address);
+        let (_, size) = self.slabs.block(address);
+        let fitting = block_size(node.shape.bytes());
+        // A node that loses entries one by one moves only each time that it has lost an eighth.
+        if fitting + size / 8 >= size {
+            return address;
+        }
+        self.move_node(address, fitting)
+    }
+
+    fn move_node(&mut self, address: u32, bytes: usize) -> u32 {
+        let moved = self.slabs.allocate(bytes);
+        let (from, to) = self.slabs.two(address, moved);
+        NodeMut::new(to).copy(from, [&[], &[]]);
+        self.slabs.free(address);
+        moved
+    }
+}
+
+impl Default for Cart {
+    fn default() -> Cart {
+        Cart::new()
+    }
+}
+
+impl std::fmt::Debug for Cart {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Cart").field("names", &self.len).field("bytes", &self.bytes()).finish()
+    }
+}
