@@ -2,13 +2,10 @@
 //!
 //! Owns: the search, and moving a node between blocks. Does not own: changes of trees (`insert`, `remove`).
 
-use crate::node::{Entry, Node, NodeMut, Shape};
+use crate::node::{Entry, Node, NodeMut, Padded, Shape};
 use crate::roots::Roots;
 use crate::slab::{Slabs, block_size};
 use crate::walk::Walk;
-
-/// Longest name, in bytes.
-pub const NAME_MAX: usize = 255;
 
 /// The names of any number of directories, each with a value of 64 bits.
 #[derive(Clone)]
@@ -21,25 +18,10 @@ pub struct Cart {
 /// Where the address of a node is kept.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Place {
-    /// In the table of directories.
-    Root,
+    /// In the table of directories, at this place.
+    Root(usize),
     /// In a node, as this link.
     In { node: u32, link: usize },
-}
-
-/// The key of a name in a node, and the bytes behind the key. A name that ends has the key 0.
-#[inline]
-pub(crate) fn split_key(rest: &[u8]) -> (u8, &[u8]) {
-    match rest.split_first() {
-        Some((key, behind)) => (*key, behind),
-        None => (0, rest),
-    }
-}
-
-/// Whether a name that goes on with `rest` is that of the leaf at its key. A NUL in it is not the end of a name.
-#[inline]
-pub(crate) fn is_leaf(rest: &[u8]) -> bool {
-    rest.len() <= 1 && rest != [0]
 }
 
 impl Cart {
@@ -50,23 +32,26 @@ impl Cart {
 
     /// The value of a name.
     pub fn get(&self, dir: u64, name: &[u8]) -> Option<u64> {
-        let mut address = self.roots.get(dir)?.node;
-        let mut rest = name;
+        let mut address = self.roots.at(self.roots.find(dir)?).node;
+        let name = Padded::new(name)?;
+        let mut at = 0;
         loop {
-            let node = Node::new(self.slabs.block(address));
-            rest = rest.strip_prefix(node.prefix())?;
-            let (key, behind) = split_key(rest);
-            match node.find(key)? {
-                Entry::Leaf(leaf) => return is_leaf(rest).then(|| node.value(leaf)),
+            let node = self.node(address);
+            if !node.has_prefix(&name, at) {
+                return None;
+            }
+            at += node.shape.prefix;
+            match node.find(name.key(at))? {
+                Entry::Leaf(leaf) => return name.ends(at).then(|| node.value(leaf)),
                 Entry::Link(link) => address = node.link(link),
             }
-            rest = behind;
+            at += 1;
         }
     }
 
     /// Number of names of a directory.
     pub fn len(&self, dir: u64) -> usize {
-        self.roots.get(dir).map_or(0, |root| root.len as usize)
+        self.roots.find(dir).map_or(0, |place| self.roots.at(place).len as usize)
     }
 
     /// Number of names of all directories.
@@ -88,7 +73,7 @@ impl Cart {
 
     /// The names of a directory and their values, in the order of their bytes.
     pub fn walk(&self, dir: u64) -> Walk<'_> {
-        Walk::new(&self.slabs, self.roots.get(dir).map(|root| root.node))
+        Walk::new(&self.slabs, self.roots.find(dir).map(|place| self.roots.at(place).node))
     }
 
     /// Bytes of memory that the index has taken from the allocator.
@@ -110,33 +95,28 @@ impl Cart {
     }
 
     /// Sets the address of a node where it is kept.
-    pub(crate) fn set_place(&mut self, dir: u64, place: Place, address: u32) {
+    pub(crate) fn set_place(&mut self, place: Place, address: u32) {
         match place {
-            Place::Root => {
-                if let Some(root) = self.roots.get_mut(dir) {
-                    root.node = address;
-                }
-            }
+            Place::Root(place) => self.roots.at_mut(place).node = address,
             Place::In { node, link } => self.edit(node).set_link(link, address),
         }
     }
 
     /// Ensures that a node's block has room for `shape`, and returns the node's address, which may be another one.
-    pub(crate) fn make_room(&mut self, dir: u64, place: Place, address: u32, shape: Shape) -> u32 {
+    pub(crate) fn make_room(&mut self, place: Place, address: u32, shape: Shape) -> u32 {
         let needed = shape.bytes();
-        if needed <= self.slabs.block(address).1 {
+        if needed <= self.slabs.size(address) {
             return address;
         }
         let moved = self.move_node(address, needed);
-        self.set_place(dir, place, moved);
+        self.set_place(place, moved);
         moved
     }
 
     /// Moves a node that has lost something to a smaller block if that saves enough, and returns its address.
     pub(crate) fn fit(&mut self, address: u32) -> u32 {
-        let node = self.node(address);
-        let (_, size) = self.slabs.block(address);
-        let fitting = block_size(node.shape.bytes());
+        let size = self.slabs.size(address);
+        let fitting = block_size(self.node(address).shape.bytes());
         // A node that loses entries one by one moves only each time that it has lost an eighth.
         if fitting + size / 8 >= size {
             return address;
@@ -147,7 +127,7 @@ impl Cart {
     fn move_node(&mut self, address: u32, bytes: usize) -> u32 {
         let moved = self.slabs.allocate(bytes);
         let (from, to) = self.slabs.two(address, moved);
-        NodeMut::new(to).copy(from, [&[], &[]]);
+        NodeMut::new(to).copy(from);
         self.slabs.free(address);
         moved
     }

@@ -33,5 +33,6 @@ mod walk;
 #[cfg(test)]
 mod tests;
 
-pub use cart::{Cart, NAME_MAX};
+pub use cart::Cart;
+pub use node::NAME_MAX;
 pub use walk::Walk;

@@ -9,15 +9,16 @@
 //! | 1 | number of links, k |
 //! | 1 | length of the prefix, p |
 //! | 1 | bytes of each value, w: 1 to 8 |
+//! | p | prefix: bytes that all names of the node have at this place |
 //! | l | keys of the leaves, in no order |
 //! | k | keys of the links, in no order |
 //! | l w | values of the leaves, little-endian |
 //! | 4 k | links: addresses of nodes |
 //! | | free bytes |
-//! | p | prefix: bytes that all names of the node have at this place |
 //!
-//! The prefix ends where the block ends. So a node loses the first bytes of its prefix, as it does when another node is
-//! put above it, by a smaller length alone. The keys of leaves and links are one array, which one search covers.
+//! What a search reads of a node, the prefix and the keys, is in front and mostly in one line of the processor's cache.
+//! The keys of leaves and links are one array, which one search covers. The prefix becomes shorter or longer within the
+//! block, and what follows is moved.
 //!
 //! Edits are in place: their callers have made room.
 
@@ -31,6 +32,10 @@ const PREFIX: usize = 2;
 const WIDTH: usize = 3;
 /// Bytes of a link.
 const LINK: usize = 4;
+/// Bytes of a word.
+const WORD: usize = 8;
+/// Longest name, in bytes.
+pub const NAME_MAX: usize = 255;
 
 /// What a node has: enough to know how many bytes it needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,12 +51,6 @@ impl Shape {
     /// Bytes that a node of this shape needs.
     #[inline]
     pub(crate) fn bytes(self) -> usize {
-        self.front() + self.prefix
-    }
-
-    /// Bytes in front of the prefix and of free bytes.
-    #[inline]
-    fn front(self) -> usize {
         self.links_at() + LINK * self.links
     }
 
@@ -61,8 +60,13 @@ impl Shape {
     }
 
     #[inline]
+    fn keys_at(self) -> usize {
+        HEAD + self.prefix
+    }
+
+    #[inline]
     fn values_at(self) -> usize {
-        HEAD + self.leaves + self.links
+        self.keys_at() + self.leaves + self.links
     }
 
     #[inline]
@@ -83,6 +87,49 @@ pub(crate) fn width_of(value: u64) -> usize {
     ((71 - (value | 1).leading_zeros()) / 8) as usize
 }
 
+/// Eight bytes at a place, the first one lowest.
+#[inline]
+fn word(bytes: &[u8], at: usize) -> u64 {
+    u64::from_le_bytes(*bytes[at..].first_chunk().expect("a word behind any byte is readable"))
+}
+
+/// A name with bytes behind it, so that it can be read in words. The first one is NUL, which no name contains.
+pub(crate) struct Padded {
+    bytes: [u8; NAME_MAX + 1 + WORD],
+    len: usize,
+}
+
+impl Padded {
+    /// `None` if the bytes are no name.
+    #[inline]
+    pub(crate) fn new(name: &[u8]) -> Option<Padded> {
+        if name.is_empty() || name.len() > NAME_MAX {
+            return None;
+        }
+        let mut bytes = [0; NAME_MAX + 1 + WORD];
+        bytes[..name.len()].copy_from_slice(name);
+        Some(Padded { bytes, len: name.len() })
+    }
+
+    /// The byte at a place, or 0 at the end.
+    #[inline]
+    pub(crate) fn key(&self, at: usize) -> u8 {
+        self.bytes[at]
+    }
+
+    /// Whether the name ends with the key at a place, or in front of it if the key is 0.
+    #[inline]
+    pub(crate) fn ends(&self, at: usize) -> bool {
+        at == self.len || at + 1 == self.len && self.bytes[at] != 0
+    }
+
+    /// What follows a place.
+    #[inline]
+    pub(crate) fn rest(&self, at: usize) -> &[u8] {
+        &self.bytes[at..self.len]
+    }
+}
+
 /// What a key of a node stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Entry {
@@ -98,27 +145,40 @@ pub(crate) struct Node<'a> {
     /// The block and more bytes, so that values and keys can be read in vectors.
     bytes: &'a [u8],
     pub(crate) shape: Shape,
-    size: usize,
 }
 
 impl<'a> Node<'a> {
     #[inline]
-    pub(crate) fn new((bytes, size): (&'a [u8], usize)) -> Node<'a> {
-        Node { bytes, shape: Shape::of(bytes), size }
+    pub(crate) fn new(bytes: &'a [u8]) -> Node<'a> {
+        Node { bytes, shape: Shape::of(bytes) }
     }
 
     #[inline]
     pub(crate) fn prefix(&self) -> &'a [u8] {
-        &self.bytes[self.size - self.shape.prefix..self.size]
+        &self.bytes[HEAD..self.shape.keys_at()]
+    }
+
+    /// Whether a name goes on with the prefix at a place.
+    #[inline]
+    pub(crate) fn has_prefix(&self, name: &Padded, at: usize) -> bool {
+        let len = self.shape.prefix;
+        if len > WORD {
+            return name.rest(at).starts_with(self.prefix());
+        }
+        // Both are compared as words of which only the first `len` bytes count. A name has NUL behind its end, and a
+        // prefix has none.
+        let differ = word(self.bytes, HEAD) ^ word(&name.bytes, at);
+        len == 0 || differ << (64 - 8 * len) == 0
     }
 
     pub(crate) fn keys(&self) -> &'a [u8] {
-        &self.bytes[HEAD..HEAD + self.shape.entries()]
+        &self.bytes[self.shape.keys_at()..self.shape.values_at()]
     }
 
     #[inline]
     pub(crate) fn find(&self, key: u8) -> Option<Entry> {
-        search::position(&self.bytes[HEAD..], self.shape.entries(), key).map(|place| self.entry(place))
+        let place = search::position(&self.bytes[self.shape.keys_at()..], self.shape.entries(), key)?;
+        Some(self.entry(place))
     }
 
     /// The entry of the key at a place of the array of keys.
@@ -139,8 +199,7 @@ impl<'a> Node<'a> {
     pub(crate) fn value(&self, leaf: usize) -> u64 {
         let width = self.shape.width;
         let at = self.shape.values_at() + leaf * width;
-        let whole = u64::from_le_bytes(*self.bytes[at..].first_chunk().expect("8 bytes behind any are readable"));
-        whole & (u64::MAX >> (64 - 8 * width))
+        word(self.bytes, at) & (u64::MAX >> (64 - 8 * width))
     }
 
     #[inline]
@@ -172,60 +231,48 @@ impl<'a> NodeMut<'a> {
         self.bytes[WIDTH] = shape.width as u8;
     }
 
-    /// Makes the block a node without entries, whose prefix consists of three pieces.
-    pub(crate) fn make(&mut self, prefix: [&[u8]; 3], width: usize) {
-        let len = prefix.iter().map(|piece| piece.len()).sum();
-        self.keep(Shape { leaves: 0, links: 0, prefix: len, width });
-        let mut at = self.bytes.len() - len;
-        for piece in prefix {
-            self.bytes[at..at + piece.len()].copy_from_slice(piece);
-            at += piece.len();
-        }
+    /// Makes the block a node without entries.
+    pub(crate) fn make(&mut self, prefix: &[u8], width: usize) {
+        self.keep(Shape { leaves: 0, links: 0, prefix: prefix.len(), width });
+        self.bytes[HEAD..HEAD + prefix.len()].copy_from_slice(prefix);
     }
 
-    /// Makes the block a copy of `other`, with these bytes in front of its prefix.
-    pub(crate) fn copy(&mut self, other: &[u8], above: [&[u8]; 2]) {
-        let shape = Shape::of(other);
-        self.make([above[0], above[1], &other[other.len() - shape.prefix..]], shape.width);
-        let front = shape.front();
-        let prefix = self.shape().prefix;
-        self.bytes[HEAD..front].copy_from_slice(&other[HEAD..front]);
-        self.keep(Shape { prefix, ..shape });
+    /// Makes the block a copy of another one.
+    pub(crate) fn copy(&mut self, other: &[u8]) {
+        let len = Shape::of(other).bytes();
+        self.bytes[..len].copy_from_slice(&other[..len]);
     }
 
-    /// Drops all bytes of the prefix but the last `len`.
-    pub(crate) fn shorten_prefix(&mut self, len: usize) {
+    /// Drops the first `count` bytes of the prefix.
+    pub(crate) fn shorten_prefix(&mut self, count: usize) {
         let shape = self.shape();
-        debug_assert!(len <= shape.prefix);
-        self.keep(Shape { prefix: len, ..shape });
+        self.bytes.copy_within(HEAD + count..shape.bytes(), HEAD);
+        self.keep(Shape { prefix: shape.prefix - count, ..shape });
     }
 
-    /// Puts two pieces in front of the prefix.
-    pub(crate) fn lengthen_prefix(&mut self, above: [&[u8]; 2]) {
-        let mut shape = self.shape();
-        for piece in above.into_iter().rev() {
-            let end = self.bytes.len() - shape.prefix;
-            self.bytes[end - piece.len()..end].copy_from_slice(piece);
-            shape.prefix += piece.len();
-        }
-        self.keep(shape);
+    /// Puts a prefix and a key in front of the prefix.
+    pub(crate) fn lengthen_prefix(&mut self, above: &[u8], key: u8) {
+        let shape = self.shape();
+        let len = above.len() + 1;
+        self.bytes.copy_within(HEAD..shape.bytes(), HEAD + len);
+        self.bytes[HEAD..HEAD + above.len()].copy_from_slice(above);
+        self.bytes[HEAD + above.len()] = key;
+        self.keep(Shape { prefix: shape.prefix + len, ..shape });
     }
 
     /// Puts a byte behind the prefix.
     pub(crate) fn push_prefix(&mut self, last: u8) {
         let shape = self.shape();
-        let end = self.bytes.len();
-        self.bytes.copy_within(end - shape.prefix..end, end - shape.prefix - 1);
-        self.bytes[end - 1] = last;
+        self.bytes.copy_within(shape.keys_at()..shape.bytes(), shape.keys_at() + 1);
+        self.bytes[shape.keys_at()] = last;
         self.keep(Shape { prefix: shape.prefix + 1, ..shape });
     }
 
     /// Takes the last byte of the prefix away.
     pub(crate) fn pop_prefix(&mut self) -> u8 {
         let shape = self.shape();
-        let end = self.bytes.len();
-        let last = self.bytes[end - 1];
-        self.bytes.copy_within(end - shape.prefix..end - 1, end - shape.prefix + 1);
+        let last = self.bytes[shape.keys_at() - 1];
+        self.bytes.copy_within(shape.keys_at()..shape.bytes(), shape.keys_at() - 1);
         self.keep(Shape { prefix: shape.prefix - 1, ..shape });
         last
     }
@@ -237,7 +284,7 @@ impl<'a> NodeMut<'a> {
         if width <= from.width {
             return;
         }
-        let links = from.links_at()..from.front();
+        let links = from.links_at()..from.bytes();
         self.bytes.copy_within(links, to.links_at());
         for leaf in (0..from.leaves).rev() {
             let mut value = [0; 8];
@@ -253,10 +300,11 @@ impl<'a> NodeMut<'a> {
     pub(crate) fn add_leaf(&mut self, key: u8, value: u64) {
         let from = self.shape();
         let to = Shape { leaves: from.leaves + 1, ..from };
-        self.bytes.copy_within(from.links_at()..from.front(), to.links_at());
+        self.bytes.copy_within(from.links_at()..from.bytes(), to.links_at());
         self.bytes.copy_within(from.values_at()..from.links_at(), to.values_at());
-        self.bytes.copy_within(HEAD + from.leaves..from.values_at(), HEAD + from.leaves + 1);
-        self.bytes[HEAD + from.leaves] = key;
+        let end = from.keys_at() + from.leaves;
+        self.bytes.copy_within(end..from.values_at(), end + 1);
+        self.bytes[end] = key;
         self.keep(to);
         self.set_value(from.leaves, value);
     }
@@ -265,7 +313,7 @@ impl<'a> NodeMut<'a> {
     pub(crate) fn add_link(&mut self, key: u8, address: u32) {
         let from = self.shape();
         let to = Shape { links: from.links + 1, ..from };
-        self.bytes.copy_within(from.values_at()..from.front(), to.values_at());
+        self.bytes.copy_within(from.values_at()..from.bytes(), to.values_at());
         self.bytes[from.values_at()] = key;
         self.keep(to);
         self.set_link(from.links, address);
@@ -286,12 +334,13 @@ impl<'a> NodeMut<'a> {
     pub(crate) fn remove_leaf(&mut self, leaf: usize) {
         let from = self.shape();
         let to = Shape { leaves: from.leaves - 1, ..from };
-        self.bytes[HEAD + leaf] = self.bytes[HEAD + to.leaves];
+        let end = from.keys_at() + to.leaves;
+        self.bytes[from.keys_at() + leaf] = self.bytes[end];
         let last = from.values_at() + to.leaves * from.width;
         self.bytes.copy_within(last..last + from.width, from.values_at() + leaf * from.width);
-        self.bytes.copy_within(HEAD + from.leaves..from.values_at(), HEAD + to.leaves);
+        self.bytes.copy_within(end + 1..from.values_at(), end);
         self.bytes.copy_within(from.values_at()..last, to.values_at());
-        self.bytes.copy_within(from.links_at()..from.front(), to.links_at());
+        self.bytes.copy_within(from.links_at()..from.bytes(), to.links_at());
         self.keep(to);
     }
 
@@ -299,9 +348,9 @@ impl<'a> NodeMut<'a> {
     pub(crate) fn remove_link(&mut self, link: usize) {
         let from = self.shape();
         let to = Shape { links: from.links - 1, ..from };
-        let keys = HEAD + from.leaves;
+        let keys = from.keys_at() + from.leaves;
         self.bytes[keys + link] = self.bytes[keys + to.links];
-        let last = from.front() - LINK;
+        let last = from.bytes() - LINK;
         self.bytes.copy_within(last..last + LINK, from.links_at() + link * LINK);
         self.bytes.copy_within(from.values_at()..last, to.values_at());
         self.keep(to);

@@ -3,8 +3,8 @@
 //! Owns: how a tree shrinks, so that its form depends on its names alone. Does not own: the layout of a node (`node`).
 
 use crate::Cart;
-use crate::cart::{NAME_MAX, Place, is_leaf, split_key};
-use crate::node::{Entry, NodeMut, Shape, width_of};
+use crate::cart::Place;
+use crate::node::{Entry, NAME_MAX, NodeMut, Padded, Shape, width_of};
 
 /// The way to a node: where its address is kept, and the same of the two nodes above. A removal changes no more.
 #[derive(Clone, Copy)]
@@ -15,63 +15,66 @@ struct Way {
 }
 
 impl Way {
-    const ROOT: Way = Way { place: Place::Root, above: Place::Root, above_that: Place::Root };
+    fn to_root(root: Place) -> Way {
+        Way { place: root, above: root, above_that: root }
+    }
 
     fn down(self, place: Place) -> Way {
         Way { place, above: self.place, above_that: self.above }
     }
 
     fn up(self) -> Way {
-        Way { place: self.above, above: self.above_that, above_that: Place::Root }
+        Way { place: self.above, above: self.above_that, ..self }
     }
 }
 
 impl Cart {
     /// Removes a name, and returns its value.
     pub fn remove(&mut self, dir: u64, name: &[u8]) -> Option<u64> {
-        let root = self.roots.get(dir)?;
-        let (mut address, mut way, mut rest) = (root.node, Way::ROOT, name);
+        let root = self.roots.find(dir)?;
+        let name = Padded::new(name)?;
+        let (mut address, mut way, mut at) = (self.roots.at(root).node, Way::to_root(Place::Root(root)), 0);
         let (leaf, value) = loop {
             let node = self.node(address);
-            rest = rest.strip_prefix(node.prefix())?;
-            let (key, behind) = split_key(rest);
-            match node.find(key)? {
-                Entry::Leaf(leaf) if is_leaf(rest) => break (leaf, node.value(leaf)),
+            if !node.has_prefix(&name, at) {
+                return None;
+            }
+            at += node.shape.prefix;
+            match node.find(name.key(at))? {
+                Entry::Leaf(leaf) if name.ends(at) => break (leaf, node.value(leaf)),
                 Entry::Leaf(_) => return None,
                 Entry::Link(link) => {
                     way = way.down(Place::In { node: address, link });
                     address = node.link(link);
+                    at += 1;
                 }
             }
-            rest = behind;
         };
         self.len -= 1;
-        if let Some(root) = self.roots.get_mut(dir) {
-            root.len -= 1;
-        }
+        self.roots.at_mut(root).len -= 1;
         if self.node(address).shape.entries() > 1 {
             self.edit(address).remove_leaf(leaf);
-            self.settle(dir, way, address);
+            self.settle(way, address);
             return Some(value);
         }
         // A tail goes with its name, and the node above loses the link to it.
         self.slabs.free(address);
         match way.place {
-            Place::Root => self.roots.remove(dir),
+            Place::Root(root) => self.roots.remove(root),
             Place::In { node, link } => {
                 self.edit(node).remove_link(link);
-                self.settle(dir, way.up(), node);
+                self.settle(way.up(), node);
             }
         }
         Some(value)
     }
 
     /// Gives a node that has lost an entry the form that its names need.
-    fn settle(&mut self, dir: u64, way: Way, address: u32) {
+    fn settle(&mut self, way: Way, address: u32) {
         let node = self.node(address);
         if node.shape.entries() == 1 {
             match (node.entry(0), node.keys()[0]) {
-                (Entry::Leaf(_), 0) if node.shape.prefix == 0 => return self.lift_leaf(dir, way, address),
+                (Entry::Leaf(_), 0) if node.shape.prefix == 0 => return self.lift_leaf(way, address),
                 (Entry::Leaf(_), 0) => {
                     // The name ends with the prefix, so its last byte becomes the key.
                     let value = node.value(0);
@@ -81,17 +84,17 @@ impl Cart {
                     node.add_leaf(key, value);
                 }
                 (Entry::Leaf(_), _) => {}
-                (Entry::Link(_), _) => return self.join(dir, way.place, address),
+                (Entry::Link(_), _) => return self.join(way.place, address),
             }
         }
         let fitting = self.fit(address);
         if fitting != address {
-            self.set_place(dir, way.place, fitting);
+            self.set_place(way.place, fitting);
         }
     }
 
     /// A node without a prefix has only the name that ends there: its value goes into the node above.
-    fn lift_leaf(&mut self, dir: u64, way: Way, address: u32) {
+    fn lift_leaf(&mut self, way: Way, address: u32) {
         let value = self.node(address).value(0);
         let Place::In { node: above, link } = way.place else {
             unreachable!("a root without a prefix and with the empty name alone, which is no name")
@@ -101,7 +104,7 @@ impl Cart {
         let width = node.shape.width.max(width_of(value));
         let shape = Shape { leaves: node.shape.leaves + 1, links: node.shape.links - 1, width, ..node.shape };
         self.slabs.free(address);
-        let above = self.make_room(dir, way.above, above, shape);
+        let above = self.make_room(way.above, above, shape);
         let mut node = self.edit(above);
         node.remove_link(link);
         node.widen(width);
@@ -109,7 +112,7 @@ impl Cart {
     }
 
     /// A node has only one node below it: both become one, whose prefix is that of both and the key between them.
-    fn join(&mut self, dir: u64, place: Place, address: u32) {
+    fn join(&mut self, place: Place, address: u32) {
         let node = self.node(address);
         let (key, below) = (node.keys()[0], node.link(0));
         let len = node.shape.prefix;
@@ -117,17 +120,19 @@ impl Cart {
         above[..len].copy_from_slice(node.prefix());
         let node = self.node(below);
         let needed = Shape { prefix: node.shape.prefix + len + 1, ..node.shape }.bytes();
-        let joined = if needed <= self.slabs.block(below).1 {
-            self.edit(below).lengthen_prefix([&above[..len], &[key]]);
+        let joined = if needed <= self.slabs.size(below) {
+            self.edit(below).lengthen_prefix(&above[..len], key);
             below
         } else {
             let joined = self.slabs.allocate(needed);
             let (from, to) = self.slabs.two(below, joined);
-            NodeMut::new(to).copy(from, [&above[..len], &[key]]);
+            let mut node = NodeMut::new(to);
+            node.copy(from);
+            node.lengthen_prefix(&above[..len], key);
             self.slabs.free(below);
             joined
         };
         self.slabs.free(address);
-        self.set_place(dir, place, joined);
+        self.set_place(place, joined);
     }
 }

@@ -71,20 +71,23 @@ impl Roots {
         at
     }
 
+    /// The place of a directory that has names. It is its place until the table is changed.
     #[inline]
-    pub(crate) fn get(&self, dir: u64) -> Option<&Root> {
+    pub(crate) fn find(&self, dir: u64) -> Option<usize> {
         if self.len == 0 {
             return None;
         }
-        Some(&self.places[self.place(dir)]).filter(|root| root.node != NONE)
+        Some(self.place(dir)).filter(|place| self.places[*place].node != NONE)
     }
 
-    pub(crate) fn get_mut(&mut self, dir: u64) -> Option<&mut Root> {
-        if self.len == 0 {
-            return None;
-        }
-        let place = self.place(dir);
-        Some(&mut self.places[place]).filter(|root| root.node != NONE)
+    #[inline]
+    pub(crate) fn at(&self, place: usize) -> &Root {
+        &self.places[place]
+    }
+
+    #[inline]
+    pub(crate) fn at_mut(&mut self, place: usize) -> &mut Root {
+        &mut self.places[place]
     }
 
     /// Adds a directory that is not there.
@@ -98,9 +101,9 @@ impl Roots {
         self.len += 1;
     }
 
-    /// Removes a directory that is there.
-    pub(crate) fn remove(&mut self, dir: u64) {
-        let mut free = self.place(dir);
+    /// Removes the directory at a place.
+    pub(crate) fn remove(&mut self, place: usize) {
+        let mut free = place;
         let mut at = free;
         loop {
             at = self.after(at);

@@ -155,11 +155,16 @@ impl Slabs {
         self.count + SLABS_FOR_A_CHANGE <= SLABS_MAX
     }
 
-    /// A block and what is readable behind it, and its size.
+    /// A block and what is readable behind it.
     #[inline]
-    pub(crate) fn block(&self, address: u32) -> (&[u8], usize) {
-        let slab = &self.slabs[(address >> OFFSET_BITS) as usize];
-        (&slab.bytes[offset(address)..], usize::from(slab.size))
+    pub(crate) fn block(&self, address: u32) -> &[u8] {
+        &self.slabs[(address >> OFFSET_BITS) as usize].bytes[offset(address)..]
+    }
+
+    /// Size of a block.
+    #[inline]
+    pub(crate) fn size(&self, address: u32) -> usize {
+        self.slabs[(address >> OFFSET_BITS) as usize].size.into()
     }
 
     /// A block to be written, exactly.

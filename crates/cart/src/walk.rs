@@ -2,8 +2,7 @@
 //!
 //! Owns: the way through the tree. Does not own: the nodes.
 
-use crate::cart::NAME_MAX;
-use crate::node::{Entry, Node};
+use crate::node::{Entry, NAME_MAX, Node};
 use crate::slab::Slabs;
 
 /// A node on the way to the present name.

@@ -14,7 +14,7 @@ impl Cart {
             while let Some((address, is_root)) = todo.pop() {
                 let node = self.node(address);
                 let Shape { leaves, links, prefix, width } = node.shape;
-                let (_, size) = self.slabs.block(address);
+                let size = self.slabs.size(address);
                 assert!(node.shape.bytes() <= size && (1..=8).contains(&width));
                 assert!(block_size(node.shape.bytes()) + size / 8 + 8 >= size, "{:?} has {size} bytes", node.shape);
                 let is_tail = leaves == 1 && links == 0 && node.keys()[0] != 0;
