@@ -159,16 +159,21 @@ impl<'a> Node<'a> {
     }
 
     /// Whether a name goes on with the prefix at a place.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn has_prefix(&self, name: &Padded, at: usize) -> bool {
         let len = self.shape.prefix;
         if len > WORD {
-            return name.rest(at).starts_with(self.prefix());
+            return self.has_long_prefix(name, at);
         }
         // Both are compared as words of which only the first `len` bytes count. A name has NUL behind its end, and a
         // prefix has none.
         let differ = word(self.bytes, HEAD) ^ word(&name.bytes, at);
         len == 0 || differ << (64 - 8 * len) == 0
+    }
+
+    #[inline(never)]
+    fn has_long_prefix(&self, name: &Padded, at: usize) -> bool {
+        name.rest(at).starts_with(self.prefix())
     }
 
     pub(crate) fn keys(&self) -> &'a [u8] {
