@@ -317,10 +317,13 @@ fn shuffled(count: usize) -> Vec<u32> {
     order
 }
 
+/// An index by its name, and its measurement.
+type Run = (&'static str, fn(&Names, &Names) -> Row);
+
 fn compare(names: &Names, rounds: usize) {
     let asked_for = names.reordered(&shuffled(names.places.len()));
     let one = std::env::var("AMPHI_INDEX").ok();
-    let runs: Vec<(&str, fn(&Names, &Names) -> Row)> = vec![
+    let runs: Vec<Run> = vec![
         (Cart::NAME, run::<Cart>),
         (<BTreeMap<Box<[u8]>, u64>>::NAME, run::<BTreeMap<Box<[u8]>, u64>>),
         (<HashMap<Box<[u8]>, u64>>::NAME, run::<HashMap<Box<[u8]>, u64>>),

@@ -1,4 +1,4 @@
-//! `Walk`: the names of a directory, one after the other.
+//! The names of a directory: one after the other in their order (`Walk`), or all of them in no order (`for_each`).
 //!
 //! Owns: the way through the tree. Does not own: the nodes.
 
@@ -30,6 +30,42 @@ impl<'a> Walk<'a> {
             walk.enter(root);
         }
         walk
+    }
+
+    /// Calls `visit` for all names, in the order in which nodes have their entries.
+    pub(crate) fn for_each(mut self, mut visit: impl FnMut(&[u8], u64)) {
+        // What is left to do of a node: the links from this one on. Leaves are visited when the node is entered.
+        let mut links = Vec::with_capacity(self.frames.len());
+        if let Some(frame) = self.frames.last() {
+            Self::leaves(self.slabs, frame, &mut self.name, &mut visit);
+            links.push(0);
+        }
+        while let (Some(frame), Some(link)) = (self.frames.last(), links.last_mut()) {
+            let node = Node::new(self.slabs.block(frame.node));
+            if *link == node.shape.links {
+                self.frames.pop();
+                links.pop();
+                continue;
+            }
+            self.name.truncate(frame.len);
+            self.name.push(node.keys()[node.shape.leaves + *link]);
+            let below = node.link(*link);
+            *link += 1;
+            self.enter(below);
+            if let Some(frame) = self.frames.last() {
+                Self::leaves(self.slabs, frame, &mut self.name, &mut visit);
+            }
+            links.push(0);
+        }
+    }
+
+    fn leaves(slabs: &Slabs, frame: &Frame, name: &mut Vec<u8>, visit: &mut impl FnMut(&[u8], u64)) {
+        let node = Node::new(slabs.block(frame.node));
+        for (leaf, key) in node.keys()[..node.shape.leaves].iter().enumerate() {
+            name.truncate(frame.len);
+            name.extend((*key != 0).then_some(*key));
+            visit(name, node.value(leaf));
+        }
     }
 
     fn enter(&mut self, address: u32) {

@@ -51,7 +51,7 @@ fn bytes_are_exact() {
             1 => write!(name, "{:0width$}", n, width = (n % 200) as usize),
             _ => write!(name, "{n:x}-result of run {n}.hdf5"),
         };
-        if n % 5 == 0 { n % 1000 } else { 1 }
+        if n.is_multiple_of(5) { n % 1000 } else { 1 }
     };
     for _ in 0..rounds {
         let mut most = 0;

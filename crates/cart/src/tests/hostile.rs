@@ -7,19 +7,20 @@ use crate::{Cart, NAME_MAX};
 #[test]
 fn every_name_begins_the_next() {
     let name = [b'n'; NAME_MAX];
+    let longest = if cfg!(miri) { 30 } else { NAME_MAX };
     for from_the_end in [false, true] {
         let mut cart = Cart::new();
-        let order = |n: usize| if from_the_end { NAME_MAX - n } else { n + 1 };
-        for n in 0..NAME_MAX {
+        let order = |n: usize| if from_the_end { longest - n } else { n + 1 };
+        for n in 0..longest {
             assert_eq!(cart.insert(7, &name[..order(n)], n as u64), None);
         }
         cart.check();
         let mut walk = cart.walk(7);
-        for len in 1..=NAME_MAX {
+        for len in 1..=longest {
             assert_eq!(walk.next().map(|(name, _)| name.len()), Some(len));
         }
         assert_eq!(walk.next(), None);
-        for n in (0..NAME_MAX).rev() {
+        for n in (0..longest).rev() {
             assert_eq!(cart.remove(7, &name[..order(n)]), Some(n as u64));
             cart.check();
         }
@@ -75,7 +76,9 @@ fn the_largest_node() {
     }
     for byte in 0..=255 {
         assert_eq!(cart.remove(1, &name(byte)), Some(u64::MAX - u64::from(byte)));
-        cart.check();
+        if !cfg!(miri) || byte % 32 == 0 {
+            cart.check();
+        }
     }
     assert_eq!(cart.bytes(), 0);
 }

@@ -59,6 +59,9 @@ fn compare(cart: &Cart, model: &Model) {
             count += 1;
         }
         assert_eq!(cart.len(dir), count);
+        let mut all = BTreeMap::new();
+        cart.for_each(dir, |name, value| assert_eq!(all.insert(name.to_vec(), value), None));
+        assert!(all.iter().eq(model.range((dir, vec![])..).take(count).map(|((_, name), value)| (name, value))));
     }
     assert_eq!(wanted.next(), None);
     assert_eq!(cart.total(), model.len() as u64);
