@@ -3,6 +3,7 @@
 
 mod formats;
 mod harness;
+mod index;
 mod listing;
 mod model;
 mod permissions;
