@@ -13,6 +13,16 @@ proptest! {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2_000))]
+
+    /// Goal: the index of names answers as an ordered map. Method: random changes of names that share beginnings.
+    #[test]
+    fn names(bytes in proptest::collection::vec(any::<u8>(), 8..1_000)) {
+        amphi_fuzzing::names(&bytes);
+    }
+}
+
+proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
 
     /// Goal: no items of a log panic a start, a check or an answer. Method: random changes of the items of a small file

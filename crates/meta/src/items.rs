@@ -3,7 +3,8 @@
 //! Owns: the two directions. Does not own: the log and its order (`zone`).
 //!
 //! Loading is idempotent and accepts items in any order; a later value of a key replaces an earlier one. So recovery
-//! may load a checkpoint and then the log over it, or the merged items once.
+//! may load a checkpoint and then the log over it, or the merged items once. It is cheaper to load the item
+//! `tag::META` first, because it has the key of the hash that places entries.
 
 use crate::MetaStore;
 use crate::codec::{self, ItemKey};
@@ -15,7 +16,9 @@ impl MetaStore {
     pub fn unload(&mut self, key: &[u8]) -> Result<(), String> {
         match ItemKey::decode(key)? {
             ItemKey::Dentry { dir, cookie } => {
-                self.index.remove(dir, cookie);
+                if let Some(entry) = self.index.get(dir, cookie) {
+                    self.index.remove(dir, &entry.name);
+                }
             }
             ItemKey::Inode(local) => {
                 self.inodes.remove(&local);
@@ -32,7 +35,10 @@ impl MetaStore {
 impl ItemStore for MetaStore {
     fn load(&mut self, key: &[u8], value: &[u8]) -> Result<(), String> {
         match ItemKey::decode(key)? {
-            ItemKey::Dentry { dir, cookie } => self.index.insert(dir, cookie, codec::decode_dentry(key, value)?),
+            ItemKey::Dentry { dir, cookie } => {
+                let entry = codec::decode_dentry(key, value)?;
+                self.index.insert(dir, cookie, &entry.name, entry.named());
+            }
             ItemKey::Inode(local) => {
                 self.inodes.insert(local, codec::decode_inode(key, value)?);
             }

@@ -12,10 +12,9 @@
 //! one target, call both together; for several, the server holds its locks in between. A list that is applied at
 //! recovery must not have been applied before; the server records that in the same `Txn`.
 
-use crate::codec::ItemKey;
 use crate::inode::InodeFlags;
 use crate::store::Dirty;
-use crate::{Dentry, Inode, MetaStore};
+use crate::{Inode, MetaStore, Named};
 use amphi_types::item::Txn;
 use amphi_types::{Acls, Advice, Errno, Ino, Kind, Layout, Name, TargetId, Timespec, limits};
 use serde::{Deserialize, Serialize};
@@ -214,7 +213,7 @@ impl MetaStore {
             Part::RemoveDentry { dir, name, expect } | Part::ReplaceDentry { dir, name, expect, .. } => {
                 self.planned_dir(*dir)?;
                 match self.index.find(dir.local(), name.as_bytes()) {
-                    Some((_, entry)) if entry.child == *expect => {}
+                    Some(named) if named.child == *expect => {}
                     _ => return Err(Refusal::Conflict),
                 }
             }
@@ -289,16 +288,16 @@ impl MetaStore {
         let at = |inode: &Inode| if inode.times.ctime > now { late } else { now };
         match part {
             Part::InsertDentry { dir, name, child, kind } => {
-                let entry = Dentry { child: *child, kind: *kind, name: name.as_bytes().into() };
-                self.put_dentry(dir.local(), entry, dirty);
+                let named = Named { child: *child, kind: *kind };
+                self.put_dentry(dir.local(), name.as_bytes(), named, dirty);
             }
             Part::RemoveDentry { dir, name, .. } => self.drop_dentry(dir.local(), name.as_bytes(), dirty),
             Part::ReplaceDentry { dir, name, child, kind, .. } => {
-                let dir = dir.local();
-                if let Some((cookie, _)) = self.index.find(dir, name.as_bytes()) {
-                    let entry = Dentry { child: *child, kind: *kind, name: name.as_bytes().into() };
-                    self.index.insert(dir, cookie, entry);
-                    dirty.mark(ItemKey::Dentry { dir, cookie });
+                let (dir, name) = (dir.local(), name.as_bytes());
+                if self.index.find(dir, name).is_some() {
+                    let cookie = self.index.cookie(dir, name);
+                    self.index.insert(dir, cookie, name, Named { child: *child, kind: *kind });
+                    dirty.dentry(dir, cookie, name);
                 }
             }
             Part::MakeInode(new) => self.insert_inode(new, now, dirty),
@@ -340,17 +339,16 @@ impl MetaStore {
         }
     }
 
-    fn put_dentry(&mut self, dir: u64, entry: Dentry, dirty: &mut Dirty) {
-        let Some(cookie) = self.index.free_cookie(dir, &entry.name) else { return };
-        self.index.insert(dir, cookie, entry);
-        dirty.mark(ItemKey::Dentry { dir, cookie });
+    fn put_dentry(&mut self, dir: u64, name: &[u8], named: Named, dirty: &mut Dirty) {
+        let Some(cookie) = self.index.free_cookie(dir, name) else { return };
+        self.index.insert(dir, cookie, name, named);
+        dirty.dentry(dir, cookie, name);
         self.edit(self.ino(dir), dirty, |inode| inode.dir.entries += 1);
     }
 
     fn drop_dentry(&mut self, dir: u64, name: &[u8], dirty: &mut Dirty) {
-        let Some((cookie, _)) = self.index.find(dir, name) else { return };
-        self.index.remove(dir, cookie);
-        dirty.mark(ItemKey::Dentry { dir, cookie });
+        let Some(cookie) = self.index.remove(dir, name) else { return };
+        dirty.dentry(dir, cookie, name);
         self.edit(self.ino(dir), dirty, |inode| inode.dir.entries -= 1);
     }
 }

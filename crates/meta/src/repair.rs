@@ -9,7 +9,7 @@
 
 use crate::codec::ItemKey;
 use crate::inode::InodeFlags;
-use crate::{Dentry, MetaStore, NodeSpec};
+use crate::{Dentry, MetaStore, Named, NodeSpec};
 use amphi_types::item::Txn;
 use amphi_types::{Acls, Cred, Ino, Kind, Name, Result, TargetId, Timespec};
 use std::collections::{BTreeMap, BTreeSet};
@@ -32,6 +32,8 @@ pub struct Repair {
 
 /// An entry by its place.
 type Place = (Ino, u64);
+/// The names that have had the cookie of a directory entry; none for other items.
+type EntryNames = BTreeSet<Box<[u8]>>;
 
 /// Changes the stores of all targets of a cluster, with no operation under way between them. Afterwards each name leads
 /// to an inode, each live inode has a name, and counts are right.
@@ -57,7 +59,8 @@ pub fn repair_cluster(stores: &mut [&mut MetaStore], now: Timespec) -> Result<Re
 
 struct Work<'a, 'b> {
     stores: &'a mut [&'b mut MetaStore],
-    touched: BTreeMap<TargetId, BTreeSet<ItemKey>>,
+    /// Keys of changed items.
+    touched: BTreeMap<TargetId, BTreeMap<ItemKey, EntryNames>>,
     steps: Vec<String>,
     now: Timespec,
 }
@@ -72,12 +75,17 @@ impl Work<'_, '_> {
     }
 
     fn touch(&mut self, target: TargetId, key: ItemKey) {
-        self.touched.entry(target).or_default().insert(key);
+        self.touched.entry(target).or_default().entry(key).or_default();
+    }
+
+    fn touch_entry(&mut self, (dir, cookie): Place, name: &[u8]) {
+        let key = ItemKey::Dentry { dir: dir.local(), cookie };
+        self.touched.entry(dir.target()).or_default().entry(key).or_default().insert(name.into());
     }
 
     /// All entries: place, child, kind and name.
     fn entries(&self) -> Vec<(Place, Dentry)> {
-        self.stores.iter().flat_map(|s| s.dentries()).map(|(dir, cookie, e)| ((dir, cookie), e.clone())).collect()
+        self.stores.iter().flat_map(|s| s.dentries()).map(|(dir, cookie, e)| ((dir, cookie), e)).collect()
     }
 
     fn path(&self, names: &BTreeMap<Ino, (Ino, String)>, dir: Ino, name: &[u8]) -> String {
@@ -94,11 +102,12 @@ impl Work<'_, '_> {
         format!("...{path} (below directory {at})")
     }
 
-    fn drop_entry(&mut self, (dir, cookie): Place) {
+    fn drop_entry(&mut self, place: Place, name: &[u8]) {
+        let dir = place.0;
         if let Some(store) = self.store(dir.target()) {
-            store.index.remove(dir.local(), cookie);
+            store.index.remove(dir.local(), name);
         }
-        self.touch(dir.target(), ItemKey::Dentry { dir: dir.local(), cookie });
+        self.touch_entry(place, name);
     }
 
     fn change(&mut self, ino: Ino, change: impl FnOnce(&mut crate::Inode)) {
@@ -131,26 +140,26 @@ impl Work<'_, '_> {
             let path = self.path(&names, place.0, &e.name);
             if !self.inode(place.0).is_some_and(|dir| dir.kind == Kind::Dir) {
                 self.steps.push(format!("the name {path} is removed: its directory is gone"));
-                self.drop_entry(place);
+                self.drop_entry(place, &e.name);
                 continue;
             }
             let Some(inode) = self.inode(e.child).filter(|inode| !inode.pending.destroy) else {
                 self.steps.push(format!("the name {path} is removed: inode {} is gone, and what it had", e.child));
-                self.drop_entry(place);
+                self.drop_entry(place, &e.name);
                 continue;
             };
             let (kind, parent) = (inode.kind, inode.dir.parent);
             if kind == Kind::Dir && (e.child == Ino::ROOT || kept.get(&e.child).is_some_and(|k| *k != place)) {
                 self.steps.push(format!("the name {path} is removed: directory {} has another", e.child));
-                self.drop_entry(place);
+                self.drop_entry(place, &e.name);
                 continue;
             }
             if kind != e.kind {
                 self.steps.push(format!("the name {path} says {:?}, and will say {kind:?}", e.kind));
                 if let Some(store) = self.store(place.0.target()) {
-                    store.index.insert(place.0.local(), place.1, Dentry { kind, ..e.clone() });
+                    store.index.insert(place.0.local(), place.1, &e.name, Named { kind, ..e.named() });
                 }
-                self.touch(place.0.target(), ItemKey::Dentry { dir: place.0.local(), cookie: place.1 });
+                self.touch_entry(place, &e.name);
             }
             if kind == Kind::Dir && parent != place.0 {
                 self.steps.push(format!("directory {path} gets {} as its parent, not {parent}", place.0));
@@ -180,8 +189,8 @@ impl Work<'_, '_> {
         self.steps.push(format!("{kind:?} {ino}, which has no name that leads to it, gets /{LOST_FOUND}/#{}", ino.0));
         let Some(store) = self.store(dir.target()) else { return Ok(()) };
         let cookie = store.index.free_cookie(dir.local(), &name).ok_or(amphi_types::Errno::NoSpace)?;
-        store.index.insert(dir.local(), cookie, Dentry { child: ino, kind, name });
-        self.touch(dir.target(), ItemKey::Dentry { dir: dir.local(), cookie });
+        store.index.insert(dir.local(), cookie, &name, Named { child: ino, kind });
+        self.touch_entry((dir, cookie), &name);
         if kind == Kind::Dir {
             self.change(ino, |inode| inode.dir.parent = dir);
         }
@@ -203,7 +212,10 @@ impl Work<'_, '_> {
             let mut txn = Txn::default();
             let dir = store.make(&Cred::root(), Ino::ROOT, &name, &NodeSpec::dir(0o700), now, &mut txn)?;
             for change in txn.changes {
-                self.touch(Ino::ROOT.target(), ItemKey::decode(&change.key).map_err(|_| amphi_types::Errno::Io)?);
+                match ItemKey::decode(&change.key).map_err(|_| amphi_types::Errno::Io)? {
+                    ItemKey::Dentry { cookie, .. } => self.touch_entry((Ino::ROOT, cookie), name.as_bytes()),
+                    key => self.touch(Ino::ROOT.target(), key),
+                }
             }
             return Ok(dir);
         }
@@ -215,11 +227,11 @@ impl Work<'_, '_> {
     fn break_circles(&mut self) -> Result<()> {
         loop {
             let mut below: BTreeMap<Ino, Vec<Ino>> = BTreeMap::new();
-            let mut places: BTreeMap<Ino, Place> = BTreeMap::new();
+            let mut places: BTreeMap<Ino, (Place, Box<[u8]>)> = BTreeMap::new();
             for (dir, cookie, e) in self.stores.iter().flat_map(|s| s.dentries()).filter(|(.., e)| e.kind == Kind::Dir)
             {
                 below.entry(dir).or_default().push(e.child);
-                places.insert(e.child, (dir, cookie));
+                places.insert(e.child, ((dir, cookie), e.name));
             }
             let (mut seen, mut todo) = (BTreeSet::from([Ino::ROOT]), vec![Ino::ROOT]);
             while let Some(dir) = todo.pop() {
@@ -229,11 +241,11 @@ impl Work<'_, '_> {
             let Some(mut at) = places.keys().copied().find(|dir| !seen.contains(dir)) else { return Ok(()) };
             let mut passed = BTreeSet::new();
             while passed.insert(at) {
-                at = places.get(&at).map_or(at, |place| place.0);
+                at = places.get(&at).map_or(at, |(place, _)| place.0);
             }
-            let Some(&place) = places.get(&at) else { return Ok(()) };
+            let Some((place, name)) = places.remove(&at) else { return Ok(()) };
             self.steps.push(format!("directory {at} is in a circle of directories, of which {} has its name", place.0));
-            self.drop_entry(place);
+            self.drop_entry(place, &name);
             self.put_into_lost_found(at, Kind::Dir)?;
         }
     }
@@ -317,8 +329,14 @@ impl Work<'_, '_> {
         for (target, keys) in self.touched {
             let Some(store) = self.stores.iter().find(|s| s.target == target) else { continue };
             let mut txn = Txn::default();
-            for key in keys {
-                match store.item_value(&key) {
+            for (key, names) in keys {
+                let value = match key {
+                    ItemKey::Dentry { dir, cookie } => {
+                        names.iter().find_map(|name| store.dentry_value(dir, cookie, name))
+                    }
+                    _ => store.item_value(&key),
+                };
+                match value {
                     Some(value) => txn.put(key.encode(), value),
                     None => txn.delete(key.encode()),
                 }

@@ -13,7 +13,7 @@ use crate::index::DentryIndex;
 use crate::inode::{DirState, InodeFlags, InodeOwner, InodeTimes, ObjectsState};
 use crate::part::NewInode;
 use crate::perm::{self, Want};
-use crate::{Dentry, Facts, Inode, Pending};
+use crate::{Dentry, Facts, Inode, Named, Pending};
 use amphi_types::item::Txn;
 use amphi_types::{Attr, Cred, Errno, Ino, Kind, Layout, Name, Result, TargetId, Timespec};
 use std::collections::BTreeMap;
@@ -29,17 +29,27 @@ pub(crate) type XattrMap = BTreeMap<(u64, Box<[u8]>), Box<[u8]>>;
 
 /// Keys of items that a change has touched.
 #[derive(Debug, Default)]
-pub(crate) struct Dirty(Vec<ItemKey>);
+pub(crate) struct Dirty {
+    keys: Vec<ItemKey>,
+    /// The names of the entries among them, by directory and cookie. A cookie may have had two names in one change.
+    names: Vec<(u64, u64, Box<[u8]>)>,
+}
 
 impl Dirty {
     pub(crate) fn mark(&mut self, key: ItemKey) {
-        if !self.0.contains(&key) {
-            self.0.push(key);
+        if !self.keys.contains(&key) {
+            self.keys.push(key);
         }
     }
 
     pub(crate) fn inode(&mut self, local: u64) {
         self.mark(ItemKey::Inode(local));
+    }
+
+    /// An entry with this cookie and name was made, changed or removed.
+    pub(crate) fn dentry(&mut self, dir: u64, cookie: u64, name: &[u8]) {
+        self.mark(ItemKey::Dentry { dir, cookie });
+        self.names.push((dir, cookie, name.into()));
     }
 }
 
@@ -81,7 +91,7 @@ impl MetaStore {
             reserved: 0,
             inodes: BTreeMap::new(),
             xattrs: BTreeMap::new(),
-            index: DentryIndex::new(0),
+            index: DentryIndex::new(target),
             pool: 0,
             #[cfg(test)]
             planted: None,
@@ -136,6 +146,11 @@ impl MetaStore {
         self.inodes.len() as u64
     }
 
+    /// Bytes of memory for directory entries and their names, without windows of directories that are being listed.
+    pub fn dentry_bytes(&self) -> usize {
+        self.index.bytes()
+    }
+
     /// An inode.
     ///
     /// Errors: `Stale` if it does not exist (any more) on this target.
@@ -161,18 +176,18 @@ impl MetaStore {
         self.inode(ino).map(|inode| inode.attr(ino))
     }
 
-    /// The entry of a name without permission checks; `None` if there is none.
+    /// What a name names, without permission checks; `None` if there is none.
     ///
     /// Errors: `Stale`, `NotDir`.
-    pub fn find(&self, dir: Ino, name: &Name) -> Result<Option<&Dentry>> {
+    pub fn find(&self, dir: Ino, name: &Name) -> Result<Option<Named>> {
         self.dir(dir)?;
-        Ok(self.index.find(dir.local(), name.as_bytes()).map(|(_, d)| d))
+        Ok(self.index.find(dir.local(), name.as_bytes()))
     }
 
-    /// The entry of a name for a caller.
+    /// What a name names, for a caller.
     ///
     /// Errors: `Stale`, `NotDir`, `Access` without search permission, `NoEnt`.
-    pub fn lookup(&self, cred: &Cred, dir: Ino, name: &Name) -> Result<&Dentry> {
+    pub fn lookup(&self, cred: &Cred, dir: Ino, name: &Name) -> Result<Named> {
         perm::search(cred, &self.facts(dir)?)?;
         self.find(dir, name)?.ok_or(Errno::NoEnt)
     }
@@ -183,21 +198,25 @@ impl MetaStore {
     ///
     /// Errors: `Stale`, `NotDir`.
     pub fn readdir(&self, dir: Ino, cookie: u64, max: usize) -> Result<(Vec<ReadDirEntry>, bool)> {
-        let mut after = self.entries_after(dir, cookie)?;
+        self.dir(dir)?;
         let mut entries = Vec::new();
-        while entries.len() < max {
-            let Some((cookie, entry)) = after.next() else { return Ok((entries, true)) };
-            let name = Name::new(entry.name.to_vec())?;
-            entries.push(ReadDirEntry { name, cookie, child: entry.child, kind: entry.kind });
-        }
-        let end = after.next().is_none();
-        Ok((entries, end))
+        let mut bad = None;
+        let end =
+            self.index.page(dir.local(), cookie, max, |cookie, name, Named { child, kind }| match Name::new(name) {
+                Ok(name) => entries.push(ReadDirEntry { name, cookie, child, kind }),
+                Err(e) => bad = Some(e),
+            });
+        bad.map_or(Ok((entries, end)), Err)
     }
 
-    /// The entries that `readdir` returns, as an iterator. Errors: `Stale`, `NotDir`.
-    pub fn entries_after(&self, dir: Ino, cookie: u64) -> Result<impl Iterator<Item = (u64, &Dentry)>> {
+    /// Calls `visit` for the entries of a directory, in no order that matters, until it returns `false`. Permissions
+    /// are not checked.
+    ///
+    /// Errors: `Stale`, `NotDir`.
+    pub fn visit_entries(&self, dir: Ino, visit: impl FnMut(&[u8], Named) -> bool) -> Result<()> {
         self.dir(dir)?;
-        Ok(self.index.after(dir.local(), cookie))
+        self.index.visit(dir.local(), visit);
+        Ok(())
     }
 
     /// Parent of a directory. Errors: `Stale`, `NotDir`.
@@ -252,8 +271,9 @@ impl MetaStore {
         self.inodes.iter().map(|(&local, inode)| (self.ino(local), inode))
     }
 
-    /// All entries with their directory and cookie, in that order.
-    pub fn dentries(&self) -> impl Iterator<Item = (Ino, u64, &Dentry)> {
+    /// All entries with their directory and cookie, in that order. Holds one directory after the other in memory, so
+    /// that it is for checks of stopped zones.
+    pub fn dentries(&self) -> impl Iterator<Item = (Ino, u64, Dentry)> {
         self.index.from(0, 0).map(|(dir, cookie, d)| (self.ino(dir), cookie, d))
     }
 
@@ -325,7 +345,7 @@ impl MetaStore {
     /// The present value of an item.
     pub(crate) fn item_value(&self, key: &ItemKey) -> Option<Vec<u8>> {
         match key {
-            ItemKey::Dentry { dir, cookie } => self.index.get(*dir, *cookie).map(codec::encode_dentry),
+            ItemKey::Dentry { dir, cookie } => self.index.get(*dir, *cookie).as_ref().map(codec::encode_dentry),
             ItemKey::Inode(local) => self.inodes.get(local).map(codec::encode_inode),
             ItemKey::Xattr { local, name } => {
                 self.xattrs.get(&(*local, name.clone())).map(|value| codec::encode_xattr(value))
@@ -340,14 +360,28 @@ impl MetaStore {
         }
     }
 
+    /// The present value of the item of an entry, if the entry of this name has this cookie.
+    pub(crate) fn dentry_value(&self, dir: u64, cookie: u64, name: &[u8]) -> Option<Vec<u8>> {
+        let Named { child, kind } = self.index.find(dir, name)?;
+        let is_it = self.index.cookie(dir, name) == cookie;
+        is_it.then(|| codec::encode_dentry(&Dentry { child, kind, name: name.into() }))
+    }
+
     /// Ends a change: appends the present value of every touched item to `txn`.
     pub(crate) fn emit(&self, dirty: Dirty, txn: &mut Txn) {
-        for key in dirty.0 {
+        for key in dirty.keys {
             #[cfg(test)]
             if self.planted == Some(crate::tests::Bug::UnloggedDirectory) && self.is_directory_key(&key) {
                 continue;
             }
-            match self.item_value(&key) {
+            let value = match key {
+                ItemKey::Dentry { dir, cookie } => {
+                    let names = dirty.names.iter().filter(|(at, of, _)| (*at, *of) == (dir, cookie));
+                    names.rev().find_map(|(.., name)| self.dentry_value(dir, cookie, name))
+                }
+                _ => self.item_value(&key),
+            };
+            match value {
                 Some(value) => txn.put(key.encode(), value),
                 None => txn.delete(key.encode()),
             }

@@ -4,6 +4,7 @@
 mod acl;
 mod formats;
 mod harness;
+mod index;
 mod listing;
 mod model;
 mod permissions;

@@ -29,12 +29,12 @@ impl MetaStore {
             findings.push(format!("{} has no metadata store item", self.target));
         }
         let mut counts: BTreeMap<Ino, u64> = BTreeMap::new();
-        for (dir, cookie, entry) in self.dentries() {
-            *counts.entry(dir).or_default() += 1;
-            match self.index.find(dir.local(), &entry.name) {
-                Some((found, _)) if found == cookie => {}
-                _ => findings.push(format!("entry {cookie} of directory {dir} is not at its name's place")),
-            }
+        for (dir, entries) in self.index.dirs() {
+            *counts.entry(self.ino(dir)).or_default() += entries as u64;
+        }
+        for (dir, cookie) in self.index.misplaced() {
+            let dir = self.ino(dir);
+            findings.push(format!("entry {cookie} of directory {dir} is not at its name's place"));
         }
         for (ino, inode) in self.inodes() {
             let entries = counts.remove(&ino).unwrap_or(0);

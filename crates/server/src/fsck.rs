@@ -257,6 +257,8 @@ async fn read_zone<E: Env>(
         report.notes.push(format!("{}: nothing was begun in it: its first start was interrupted", image.path));
     }
     let (mut sessions, mut slots) = (BTreeSet::new(), BTreeMap::new());
+    // It has the key of the hash by which the store places entries. What is wrong with it is said below.
+    let _ = zone.items.get([tag::META].as_slice()).map(|value| image.meta.load(&[tag::META], value));
     for (key, value) in &zone.items {
         let loaded = match key.first().copied() {
             Some(tag::INODE | tag::DENTRY | tag::XATTR | tag::META) => image.meta.load(key, value),

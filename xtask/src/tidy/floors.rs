@@ -28,6 +28,12 @@ const HOUSES: &[House] = &[
         circle: 0,
     },
     House {
+        name: "cart",
+        floors: &["search", "slab", "node", "roots", "walk", "cart", "insert", "remove", "lib"],
+        upward: &[],
+        circle: 0,
+    },
+    House {
         name: "wire",
         floors: &["cluster", "view", "file_lock", "reply", "message", "request", "lib", "handshake", "frame", "slots"],
         upward: &[("file_lock", "message", 1), ("message", "request", 1)],
@@ -259,7 +265,7 @@ const HOUSES: &[House] = &[
         upward: &[],
         circle: 0,
     },
-    House { name: "fuzzing", floors: &["bin", "frames", "log_replay", "lib"], upward: &[], circle: 0 },
+    House { name: "fuzzing", floors: &["bin", "frames", "log_replay", "names", "lib"], upward: &[], circle: 0 },
     House {
         name: "sim",
         floors: &[

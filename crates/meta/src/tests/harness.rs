@@ -84,9 +84,19 @@ pub(super) struct Cluster {
     pub now: Timespec,
 }
 
+/// Makes directories with more than `walk_max` entries large ones, which are listed through windows.
+pub(super) fn list_through_windows(store: &mut MetaStore, walk_max: usize, window_entries: usize) {
+    store.index.walk_max = walk_max;
+    store.index.window_entries = window_entries;
+}
+
 type Planner<'a> = dyn Fn(&Cluster) -> Result<Vec<Part>> + 'a;
 
 impl Cluster {
+    pub fn list_through_windows(&mut self, walk_max: usize, window_entries: usize) {
+        self.stores.iter_mut().for_each(|store| list_through_windows(store, walk_max, window_entries));
+    }
+
     pub fn new(targets: u16, seed: u64, hash_mask: u64, bug: Option<Bug>) -> Cluster {
         let now = Timespec { sec: 1000, nsec: 0 };
         let mut cluster = Cluster { stores: vec![], logs: vec![], now };

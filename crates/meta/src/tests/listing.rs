@@ -34,11 +34,20 @@ proptest! {
 
     /// Goal: entries that exist throughout a listing appear in it exactly once, whatever is created, removed
     /// and renamed meanwhile, also when names collide. Method: changes and pages of a listing interleaved at
-    /// random, in a wide or a narrow hash space; only names that always existed meanwhile count.
+    /// random, in a wide or a narrow hash space, in directories that are walked or listed through windows; only names
+    /// that always existed meanwhile count.
     #[test]
-    fn listings_are_stable_under_change(first in prop::collection::vec(any::<u8>(), 0..40), steps in steps(), narrow: bool) {
+    fn listings_are_stable_under_change(
+        first in prop::collection::vec(any::<u8>(), 0..40),
+        steps in steps(),
+        narrow: bool,
+        windows in prop::option::of((0usize..6, 1usize..12)),
+    ) {
         let root = Cred::root();
         let mut cluster = Cluster::new(1, 99, if narrow { 1 << 20 } else { u64::MAX }, None);
+        if let Some((walk_max, window_entries)) = windows {
+            cluster.list_through_windows(walk_max, window_entries);
+        }
         for n in first {
             let _ = cluster.make(&root, Ino::ROOT, &name(n), &NodeSpec::file(0o600));
         }

@@ -15,7 +15,7 @@ use crate::zone_target::Target;
 use crate::zone_target::verifier::Expected;
 use amphi_data::{Checksum, ReadSegment};
 use amphi_env::Env;
-use amphi_meta::MetaStore;
+use amphi_meta::{MetaStore, Named};
 use amphi_types::limits::BLOCK;
 use amphi_types::{ByteRange, DataChecksums, Errno, Ino, ObjectId, Result};
 
@@ -170,18 +170,16 @@ fn path_of(meta: &MetaStore, ino: Ino) -> Option<String> {
             return Some(path);
         }
         let parent = meta.inode(at).ok()?.dir.parent;
-        let mut name = None;
-        for (_, entry) in meta.entries_after(parent, 0).ok()? {
+        let mut found = None;
+        let visit = |name: &[u8], named: Named| {
             looked += 1;
-            if looked > NAMES_MAX {
-                return None;
+            if named.child == at {
+                found = Some(String::from_utf8_lossy(name).into_owned());
             }
-            if entry.child == at {
-                name = Some(String::from_utf8_lossy(&entry.name).into_owned());
-                break;
-            }
-        }
-        path.insert_str(0, &format!("/{}", name?.escape_debug()));
+            found.is_none() && looked <= NAMES_MAX
+        };
+        meta.visit_entries(parent, visit).ok()?;
+        path.insert_str(0, &format!("/{}", found?.escape_debug()));
         at = parent;
     }
     None

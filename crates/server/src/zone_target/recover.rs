@@ -55,6 +55,10 @@ impl<E: Env> Target<E> {
         let (mut slots, mut sessions) = (Slots::default(), BTreeMap::new());
         let (mut txs, mut cut_off) = (Vec::new(), BTreeSet::new());
         let mut kept = KeptPlace::default();
+        // It has the key of the hash by which the store places entries.
+        if let Some(value) = recovered.items.get([tag::META].as_slice()) {
+            meta.load(&[tag::META], value)?;
+        }
         for (key, value) in &recovered.items {
             match key.first().copied() {
                 Some(tag::INODE | tag::DENTRY | tag::XATTR | tag::META) => meta.load(key, value)?,

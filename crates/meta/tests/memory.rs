@@ -1,0 +1,73 @@
+//! Memory that the store takes for an empty file, counted by the allocator.
+
+use amphi_meta::{MetaStore, NodeSpec};
+use amphi_types::item::Txn;
+use amphi_types::{Cred, Ino, Name, TargetId, Timespec};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+/// Counts the bytes that each thread has, as glibc's allocator takes them: 8 bytes more, in multiples of 16, at least
+/// 32.
+struct Counting;
+
+thread_local! {
+    static BYTES: Cell<isize> = const { Cell::new(0) };
+}
+
+fn count(layout: Layout, sign: isize) {
+    let bytes = (layout.size() + 8).next_multiple_of(16).max(32) as isize;
+    // A thread that ends may free memory after its counter is gone.
+    let _ = BYTES.try_with(|all| all.set(all.get() + sign * bytes));
+}
+
+// SAFETY: every call goes to the system's allocator with the arguments that it came with.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count(layout, 1);
+        // SAFETY: as this function's caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        count(layout, -1);
+        // SAFETY: as this function's caller promises.
+        unsafe { System.dealloc(memory, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// What the head of the crate says, in bytes.
+const BYTES_MAX: f64 = 400.0;
+
+/// Bytes for each of `files` empty files in `dirs` directories.
+fn bytes_per_file(files: u64, dirs: u64) -> f64 {
+    let (root, now) = (Cred::root(), Timespec::default());
+    let before = BYTES.get();
+    let (mut store, _) = MetaStore::format(TargetId(0), 1, now, Some((0, 0)), 4);
+    let mut make = |dir: Ino, name: String, spec: &NodeSpec| {
+        let name = Name::new(name).expect("a name");
+        store.make(&root, dir, &name, spec, now, &mut Txn::default()).expect("it is made")
+    };
+    let spec = NodeSpec::dir(0o755);
+    let dirs: Vec<Ino> = (0..dirs).map(|n| make(Ino::ROOT, format!("dir.mdtest.0.{n}"), &spec)).collect();
+    let spec = NodeSpec::file(0o644);
+    for n in 0..files {
+        make(dirs[n as usize % dirs.len()], format!("file.mdtest.0.{n}"), &spec);
+    }
+    drop(dirs);
+    let bytes = (BYTES.get() - before) as f64 / files as f64;
+    let names = store.dentry_bytes() as f64 / files as f64;
+    println!("{files} files: {bytes:.1} bytes a file, {names:.1} of them for its name");
+    bytes
+}
+
+/// Goal: an empty file takes the memory that the head of the crate promises. Method: files in one directory and in many
+/// small ones.
+#[test]
+fn memory_of_an_empty_file() {
+    let alone = bytes_per_file(100_000, 1);
+    let spread = bytes_per_file(100_000, 1000);
+    assert!(alone < BYTES_MAX && spread < BYTES_MAX, "{alone} and {spread} bytes");
+}
