@@ -1,7 +1,8 @@
 //! Operations on names: lookup, mknod, mkdir, symlink, link, unlink, rmdir, rename, readlink.
 //!
 //! Alone, names are not cached here: the front end may keep them for a while. That a name does not exist in a directory
-//! which this mount has made is known, though (`coherence::new_directories`). In company names are cached, under tokens.
+//! which this mount has made is known, though (`coherence::new_directories`). In company names are cached, under
+//! tokens.
 
 use crate::api::Ctx;
 use crate::coherence::attributes;

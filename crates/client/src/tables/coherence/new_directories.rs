@@ -11,11 +11,11 @@
 //! Invariants:
 //!
 //! * The hash of a name is added before the request that may make the name is sent, and never taken out. So it does not
-//!   matter whether the request succeeds, when its answer comes, or whether the name is removed later: a name whose hash
-//!   is there is asked for.
-//! * A directory is recorded when the answer to its making comes. Another thread may have found it before and made names
-//!   in it. Therefore the directories of all names that are sent while any directory is being made are noted, and a
-//!   directory that is among them is not recorded.
+//!   matter whether the request succeeds, when its answer comes, or whether the name is removed later: a name whose
+//!   hash is there is asked for.
+//! * A directory is recorded when the answer to its making comes. Another thread may have found it before and made
+//!   names in it. Therefore the directories of all names that are sent while any directory is being made are noted, and
+//!   a directory that is among them is not recorded.
 //! * Only answers to requests of the same time of sole mode count (`rule`), and nothing is kept over a change of the
 //!   mode or a server that has forgotten what it granted (`forget_all`).
 //!
