@@ -200,8 +200,8 @@ impl Work<'_, '_> {
             }
             let mut txn = Txn::default();
             let dir = store.make(&Cred::root(), Ino::ROOT, &name, &NodeSpec::dir(0o700), now, &mut txn)?;
-            for change in txn.changes {
-                self.touch(Ino::ROOT.target(), ItemKey::decode(&change.key).map_err(|_| amphi_types::Errno::Io)?);
+            for change in txn.changes() {
+                self.touch(Ino::ROOT.target(), ItemKey::decode(change.key()).map_err(|_| amphi_types::Errno::Io)?);
             }
             return Ok(dir);
         }

@@ -317,33 +317,40 @@ impl MetaStore {
 
     /// The present value of an item.
     pub(crate) fn item_value(&self, key: &ItemKey) -> Option<Vec<u8>> {
+        let mut value = Vec::new();
+        self.encode_item(key, &mut value).then_some(value)
+    }
+
+    /// Appends the present value of an item to `out`; whether it has one.
+    fn encode_item(&self, key: &ItemKey, out: &mut Vec<u8>) -> bool {
         match key {
-            ItemKey::Dentry { dir, cookie } => self.index.get(*dir, *cookie).map(codec::encode_dentry),
-            ItemKey::Inode(local) => self.inodes.get(local).map(codec::encode_inode),
-            ItemKey::Xattr { local, name } => {
-                self.xattrs.get(&(*local, name.clone())).map(|value| codec::encode_xattr(value))
+            ItemKey::Dentry { dir, cookie } => {
+                self.index.get(*dir, *cookie).map(|entry| codec::encode_dentry(entry, out)).is_some()
             }
-            ItemKey::Root => (self.reserved > 0).then(|| {
-                codec::encode_store(&StoreRecord {
-                    target: self.target,
-                    seed: self.index.seed(),
-                    reserved: self.reserved,
-                })
-            }),
+            ItemKey::Inode(local) => self.inodes.get(local).map(|inode| codec::encode_inode(inode, out)).is_some(),
+            ItemKey::Xattr { local, name } => {
+                self.xattrs.get(&(*local, name.clone())).map(|value| codec::encode_xattr(value, out)).is_some()
+            }
+            ItemKey::Root if self.reserved == 0 => false,
+            ItemKey::Root => {
+                let (seed, reserved) = (self.index.seed(), self.reserved);
+                codec::encode_store(&StoreRecord { target: self.target, seed, reserved }, out);
+                true
+            }
         }
     }
 
     /// Ends a change: appends the present value of every touched item to `txn`.
     pub(crate) fn emit(&self, dirty: Dirty, txn: &mut Txn) {
+        let mut encoded = Vec::new();
         for key in dirty.0 {
             #[cfg(test)]
             if self.planted == Some(crate::tests::Bug::UnloggedDirectory) && self.is_directory_key(&key) {
                 continue;
             }
-            match self.item_value(&key) {
-                Some(value) => txn.put(key.encode(), value),
-                None => txn.delete(key.encode()),
-            }
+            encoded.clear();
+            key.encode_to(&mut encoded);
+            txn.put_or_delete(&encoded, |value| self.encode_item(&key, value));
         }
     }
 }

@@ -1,6 +1,6 @@
 //! The checkpoint agent: moves what the log changed into segments.
 //!
-//! The changes of written groups are in memory, by key; a checkpoint takes that map, writes it as a sorted
+//! The changes of written groups are in memory, by key; a checkpoint takes that map, sorts it, writes it as a
 //! segment, together with the newest segments that are not much larger (so there are few, their sizes grow
 //! geometrically, and the cost follows what changed), and installs a root that names the new segment and the
 //! log position that belongs to it. It needs no log space and does not stop appends.
@@ -19,9 +19,9 @@ use crate::segment::{Segment, SegmentReader, SegmentWriter, WriteError};
 use crate::state::{Shared, State};
 use crate::{ZoneError, ZoneErrorKind};
 use amphi_env::{Buf, Disk, Env};
+use amphi_types::item::Change;
 use amphi_types::limits::BLOCK;
 use std::rc::Rc;
-use std::task::Poll;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
@@ -142,17 +142,16 @@ async fn checkpoint<E: Env>(shared: &Shared<E>, merge: bool) -> Result<(), ZoneE
     if told_only {
         return prove(shared, false).await;
     }
-    let (frozen, bytes, deletions, start, id, inputs) = {
+    let (mut frozen, deletions, start, id, inputs) = {
         let mut st = shared.state.borrow_mut();
         if idle(&st) {
             return Ok(());
         }
-        let bytes = std::mem::take(&mut st.changes.dirty_bytes);
         let deletions = std::mem::take(&mut st.changes.deletions);
-        st.changes.frozen_bytes = bytes;
         let frozen = std::mem::take(&mut st.changes.dirty);
-        let inputs = if merge { st.medium.segments.len() } else { to_merge(&st.medium.segments, bytes) };
-        (frozen, bytes, deletions, st.log.head, st.medium.root.next_segment.get(), inputs)
+        st.changes.frozen_bytes = frozen.cost();
+        let inputs = if merge { st.medium.segments.len() } else { to_merge(&st.medium.segments, frozen.cost()) };
+        (frozen, deletions, st.log.head, st.medium.root.next_segment.get(), inputs)
     };
     let result = write_segment(shared, &frozen, id, inputs).await;
     let segment = match result {
@@ -162,37 +161,14 @@ async fn checkpoint<E: Env>(shared: &Shared<E>, merge: bool) -> Result<(), ZoneE
             st.medium.slots.release(&slots);
             st.changes.frozen_bytes = 0;
             st.changes.deletions += deletions;
-            st.changes.dirty_bytes += bytes;
-            for (key, value) in frozen {
-                st.changes.dirty.entry(key).or_insert(value);
-            }
+            frozen.extend(&st.changes.dirty);
+            st.changes.dirty = frozen;
             return Err(e);
         }
     };
     install_segment(shared, segment, start, inputs).await?;
-    forget(frozen).await;
+    frozen.forget().await;
     Ok(())
-}
-
-/// Changes dropped without giving other tasks a turn: about 50 us.
-const FORGET_BATCH: usize = 512;
-
-/// Drops many changes in steps.
-async fn forget(mut changes: Changes) {
-    while !changes.is_empty() {
-        for _ in 0..FORGET_BATCH {
-            changes.pop_first();
-        }
-        let mut yielded = false;
-        std::future::poll_fn(|cx| {
-            if std::mem::replace(&mut yielded, true) {
-                return Poll::Ready(());
-            }
-            cx.waker().wake_by_ref();
-            Poll::Pending
-        })
-        .await;
-    }
 }
 
 /// How many of the newest segments a new one of `bytes` takes in.
@@ -226,46 +202,33 @@ async fn write_segment<E: Env>(
     let mut take_slot = || shared.state.borrow_mut().medium.slots.take();
     // Newest first: the first source that has a key decides.
     let mut readers: Vec<_> = named.into_iter().rev().map(|n| SegmentReader::new(disk, g, zone_id, n)).collect();
-    let mut heads = Vec::new();
     for r in &mut readers {
-        heads.push(r.next().await.map_err(|e| (Vec::new(), e))?);
+        r.next().await.map_err(|e| (Vec::new(), e))?;
     }
-    let mut fresh = frozen.iter().peekable();
+    let mut fresh = frozen.sorted().await.peekable();
     let result = loop {
-        let oldest_key = heads.iter().flatten().map(|(k, _)| k).min();
-        let from_fresh = match (fresh.peek(), oldest_key) {
-            (Some((k, _)), Some(head)) => *k <= head,
-            (fresh, _) => fresh.is_some(),
-        };
-        let (key, value) = match (from_fresh, oldest_key) {
-            (true, _) => match fresh.next() {
-                Some((k, v)) => (k.clone(), v.clone()),
-                None => break Ok(()),
-            },
-            (false, Some(k)) => {
-                let key = k.clone();
-                let newest = heads.iter().flatten().find(|(k, _)| *k == key);
-                (key, newest.and_then(|(_, v)| v.clone()))
-            }
-            (false, None) => break Ok(()),
-        };
+        let sources = fresh.peek().copied().into_iter().chain(readers.iter().filter_map(SegmentReader::present));
+        // Of equal ones the first, which is the newest.
+        let Some(next) = sources.min_by_key(|change| change.key()) else { break Ok(()) };
+        // Once nothing older is left to be deleted.
+        if !(next.is_deletion() && oldest)
+            && let Err(e) = writer.put(next, &mut take_slot).await
+        {
+            break Err(write_error(shared, e));
+        }
+        let has_key = |change: Change<'_>| change.key() == next.key();
+        let from_fresh = fresh.peek().copied().is_some_and(has_key);
+        let mut passed = [false; SEGMENTS_MAX];
+        passed.iter_mut().zip(&readers).for_each(|(passed, r)| *passed = r.present().is_some_and(has_key));
+        if from_fresh {
+            fresh.next();
+        }
         let mut failed = None;
-        for (head, reader) in heads.iter_mut().zip(&mut readers) {
-            if head.as_ref().is_some_and(|(k, _)| *k == key) {
-                match reader.next().await {
-                    Ok(next) => *head = next,
-                    Err(e) => failed = Some(e),
-                }
-            }
+        for (reader, _) in readers.iter_mut().zip(passed).filter(|(_, passed)| *passed) {
+            failed = failed.or(reader.next().await.err());
         }
         if let Some(e) = failed {
             break Err(e);
-        }
-        if value.is_none() && oldest {
-            continue; // Nothing older is left to be deleted.
-        }
-        if let Err(e) = writer.put(&key, value.as_deref(), &mut take_slot).await {
-            break Err(write_error(shared, e));
         }
     };
     for (address, mended) in readers.iter().flat_map(|r| &r.mended) {

@@ -164,7 +164,7 @@ async fn write_group<E: Env>(shared: &Shared<E>, mut group: Group) -> Option<()>
         st.counters.groups += 1;
         st.counters.marks += u64::from(group.records == 0);
         st.counters.log_bytes += bytes;
-        Shared::<E>::absorb(&mut st, &mut group.changes);
+        Shared::<E>::absorb(&mut st, &group);
         Shared::<E>::recycle(&mut st, group);
         if let Some(keep) = &*shared.kept.areas.borrow() {
             keep.on_disk(lsn);

@@ -11,7 +11,7 @@
 //! groups that no longer count are true of the groups that do; and all of them are looked at, so that none is left that
 //! contradicts the cut.
 
-use crate::change::{self, Changes};
+use crate::change::Changes;
 use crate::image::{Copies, Damage, Image, KeptRecords};
 use crate::keep::{self, Found};
 use crate::layout::{DOUBT_OFFSET, GROUP_FRESH, GroupHeader, LOG_OFFSET, Superblock, doubt};
@@ -22,6 +22,7 @@ use crate::planted::{self, Mistake};
 use crate::segment::{Segment, SegmentReader, SlotMap};
 use crate::{ZoneError, ZoneErrorKind};
 use amphi_env::{Buf, Disk, Env};
+use amphi_types::item::Change;
 use amphi_types::limits::BLOCK;
 use amphi_types::setting::words;
 use std::collections::BTreeMap;
@@ -48,10 +49,10 @@ pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Im
     let (mut items, mut mended) = (BTreeMap::new(), MendedBlocks::new());
     for named in root.segments() {
         let mut reader = SegmentReader::new(disk, geometry, zone_id, *named);
-        while let Some((key, value)) = reader.next().await? {
-            match value {
-                Some(value) => items.insert(key, value),
-                None => items.remove(&key),
+        while let Some(change) = reader.next().await? {
+            match change.value() {
+                Some(value) => items.insert(change.key().to_vec(), value.to_vec()),
+                None => items.remove(change.key()),
             };
         }
         for &slot in &reader.slots {
@@ -77,7 +78,7 @@ pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Im
         segments,
         slots,
         items,
-        dirty: Changes::new(),
+        dirty: Changes::default(),
         replayed: 0,
         left: KeptRecords { records: Vec::new(), gone: false, of_another: false },
         doubted: false,
@@ -94,10 +95,10 @@ pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Im
         let (place, how) = (&mended.place, if mended.torn { "torn or damaged" } else { "damaged" });
         image.notes.push(format!("{place}: the block at byte {address} was {how}; it is rebuilt from the others"));
     }
-    for (key, value) in &image.dirty {
-        match value {
-            Some(value) => image.items.insert(key.clone(), value.clone()),
-            None => image.items.remove(key),
+    for change in image.dirty.iter() {
+        match change.value() {
+            Some(value) => image.items.insert(change.key().to_vec(), value.to_vec()),
+            None => image.items.remove(change.key()),
         };
     }
     Ok(image)
@@ -240,9 +241,8 @@ fn read_kept<E: Env>(env: &E, path: &str, image: &mut Image) -> Result<(), ZoneE
 
 fn replay_record(changes: &mut Changes, mut record: &[u8], place: impl Fn() -> String) -> Result<(), ZoneError> {
     while !record.is_empty() {
-        let change = change::take(&mut record);
-        let (key, value) = change.ok_or_else(|| ZoneError::corrupt(place(), "a change leaves its record"))?;
-        changes.insert(key, value);
+        let change = Change::take(&mut record);
+        changes.insert(change.ok_or_else(|| ZoneError::corrupt(place(), "a change leaves its record"))?);
     }
     Ok(())
 }

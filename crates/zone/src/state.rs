@@ -19,9 +19,9 @@ use crate::layout::{GROUP_HEADER, Geometry, PAGE_PAYLOAD, RECORD_BYTES_MAX, SLOT
 use crate::options::{OnFailure, OpenOptions};
 use crate::planted::{self, Mistake};
 use crate::stats::ZoneStats;
-use crate::{ZoneError, ZoneErrorKind, change};
+use crate::{ZoneError, ZoneErrorKind};
 use amphi_env::Env;
-use amphi_types::item::{Change, Key, Txn};
+use amphi_types::item::{Key, Txn};
 use amphi_types::limits::BLOCK;
 use amphi_types::{Errno, TargetId};
 use std::cell::{Cell, RefCell};
@@ -37,8 +37,6 @@ const SPARE_GROUPS: usize = 2;
 /// Share of the metadata region, in percent, that items may take: a merge needs the same again, and deletions
 /// must go through on a full region.
 pub const ITEMS_PERCENT: u64 = 40;
-/// Bytes a change costs in the `dirty` map beside its encoding.
-const DIRTY_OVERHEAD: u64 = 64;
 
 /// The changing part.
 pub struct State {
@@ -142,7 +140,6 @@ impl<E: Env> Shared<E> {
         let g = image.geometry;
         let log_bytes = (g.log_blocks * BLOCK) as usize;
         let head = image.end;
-        let dirty_bytes = image.dirty.iter().map(|(k, v)| dirty_cost(k, v.as_deref())).sum();
         let region = g.meta_slots * SLOT_BYTES;
         let state = State {
             waiting: Queue {
@@ -164,9 +161,8 @@ impl<E: Env> Shared<E> {
             marks: Marks { fresh: VecDeque::new(), written: image.end.seq, wanted: 0 },
             log: LogBounds { head, start_position: image.root.start_position.get(), is_full: false },
             changes: Unmerged {
-                deletions: image.dirty.values().filter(|v| v.is_none()).count() as u64,
+                deletions: image.dirty.iter().filter(|c| c.is_deletion()).count() as u64,
                 dirty: image.dirty,
-                dirty_bytes,
                 frozen_bytes: 0,
             },
             medium: Medium {
@@ -285,7 +281,7 @@ impl<E: Env> Shared<E> {
         st.counters.appends += 1;
         let group = st.waiting.groups.back_mut().expect("just made sure of it");
         group.fresh |= after_data;
-        group.push(txn, bytes);
+        group.push(txn.encoded());
         let before = st.reached.kept_lsn;
         self.keep_queued(&mut st);
         // Somebody may wait for those in front of it.
@@ -360,15 +356,10 @@ impl<E: Env> Shared<E> {
     }
 
     /// Takes the changes of a written group over.
-    pub fn absorb(st: &mut State, changes: &mut Vec<Change>) {
-        for c in changes.drain(..) {
-            let cost = dirty_cost(&c.key, c.value.as_deref());
-            let key_cost = dirty_cost(&c.key, None);
-            st.changes.deletions += u64::from(c.value.is_none());
-            st.changes.dirty_bytes += cost;
-            if let Some(old) = st.changes.dirty.insert(c.key, c.value) {
-                st.changes.dirty_bytes -= key_cost + old.map_or(0, |v| v.len() as u64);
-            }
+    pub fn absorb(st: &mut State, group: &Group) {
+        for change in group.changes() {
+            st.changes.deletions += u64::from(change.is_deletion());
+            st.changes.dirty.insert(change);
         }
     }
 
@@ -520,14 +511,14 @@ impl<E: Env> Shared<E> {
     pub fn item_bytes(st: &State) -> u64 {
         let segments: u64 = st.medium.segments.iter().map(|s| s.bytes.div_ceil(PAGE_PAYLOAD as u64) * SLOT_BYTES).sum();
         // Of a slot, not all is payload.
-        let unwritten = st.changes.dirty_bytes + st.changes.frozen_bytes + st.waiting.bytes;
+        let unwritten = st.changes.dirty.cost() + st.changes.frozen_bytes + st.waiting.bytes;
         segments + unwritten * SLOT_BYTES / PAGE_PAYLOAD as u64
     }
 
     /// Whether a checkpoint is due.
     pub fn checkpoint_due(&self, st: &State) -> bool {
         (st.log.head.position - st.log.start_position) * 2 > self.geometry.log_blocks
-            || st.changes.dirty_bytes > self.bounds.dirty_max.get()
+            || st.changes.dirty.cost() > self.bounds.dirty_max.get()
     }
 
     /// Waits until `enough` holds or the zone has failed, with a checkpoint if the log needs one.
@@ -554,15 +545,10 @@ impl<E: Env> Shared<E> {
         ZoneStats {
             log_used_blocks: st.log.head.position - st.log.start_position,
             log_blocks: self.geometry.log_blocks,
-            dirty_bytes: st.changes.dirty_bytes,
+            dirty_bytes: st.changes.dirty.cost(),
             item_bytes: Self::item_bytes(&st),
             item_bytes_max: self.geometry.meta_slots * SLOT_BYTES / 100 * ITEMS_PERCENT,
             ..st.counters
         }
     }
-}
-
-/// What a change costs in memory and, at most, in a segment.
-fn dirty_cost(key: &[u8], value: Option<&[u8]>) -> u64 {
-    change::encoded_len(key, value) as u64 + DIRTY_OVERHEAD
 }

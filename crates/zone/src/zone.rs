@@ -389,7 +389,7 @@ async fn restore(disk: &impl Disk, image: &mut Image, opening: u64) -> std::io::
     group.fresh = true;
     group.parity &= image.root.version.get() >= VERSION_PARITY;
     let kept = std::mem::take(&mut image.left.records);
-    kept.iter().for_each(|record| group.push_encoded(record));
+    kept.iter().for_each(|record| group.push(record));
     let (blocks, mark) = (group.blocks(), image.root.stable_seq.get());
     let (buf, link) = group.seal(image.root.zone_id.get(), opening, image.end.link, image.end.seq + 1, mark);
     commit::write_ring(disk, &image.geometry, image.end.position, buf).await?;

@@ -76,7 +76,6 @@ pub struct LogBounds {
 /// What the log changes over the segments: the work of the next checkpoint.
 pub struct Unmerged {
     pub dirty: Changes,
-    pub dirty_bytes: u64,
     /// Bytes of changes that a running checkpoint has taken.
     pub frozen_bytes: u64,
     /// Deletions since the last full merge: what it could win back.

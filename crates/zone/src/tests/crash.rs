@@ -47,7 +47,7 @@ async fn write_data(zone: &Zone<SimEnv>, block: u64, n: u64, key: &str, t: &mut 
     let mut buf = Buf::zeroed(4096);
     buf.fill(n as u8);
     zone.disk().write(zone.data_offset() + block * 4096, buf).await.0.unwrap();
-    t.put(key.as_bytes().to_vec(), [block, n].map(u64::to_le_bytes).concat());
+    t.put(key.as_bytes(), [block, n].map(u64::to_le_bytes).concat());
 }
 
 /// Block and stamp of an item that points at data.
@@ -66,7 +66,7 @@ async fn scenario(env: SimEnv, zone: Zone<SimEnv>, track: Shared<Track>, seed: u
     for _ in 0..steps {
         let n = track.borrow().txns.len() as u64 + 1;
         let mut t = Txn::default();
-        t.put(COUNT.to_vec(), n.to_le_bytes().to_vec());
+        t.put(COUNT, n.to_le_bytes());
         for _ in 0..rng.below(4) {
             let key = format!("I{}", rng.below(30)).into_bytes();
             let size = match load {

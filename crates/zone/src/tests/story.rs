@@ -347,7 +347,7 @@ fn many_laps() {
         for i in 0..2000u64 {
             zone.reserve(12_000).await.unwrap();
             let mut t = txn(&format!("I{}", rng.below(200)), &vec![i as u8; rng.below(6000) as usize]);
-            t.put(b"Mcount".to_vec(), i.to_le_bytes().to_vec());
+            t.put(b"Mcount", i.to_le_bytes());
             apply(&mut model, &t);
             let lsn = plain(&zone, t);
             if rng.below(3) == 0 {
