@@ -14,7 +14,7 @@
 use crate::change::Changes;
 use crate::image::{Copies, Damage, Image, KeptRecords};
 use crate::keep::{self, Found};
-use crate::layout::{DOUBT_OFFSET, GROUP_FRESH, GroupHeader, LOG_OFFSET, Superblock, doubt};
+use crate::layout::{DOUBT_OFFSET, GROUP_FRESH, GroupHeader, LOG_OFFSET, Superblock, VERSION_NEAR, doubt};
 use crate::log_point::{Link, LogPoint};
 use crate::log_reader::{LogBlocks, header_of};
 use crate::parity::MendedBlocks;
@@ -147,10 +147,9 @@ async fn read_root(disk: &impl Disk, notes: &mut Vec<String>) -> Result<(Superbl
 
 /// Replays what counts of the log.
 async fn read_log(disk: &impl Disk, image: &mut Image, boot: u64) -> Result<(), ZoneError> {
-    let zone_id = image.root.zone_id.get();
     let start = LogPoint { position: image.end.position, seq: image.end.seq, lsn: image.end.lsn, link: image.end.link };
     let ring_end = start.position + image.geometry.log_blocks;
-    let mut log = LogBlocks::new(disk, image.geometry, zone_id);
+    let mut log = LogBlocks::new(disk, &image.root);
     let same_life = (image.root.boot.get() == boot && !image.doubted) || planted::is(Mistake::FreshReplayed);
     let mut cut = u64::MAX;
     if !same_life {
@@ -267,6 +266,10 @@ fn replay_group(
 
 /// Makes sure that the group at `end`, which does not verify, may be missing, and says whether something was cut.
 /// Returns the highest mark behind it.
+///
+/// No group of the last opening ends further behind the missing one than the log may be ahead of its last sync, unless
+/// the missing one was synced. Then each group that ends further behind has a mark that proves it, and the first of
+/// them begins before that. So twice that is looked at, and only zones of older versions to the end of the ring.
 async fn read_tail<D: Disk>(
     log: &mut LogBlocks<'_, D>,
     image: &mut Image,
@@ -285,10 +288,15 @@ async fn read_tail<D: Disk>(
     }
     let (mut later, mut mark) = (0u64, 0);
     let mut at = end.position;
-    while at < ring_end {
+    let tail = match image.root.version.get() {
+        VERSION_NEAR.. if planted::is(Mistake::TailTooShort) => image.geometry.unsynced_max() / 8,
+        VERSION_NEAR.. => image.geometry.tail_blocks(),
+        _ => image.geometry.log_blocks,
+    };
+    while at < ring_end.min(end.position + tail) {
         let mut step = 1;
         // Headers are looked at first: most blocks here are remains of an earlier lap.
-        let first = log.get(at, 1).await?;
+        let first = log.head(at).await?;
         if let Some(h) = header_of(first).filter(|h| h.seq.get() >= missing) {
             let blocks = h.blocks();
             if at + blocks <= ring_end

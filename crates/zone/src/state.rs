@@ -15,7 +15,7 @@ use crate::event::Event;
 use crate::group::Group;
 use crate::image::Image;
 use crate::keep::{self, AREAS, Keep};
-use crate::layout::{GROUP_HEADER, Geometry, PAGE_PAYLOAD, RECORD_BYTES_MAX, SLOT_BYTES};
+use crate::layout::{Geometry, PAGE_PAYLOAD, SLOT_BYTES};
 use crate::options::{OnFailure, OpenOptions};
 use crate::planted::{self, Mistake};
 use crate::stats::ZoneStats;
@@ -87,6 +87,11 @@ impl State {
         asked || self.life.failed.is_some() || self.waiting.groups.len() > 1
     }
 
+    /// Blocks of the log that are written and not synced.
+    pub fn unsynced(&self) -> u64 {
+        self.log.head.position - self.reached.synced_position
+    }
+
     /// Whether all that is queued survives the process as it is.
     pub fn is_all_kept(&self) -> bool {
         self.reached.kept_lsn >= self.waiting.appended_lsn
@@ -156,6 +161,7 @@ impl<E: Env> Shared<E> {
                 stable_lsn: image.end.lsn,
                 synced_lsn: image.end.lsn,
                 synced_seq: image.end.seq,
+                synced_position: image.end.position,
                 proven_seq: image.end.seq,
             },
             marks: Marks { fresh: VecDeque::new(), written: image.end.seq, wanted: 0 },
@@ -171,7 +177,7 @@ impl<E: Env> Shared<E> {
                 segments: image.segments,
                 slots: image.slots,
             },
-            syncs: Syncs { started: 0, lsn: 0, done: 0, wanted: 0 },
+            syncs: Syncs { started: 0, lsn: 0, done: 0, wanted: 0, hurried: false },
             checkpoints: Checkpoints { started: 0, done: 0, wanted: 0, merge_wanted: false, error: None },
             life: Life { closing: false, committing: true, checkpointing: true, agents: 4, failed: None },
             counters: ZoneStats::default(),
@@ -188,7 +194,8 @@ impl<E: Env> Shared<E> {
                 opening,
             },
             bounds: Bounds {
-                record_bytes_max: (log_bytes / 4 - 2 * GROUP_HEADER).min(RECORD_BYTES_MAX),
+                record_bytes_max: g.record_bytes_max(),
+                unsynced_max: g.unsynced_max(),
                 group_bytes_max: GROUP_BYTES_MAX.min(log_bytes / 8),
                 dirty_max: Cell::new(options.dirty_bytes.min(region / 8)),
                 sync_interval: Cell::new(options.sync_interval),
@@ -519,6 +526,34 @@ impl<E: Env> Shared<E> {
     pub fn checkpoint_due(&self, st: &State) -> bool {
         (st.log.head.position - st.log.start_position) * 2 > self.geometry.log_blocks
             || st.changes.dirty.cost() > self.bounds.dirty_max.get()
+    }
+
+    /// Whether `blocks` more may be written to the log: it must not get too far ahead of its last sync.
+    pub fn is_near(&self, st: &State, blocks: u64) -> bool {
+        st.unsynced() + blocks <= self.bounds.unsynced_max
+    }
+
+    /// Waits until `blocks` more may be written to the log or the zone has failed, with a sync.
+    pub async fn wait_near(&self, blocks: u64) {
+        self.events
+            .synced
+            .wait_until(|| {
+                let mut st = self.state.borrow_mut();
+                let ready = st.life.failed.is_some() || self.is_near(&st, blocks);
+                st.syncs.hurried |= !ready;
+                drop(st);
+                if !ready {
+                    self.events.sync_asked.notify();
+                }
+                ready
+            })
+            .await;
+    }
+
+    /// Whether a sync is due because of what is written: the log waits for it, or has half of what it may have
+    /// unsynced, so that it need not wait.
+    pub fn sync_due(&self, st: &State) -> bool {
+        st.syncs.hurried || st.unsynced() * 2 > self.bounds.unsynced_max
     }
 
     /// Waits until `enough` holds or the zone has failed, with a checkpoint if the log needs one.
