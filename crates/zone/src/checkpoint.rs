@@ -14,12 +14,12 @@ use crate::backing::is_full;
 use crate::change::Changes;
 use crate::layout::{SEGMENTS_MAX, SegmentRef, Superblock, VERSION};
 use crate::log_point::LogPoint;
+use crate::merge::Merge;
 use crate::planted::{self, Mistake};
 use crate::segment::{Segment, SegmentReader, SegmentWriter, WriteError};
 use crate::state::{Shared, State};
 use crate::{ZoneError, ZoneErrorKind};
 use amphi_env::{Buf, Disk, Env};
-use amphi_types::item::Change;
 use amphi_types::limits::BLOCK;
 use std::rc::Rc;
 use std::time::Duration;
@@ -200,38 +200,21 @@ async fn write_segment<E: Env>(
     };
     let mut writer = SegmentWriter::new(disk, g, zone_id, id);
     let mut take_slot = || shared.state.borrow_mut().medium.slots.take();
-    // Newest first: the first source that has a key decides.
-    let mut readers: Vec<_> = named.into_iter().rev().map(|n| SegmentReader::new(disk, g, zone_id, n)).collect();
-    for r in &mut readers {
-        r.next().await.map_err(|e| (Vec::new(), e))?;
-    }
-    let mut fresh = frozen.sorted().await.peekable();
+    let readers = named.into_iter().rev().map(|n| SegmentReader::new(disk, g, zone_id, n)).collect();
+    let mut merge = Merge::begin(frozen.sorted().await, readers).await.map_err(|e| (Vec::new(), e))?;
     let result = loop {
-        let sources = fresh.peek().copied().into_iter().chain(readers.iter().filter_map(SegmentReader::present));
-        // Of equal ones the first, which is the newest.
-        let Some(next) = sources.min_by_key(|change| change.key()) else { break Ok(()) };
+        let Some(next) = merge.present() else { break Ok(()) };
         // Once nothing older is left to be deleted.
         if !(next.is_deletion() && oldest)
             && let Err(e) = writer.put(next, &mut take_slot).await
         {
             break Err(write_error(shared, e));
         }
-        let has_key = |change: Change<'_>| change.key() == next.key();
-        let from_fresh = fresh.peek().copied().is_some_and(has_key);
-        let mut passed = [false; SEGMENTS_MAX];
-        passed.iter_mut().zip(&readers).for_each(|(passed, r)| *passed = r.present().is_some_and(has_key));
-        if from_fresh {
-            fresh.next();
-        }
-        let mut failed = None;
-        for (reader, _) in readers.iter_mut().zip(passed).filter(|(_, passed)| *passed) {
-            failed = failed.or(reader.next().await.err());
-        }
-        if let Some(e) = failed {
+        if let Err(e) = merge.advance().await {
             break Err(e);
         }
     };
-    for (address, mended) in readers.iter().flat_map(|r| &r.mended) {
+    for (address, mended) in merge.segments().iter().flat_map(|r| &r.mended) {
         // The segment is written anew elsewhere, with the block as it has to be.
         tracing::warn!("{}: {}: the block at byte {address} was damaged and was rebuilt", shared.path, mended.place);
         shared.state.borrow_mut().counters.rebuilt_blocks += 1;

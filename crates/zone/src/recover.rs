@@ -1,7 +1,8 @@
-//! Reading a zone: superblock, segments, log. Changes nothing.
+//! Reading a zone: superblock, log, segments. Changes nothing.
 //!
 //! Rules (docs/DISK_FORMAT.md): of two valid superblock copies the one with the higher sequence counts; one may
-//! be invalid. Segments must verify wholly. The log is replayed from the root's start while groups verify and
+//! be invalid. Segments must verify wholly; their items go to whoever opens the zone one by one, merged with what the
+//! log changes, so that they are in memory once. The log is replayed from the root's start while groups verify and
 //! name their predecessor. Where that ends the log is cut, unless something proves that the group there was
 //! synced: the root's mark, or that of a later group. Then it is an error.
 //!
@@ -17,6 +18,7 @@ use crate::keep::{self, Found};
 use crate::layout::{DOUBT_OFFSET, GROUP_FRESH, GroupHeader, LOG_OFFSET, Superblock, VERSION_NEAR, doubt};
 use crate::log_point::{Link, LogPoint};
 use crate::log_reader::{LogBlocks, header_of};
+use crate::merge::Merge;
 use crate::parity::MendedBlocks;
 use crate::planted::{self, Mistake};
 use crate::segment::{Segment, SegmentReader, SlotMap};
@@ -25,7 +27,6 @@ use amphi_env::{Buf, Disk, Env};
 use amphi_types::item::Change;
 use amphi_types::limits::BLOCK;
 use amphi_types::setting::words;
-use std::collections::BTreeMap;
 
 async fn read_at(disk: &impl Disk, at: u64, len: usize, place: &str) -> Result<Buf, ZoneError> {
     let (result, buf) = disk.read(at, Buf::zeroed(len)).await;
@@ -33,7 +34,7 @@ async fn read_at(disk: &impl Disk, at: u64, len: usize, place: &str) -> Result<B
     Ok(buf)
 }
 
-/// Reads the zone on `disk`, which is the file `path`, and what a killed process has kept of it.
+/// Reads the zone on `disk`, which is the file `path`, but for its segments, and what a killed process has kept of it.
 pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Image, ZoneError> {
     let boot = env.boot_id();
     let mut notes = Vec::new();
@@ -44,27 +45,6 @@ pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Im
         return Err(ZoneError::corrupt("superblock", text));
     }
     let zone_id = root.zone_id.get();
-    let mut slots = SlotMap::new(geometry.meta_slots);
-    let mut segments = Vec::new();
-    let (mut items, mut mended) = (BTreeMap::new(), MendedBlocks::new());
-    for named in root.segments() {
-        let mut reader = SegmentReader::new(disk, geometry, zone_id, *named);
-        while let Some(change) = reader.next().await? {
-            match change.value() {
-                Some(value) => items.insert(change.key().to_vec(), value.to_vec()),
-                None => items.remove(change.key()),
-            };
-        }
-        for &slot in &reader.slots {
-            if !slots.mark(slot) {
-                let place = format!("segment {}, slot {slot}", named.id);
-                return Err(ZoneError::corrupt(place, "the slot is in two places"));
-            }
-        }
-        let (id, bytes, count) = (named.id.get(), named.bytes.get(), named.items.get());
-        mended.append(&mut reader.mended);
-        segments.push(Segment { id, bytes, items: count, slots: reader.slots });
-    }
     let mut image = Image {
         end: LogPoint {
             position: root.start_position.get(),
@@ -73,11 +53,10 @@ pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Im
             link: Link { opening: root.start_opening.get(), crc: root.start_crc.get() },
         },
         root,
-        damage: Damage { copies, mended },
+        damage: Damage { copies, mended: MendedBlocks::new() },
         geometry,
-        segments,
-        slots,
-        items,
+        segments: Vec::new(),
+        slots: SlotMap::new(geometry.meta_slots),
         dirty: Changes::default(),
         replayed: 0,
         left: KeptRecords { records: Vec::new(), gone: false, of_another: false },
@@ -91,17 +70,42 @@ pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Im
     image.doubted |= opening != 0 && image.root.boot.get() == boot && keep::is_doubted(env, path, zone_id, opening);
     read_log(disk, &mut image, boot).await?;
     read_kept(env, path, &mut image)?;
+    Ok(image)
+}
+
+/// Reads the segments of a zone whose log was read. `take` gets all items, segments merged and log replayed, in the
+/// order of their keys.
+pub async fn read_items(
+    disk: &impl Disk,
+    image: &mut Image,
+    mut take: impl FnMut(&[u8], &[u8]),
+) -> Result<(), ZoneError> {
+    let (geometry, zone_id) = (image.geometry, image.root.zone_id.get());
+    let named = image.root.segments().iter().rev();
+    let readers = named.map(|named| SegmentReader::new(disk, geometry, zone_id, *named)).collect();
+    let mut merge = Merge::begin(image.dirty.sorted().await, readers).await?;
+    while let Some(change) = merge.present() {
+        if let Some(value) = change.value() {
+            take(change.key(), value);
+        }
+        merge.advance().await?;
+    }
+    for (named, reader) in image.root.segments().iter().zip(merge.segments().iter_mut().rev()) {
+        for &slot in &reader.slots {
+            if !image.slots.mark(slot) {
+                let place = format!("segment {}, slot {slot}", named.id);
+                return Err(ZoneError::corrupt(place, "the slot is in two places"));
+            }
+        }
+        let (id, bytes, items) = (named.id.get(), named.bytes.get(), named.items.get());
+        image.damage.mended.append(&mut reader.mended);
+        image.segments.push(Segment { id, bytes, items, slots: std::mem::take(&mut reader.slots) });
+    }
     for (address, mended) in &image.damage.mended {
         let (place, how) = (&mended.place, if mended.torn { "torn or damaged" } else { "damaged" });
         image.notes.push(format!("{place}: the block at byte {address} was {how}; it is rebuilt from the others"));
     }
-    for change in image.dirty.iter() {
-        match change.value() {
-            Some(value) => image.items.insert(change.key().to_vec(), value.to_vec()),
-            None => image.items.remove(change.key()),
-        };
-    }
-    Ok(image)
+    Ok(())
 }
 
 async fn read_root(disk: &impl Disk, notes: &mut Vec<String>) -> Result<(Superblock, Copies), ZoneError> {

@@ -21,11 +21,11 @@ use crate::planted::{self, Mistake};
 use crate::stats::ZoneStats;
 use crate::{ZoneError, ZoneErrorKind};
 use amphi_env::Env;
-use amphi_types::item::{Key, Txn};
+use amphi_types::item::Txn;
 use amphi_types::limits::BLOCK;
 use amphi_types::{Errno, TargetId};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 pub use parts::*;
@@ -132,7 +132,7 @@ pub struct Shared<E: Env> {
 }
 
 impl<E: Env> Shared<E> {
-    /// State of a zone that was just read and made stable, its items, replayed records and notes.
+    /// State of a zone that was just read and made stable, its replayed records and notes.
     pub fn new(
         env: &E,
         path: &str,
@@ -141,7 +141,7 @@ impl<E: Env> Shared<E> {
         image: Image,
         opening: u64,
         keep: Option<Keep<E>>,
-    ) -> (Shared<E>, BTreeMap<Key, Vec<u8>>, u64, Vec<String>) {
+    ) -> (Shared<E>, u64, Vec<String>) {
         let g = image.geometry;
         let log_bytes = (g.log_blocks * BLOCK) as usize;
         let head = image.end;
@@ -215,7 +215,7 @@ impl<E: Env> Shared<E> {
                 done: Event::default(),
             },
         };
-        (shared, image.items, image.replayed, image.notes)
+        (shared, image.replayed, image.notes)
     }
 
     /// Wakes everybody: after a failure or at closing.

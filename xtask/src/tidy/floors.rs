@@ -293,6 +293,7 @@ const HOUSES: &[House] = &[
             "parity",
             "group",
             "segment",
+            "merge",
             "keep",
             "image",
             "log_reader",

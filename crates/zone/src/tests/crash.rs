@@ -9,6 +9,7 @@
 use super::*;
 use crate::layout::Superblock;
 use crate::log_reader::header_of;
+use crate::parity;
 use crate::planted::{Mistake, plant};
 use amphi_env::sim::CrashKind;
 use amphi_env::{Buf, Disk, Env};
@@ -380,14 +381,19 @@ fn a_damaged_block_is_survived_after_any_crash() {
     assert!(points > 150, "{points} points");
 }
 
-/// The groups of the log that counts, of a zone that is not open: where each begins, its blocks, its last record.
+/// The whole groups of the log of a zone that is not open: where each begins, its blocks, its last record.
 fn groups(sim: &Sim) -> Vec<(u64, u64, u64)> {
     let block = |at: u64| sim.peek(NODE, PATH, at, 4096).unwrap();
     let copies = (0..2).filter_map(|n| Superblock::decode(&block(n * 4096), "copy").ok());
     let root = copies.max_by_key(|root| root.sequence.get()).expect("one is valid");
     let (mut position, mut seq, mut found) = (root.start_position.get(), root.start_seq.get(), Vec::new());
-    while let Some(header) = header_of(&block(root.geometry().log_address(position)))
+    let bytes = |at: u64, blocks: u64| -> Vec<u8> {
+        (at..at + blocks).flat_map(|at| block(root.geometry().log_address(at))).collect()
+    };
+    // The last one may be torn.
+    while let Some(header) = header_of(&bytes(position, 1))
         && header.seq.get() == seq
+        && parity::verifies(root.zone_id.get(), &bytes(position, header.data_blocks()))
     {
         let last = header.first_lsn.get() + u64::from(header.records.get()) - 1;
         found.push((position, header.blocks(), last));
