@@ -238,7 +238,7 @@ mod tests {
         let some: Vec<Checksum> = (0..70).map(|i| Checksum(100 + i)).collect();
         let mut txn = Txn::default();
         sums.put(30, &some, &mut txn);
-        assert_eq!(txn.changes.len(), 4, "blocks 30 to 99");
+        assert_eq!(txn.len(), 4, "blocks 30 to 99");
         assert_eq!(sums.of_run(30, 70), some);
         assert_eq!((sums.get(29), sums.get(99), sums.get(100)), (Checksum::NONE, Checksum(169), Checksum::NONE));
         let mut again = Txn::default();
@@ -247,13 +247,13 @@ mod tests {
         assert!(again.is_empty(), "nothing changed");
         assert!(sums.has_any(0, 31) && !sums.has_any(0, 30) && !sums.has_any(100, 500));
         let mut loaded = Checksums::default();
-        for change in &txn.changes {
-            let group = u64::from_be_bytes(change.key[1..].try_into().unwrap());
-            loaded.load(group, change.value.as_ref().unwrap(), 100).unwrap();
+        for change in txn.changes() {
+            let group = u64::from_be_bytes(change.key()[1..].try_into().unwrap());
+            loaded.load(group, change.value().unwrap(), 100).unwrap();
         }
         assert_eq!(loaded, sums);
         sums.clear(30, 70, &mut txn);
-        assert!(sums.is_empty() && txn.changes[4..].iter().all(|c| c.value.is_none()));
+        assert!(sums.is_empty() && txn.changes().skip(4).all(|c| c.is_deletion()));
     }
 
     /// Goal: what does not decode is refused. Method: by hand.

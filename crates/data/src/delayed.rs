@@ -531,7 +531,7 @@ impl Delayed {
     /// Keys of items of logged bytes behind those at `after`, at most `max`.
     pub(crate) fn logged_keys_after(&self, after: Option<(ObjectId, u64)>, max: usize) -> Vec<Key> {
         let behind = self.logged.all().filter(|(id, range, _)| after.is_none_or(|after| (*id, range.start) > after));
-        behind.take(max).map(|(id, range, _)| crate::extent::logged_key(id, range.start)).collect()
+        behind.take(max).map(|(id, range, _)| crate::extent::logged_key(id, range.start).to_vec()).collect()
     }
 
     /// Keys of items behind that of the extent `after`, at most `max`.
@@ -543,7 +543,7 @@ impl Delayed {
             let items: Vec<u64> = items(o);
             items.into_iter().map(move |at| (id, at))
         });
-        all.filter(|(id, at)| behind(*id, *at)).take(max).map(|(id, at)| dirty_key(id, at)).collect()
+        all.filter(|(id, at)| behind(*id, *at)).take(max).map(|(id, at)| dirty_key(id, at).to_vec()).collect()
     }
 
     /// Checks the counts against the extents; for tests.

@@ -1,6 +1,7 @@
-//! Extents of one object: the map from file blocks to physical blocks, and its items.
+//! An object, its extents and its items.
 //!
-//! Owns: splitting, joining and encoding extents. Does not own: which blocks they get (`alloc`).
+//! Owns: splitting, joining and encoding extents. Does not own: which blocks they get (`alloc`), or how they lie in
+//! memory (`extents`, `objects`).
 //!
 //! Invariants: extents do not overlap. Two adjacent extents that could be one are one, up to `EXTENT_BLOCKS_MAX`.
 //!
@@ -17,76 +18,76 @@
 //!
 //! State is 1 for written, 0 for preallocated (reads as zeros).
 
-use crate::alloc::Run;
 use crate::delayed::DirtyExtent;
+use crate::extents::{EXTENT_BLOCKS_MAX, Extent, Extents};
 use crate::grants::session_of;
 use crate::logged::Piece;
 use crate::memory::Memory;
-use amphi_types::item::{Key, Txn, tag};
+use amphi_types::item::{Txn, tag};
 use amphi_types::limits::BLOCK;
 use amphi_types::{Ino, ObjectId, SessionId, Timespec};
+use smallvec::SmallVec;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-/// Most blocks of one extent: 128 MiB.
-pub const EXTENT_BLOCKS_MAX: u32 = 32_768;
-
-/// Consecutive file blocks that lie in consecutive physical blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
-    /// First physical block.
-    pub physical: u64,
-    /// Length in blocks.
-    pub blocks: u32,
-    /// Whether the extent contains bytes. If not, it is preallocated and reads as zeros.
-    pub written: bool,
-}
-
-impl Extent {
-    /// The physical blocks.
-    pub fn run(&self) -> Run {
-        Run { start: self.physical, blocks: self.blocks }
-    }
-}
+/// Written blocks that lie below an object's end now, though the last growth did not rewrite them, with the number of
+/// their bytes that were below the earlier end. See `Object::filled`. Few objects have any.
+type Outgrown = BTreeMap<u64, u64>;
 
 /// An object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Object {
     pub end: u64,
-    pub mtime: Timespec,
     pub generation: u64,
     /// Extents by their first file block.
-    pub extents: BTreeMap<u64, Extent>,
-    /// Blocks of all extents.
-    pub blocks: u64,
+    pub extents: Extents,
+    outgrown: Option<Box<Outgrown>>,
+    mtime_sec: i64,
+    mtime_nsec: u32,
     /// Whether the object's own item was loaded or written. False only during loading.
     pub has_item: bool,
-    /// Written blocks that lie below the end now, though the last growth did not rewrite them, with the number of their
-    /// bytes that were below the earlier end. See `filled`.
-    pub outgrown: BTreeMap<u64, u64>,
 }
 
+const _: () = assert!(size_of::<Object>() == 64);
+
 impl Object {
+    /// Time of the last change of content.
+    pub fn mtime(&self) -> Timespec {
+        Timespec { sec: self.mtime_sec, nsec: self.mtime_nsec }
+    }
+
+    pub fn set_mtime(&mut self, mtime: Timespec) {
+        (self.mtime_sec, self.mtime_nsec) = (mtime.sec, mtime.nsec);
+    }
+
+    /// Blocks of all extents.
+    pub fn blocks(&self) -> u64 {
+        self.extents.blocks()
+    }
+
+    /// The extents that may have a block of `from..to`.
+    fn near(&self, from: u64, to: u64) -> impl Iterator<Item = (u64, Extent)> {
+        let first = self.extents.before(from + 1).map_or(from, |(b, _)| b);
+        self.extents.range(first).take_while(move |(b, _)| *b < to)
+    }
+
     /// Parts of the file blocks `from..to` that are mapped, ascending.
-    pub fn mapped(&self, from: u64, to: u64) -> impl Iterator<Item = (u64, Extent)> + '_ {
-        let first = self.extents.range(..=from).next_back().map_or(from, |(&b, _)| b);
-        self.extents.range(first..to.max(first)).filter_map(move |(&b, e)| clip(b, *e, from, to))
+    pub fn mapped(&self, from: u64, to: u64) -> impl Iterator<Item = (u64, Extent)> {
+        self.near(from, to).filter_map(move |(b, e)| clip(b, e, from, to))
     }
 
     /// Removes the file blocks `from..to` from the map. Returns the parts that were mapped, ascending. First blocks of
     /// changed extents are added to `touched`.
     pub fn cut(&mut self, from: u64, to: u64, touched: &mut BTreeSet<u64>) -> Vec<(u64, Extent)> {
         let removed: Vec<_> = self.mapped(from, to).collect();
-        let first = self.extents.range(..=from).next_back().map_or(from, |(&b, _)| b);
-        let starts: Vec<u64> = self.extents.range(first..to.max(first)).map(|(&b, _)| b).collect();
-        for start in starts {
-            let whole = self.extents[&start];
+        let near: SmallVec<[(u64, Extent); 4]> = self.near(from, to).collect();
+        for (start, whole) in near {
             let end = start + u64::from(whole.blocks);
             if end <= from {
                 continue;
             }
             touched.insert(start);
-            self.extents.remove(&start);
+            self.extents.remove(start);
             if let Some((b, e)) = clip(start, whole, start, from) {
                 self.extents.insert(b, e);
             }
@@ -95,9 +96,9 @@ impl Object {
                 self.extents.insert(b, e);
             }
         }
-        self.blocks -= removed.iter().map(|(_, e)| u64::from(e.blocks)).sum::<u64>();
-        if !self.outgrown.is_empty() {
-            self.outgrown.retain(|&b, _| b < from || b >= to);
+        if let Some(outgrown) = &mut self.outgrown {
+            outgrown.retain(|&b, _| b < from || b >= to);
+            self.outgrown.take_if(|outgrown| outgrown.is_empty());
         }
         removed
     }
@@ -106,10 +107,15 @@ impl Object {
     /// which the block is mapped as now. The bytes behind them must stay zero, also on the disk. A crash may bring back
     /// an earlier end, and a later growth would then show what was written there in place.
     pub fn filled(&self, file_block: u64) -> u64 {
-        match self.outgrown.get(&file_block) {
+        match self.outgrown.as_ref().and_then(|outgrown| outgrown.get(&file_block)) {
             Some(&bytes) => bytes,
             None => self.end.saturating_sub(file_block * BLOCK).min(BLOCK),
         }
+    }
+
+    /// The blocks of `from..to` that the end has outgrown.
+    pub fn outgrown(&self, from: u64, to: u64) -> impl Iterator<Item = u64> {
+        self.outgrown.iter().flat_map(move |outgrown| outgrown.range(from..to).map(|(&block, _)| block))
     }
 
     /// Raises the end to at least `end`. `last_rewritten`: the same record maps the block of the old end to a new
@@ -120,27 +126,26 @@ impl Object {
             return;
         }
         if !self.end.is_multiple_of(BLOCK) && !last_rewritten && self.mapped(last, last + 1).any(|(_, e)| e.written) {
-            self.outgrown.entry(last).or_insert(self.end % BLOCK);
+            self.outgrown.get_or_insert_default().entry(last).or_insert(self.end % BLOCK);
         }
         self.end = end;
     }
 
     /// Adds an extent where nothing is mapped, and joins it to its neighbours.
     pub fn put(&mut self, at: u64, extent: Extent, touched: &mut BTreeSet<u64>) {
-        self.blocks += u64::from(extent.blocks);
         let (mut at, mut extent) = (at, extent);
-        if let Some((&left_at, left)) = self.extents.range(..at).next_back()
-            && let Some(joined) = join(left_at, *left, at, extent)
+        if let Some((left_at, left)) = self.extents.before(at)
+            && let Some(joined) = join(left_at, left, at, extent)
         {
             touched.insert(at);
             (at, extent) = (left_at, joined);
         }
         let right_at = at + u64::from(extent.blocks);
-        if let Some(right) = self.extents.get(&right_at)
-            && let Some(joined) = join(at, extent, right_at, *right)
+        if let Some(right) = self.extents.get(right_at)
+            && let Some(joined) = join(at, extent, right_at, right)
         {
             touched.insert(right_at);
-            self.extents.remove(&right_at);
+            self.extents.remove(right_at);
             extent = joined;
         }
         touched.insert(at);
@@ -150,8 +155,8 @@ impl Object {
     /// Appends the items of the extents in `touched` to `txn`.
     pub fn log_extents(&self, id: ObjectId, touched: &BTreeSet<u64>, txn: &mut Txn) {
         for &at in touched {
-            match self.extents.get(&at) {
-                Some(e) => txn.put(extent_key(id, at), extent_value(e)),
+            match self.extents.get(at) {
+                Some(e) => txn.put(extent_key(id, at), extent_value(&e)),
                 None => txn.delete(extent_key(id, at)),
             }
         }
@@ -162,12 +167,12 @@ impl Object {
         txn.put(object_key(id), self.value());
     }
 
-    pub fn value(&self) -> Vec<u8> {
-        let mut v = Vec::with_capacity(28);
-        v.extend_from_slice(&self.end.to_le_bytes());
-        v.extend_from_slice(&self.mtime.sec.to_le_bytes());
-        v.extend_from_slice(&self.mtime.nsec.to_le_bytes());
-        v.extend_from_slice(&self.generation.to_le_bytes());
+    pub fn value(&self) -> [u8; 28] {
+        let mut v = [0; 28];
+        v[..8].copy_from_slice(&self.end.to_le_bytes());
+        v[8..16].copy_from_slice(&self.mtime_sec.to_le_bytes());
+        v[16..20].copy_from_slice(&self.mtime_nsec.to_le_bytes());
+        v[20..].copy_from_slice(&self.generation.to_le_bytes());
         v
     }
 }
@@ -186,40 +191,40 @@ fn join(left_at: u64, left: Extent, right_at: u64, right: Extent) -> Option<Exte
     (adjacent && left.written == right.written && blocks <= EXTENT_BLOCKS_MAX).then_some(Extent { blocks, ..left })
 }
 
-pub(crate) fn object_key(id: ObjectId) -> Key {
-    let mut k = Vec::with_capacity(13);
-    k.push(tag::OBJECT);
-    k.extend_from_slice(&id.ino.0.to_be_bytes());
-    k.extend_from_slice(&id.stripe.to_be_bytes());
+pub(crate) fn object_key(id: ObjectId) -> [u8; 13] {
+    let mut k = [tag::OBJECT; 13];
+    k[1..9].copy_from_slice(&id.ino.0.to_be_bytes());
+    k[9..].copy_from_slice(&id.stripe.to_be_bytes());
     k
 }
 
-pub(crate) fn extent_key(id: ObjectId, at: u64) -> Key {
-    let mut k = Vec::with_capacity(21);
-    k.push(tag::EXTENT);
-    k.extend_from_slice(&id.ino.0.to_be_bytes());
-    k.extend_from_slice(&id.stripe.to_be_bytes());
-    k.extend_from_slice(&at.to_be_bytes());
+/// A key of something at a place of an object.
+fn place_key(kind: u8, id: ObjectId, at: u64) -> [u8; 21] {
+    let mut k = [kind; 21];
+    k[1..9].copy_from_slice(&id.ino.0.to_be_bytes());
+    k[9..13].copy_from_slice(&id.stripe.to_be_bytes());
+    k[13..].copy_from_slice(&at.to_be_bytes());
     k
 }
 
-pub(crate) fn extent_value(e: &Extent) -> Vec<u8> {
-    let mut v = Vec::with_capacity(13);
-    v.extend_from_slice(&e.physical.to_le_bytes());
-    v.extend_from_slice(&e.blocks.to_le_bytes());
-    v.push(u8::from(e.written));
+pub(crate) fn extent_key(id: ObjectId, at: u64) -> [u8; 21] {
+    place_key(tag::EXTENT, id, at)
+}
+
+pub(crate) fn extent_value(e: &Extent) -> [u8; 13] {
+    let mut v = [u8::from(e.written); 13];
+    v[..8].copy_from_slice(&e.physical.to_le_bytes());
+    v[8..12].copy_from_slice(&e.blocks.to_le_bytes());
     v
 }
 
 /// Key of the item that names the memory of all delayed extents.
-pub(crate) fn memory_key() -> Key {
-    vec![tag::DELAYED]
+pub(crate) fn memory_key() -> [u8; 1] {
+    [tag::DELAYED]
 }
 
-pub(crate) fn dirty_key(id: ObjectId, start: u64) -> Key {
-    let mut k = extent_key(id, start);
-    k[0] = tag::DELAYED;
-    k
+pub(crate) fn dirty_key(id: ObjectId, start: u64) -> [u8; 21] {
+    place_key(tag::DELAYED, id, start)
 }
 
 /// Value of the delayed extent at file byte `start`: its length, then the write that it belongs to (start, length,
@@ -258,10 +263,8 @@ pub(crate) fn decode_dirty(start: u64, value: &[u8]) -> Option<DirtyExtent> {
     fits.then(|| DirtyExtent { end, mtime, memory: Rc::new(memory), logged: false })
 }
 
-pub(crate) fn logged_key(id: ObjectId, start: u64) -> Key {
-    let mut k = extent_key(id, start);
-    k[0] = tag::LOGGED;
-    k
+pub(crate) fn logged_key(id: ObjectId, start: u64) -> [u8; 21] {
+    place_key(tag::LOGGED, id, start)
 }
 
 /// Value of the logged bytes at a file byte: their time, and the bytes.
@@ -330,7 +333,8 @@ pub(crate) fn decode_object(value: &[u8]) -> Option<Object> {
     let end = u64::from_le_bytes(*end);
     (mtime.nsec < 1_000_000_000 && end <= amphi_types::limits::FILE_MAX).then_some(Object {
         end,
-        mtime,
+        mtime_sec: mtime.sec,
+        mtime_nsec: mtime.nsec,
         generation: u64::from_le_bytes(generation),
         has_item: true,
         ..Object::default()

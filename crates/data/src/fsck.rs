@@ -1,7 +1,8 @@
 //! Checks of the data store's items as they lie in a zone. Changes nothing and reports everything.
 
 use crate::checksums;
-use crate::extent::{DataKey, Extent, decode_dirty, decode_extent, decode_logged, decode_object};
+use crate::extent::{DataKey, decode_dirty, decode_extent, decode_logged, decode_object};
+use crate::extents::Extent;
 use crate::store::extent_name;
 use amphi_types::item::tag;
 use amphi_types::limits::BLOCK;

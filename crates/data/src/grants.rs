@@ -179,7 +179,7 @@ impl Grants {
     fn log(session: SessionId, blocks: u64, txn: &mut Txn) {
         match blocks {
             0 => txn.delete(key(session)),
-            _ => txn.put(key(session), blocks.to_le_bytes().to_vec()),
+            _ => txn.put(key(session), blocks.to_le_bytes()),
         }
     }
 
@@ -232,8 +232,8 @@ mod tests {
         grants.return_loan(c);
         assert_eq!((grants.total(), grants.told(S, 12)), (7, Some(7)));
         let mut loaded = Grants::default();
-        for change in &txn.changes {
-            loaded.load(session_of(&change.key).expect("a key"), change.value.as_ref().expect("a value")).unwrap();
+        for change in txn.changes() {
+            loaded.load(session_of(change.key()).expect("a key"), change.value().expect("a value")).unwrap();
         }
         assert_eq!((loaded.held(S), loaded.total(), loaded.told(S, 0)), (Some(7), 7, Some(7)));
         let late = grants.lend(S, 2).expect("a loan");

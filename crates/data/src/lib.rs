@@ -25,18 +25,21 @@
 //! different bytes. The later one may be planned with `Fresh::Edges`, build its edge blocks on those of the earlier one
 //! (`WritePlan::build_on`), and commit after it.
 //!
-//! The number that drove the design: one extent of 1 MiB costs about 60 bytes of memory and 40 bytes of log. So a zone
-//! of 20 GiB in stripe units of 1 MiB has less than 2 MiB of extents.
+//! The number that drove the design: one extent of 1 MiB costs about 40 bytes of memory and 40 bytes of log, and an
+//! object with one extent 85 bytes of memory. So a zone of 20 GiB in stripe units of 1 MiB has less than 2 MiB of
+//! extents.
 #![forbid(unsafe_code)]
 
 pub mod alloc;
 mod checksums;
 mod delayed;
 mod extent;
+mod extents;
 mod fsck;
 mod grants;
 mod logged;
 mod memory;
+mod objects;
 mod plan;
 mod recent;
 mod room;
@@ -46,7 +49,7 @@ mod write;
 
 pub use checksums::{CHECKSUM_ITEM_BYTES, Checksum, Checksums};
 pub use delayed::{DELAYED_ITEM_BYTES, Delayed, Overlay, UNIT};
-pub use extent::{EXTENT_BLOCKS_MAX, Extent};
+pub use extents::{EXTENT_BLOCKS_MAX, Extent};
 pub use fsck::{DataReport, fsck_items};
 pub use grants::Grants;
 pub use memory::{Memory, PagePool, Slot};

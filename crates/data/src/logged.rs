@@ -182,17 +182,17 @@ mod tests {
                 logged.cut(id, range, &mut txn);
                 bytes.retain(|at, _| !(range.start..range.end).contains(at));
             }
-            for c in txn.changes {
-                match c.value {
-                    Some(value) => drop(items.insert(c.key, value)),
-                    None => drop(items.remove(&c.key)),
+            for c in txn.changes() {
+                match c.value() {
+                    Some(value) => drop(items.insert(c.key().to_vec(), value.to_vec())),
+                    None => drop(items.remove(c.key())),
                 }
             }
             let mut found = BTreeMap::new();
             for (object, range, piece) in logged.all() {
                 assert_eq!((object, range.start / BLOCK), (id, (range.end - 1) / BLOCK));
                 found.extend((range.start..range.end).zip(piece.bytes.iter().copied()));
-                assert_eq!(items.get(&logged_key(id, range.start)), Some(&logged_value(piece)));
+                assert_eq!(items.get(&logged_key(id, range.start)[..]), Some(&logged_value(piece)));
             }
             assert_eq!((found.len() as u64, items.len() as u64), (logged.bytes(), logged.pieces()));
             assert_eq!(found, bytes, "step {step}");
@@ -204,6 +204,6 @@ mod tests {
         let mut txn = Txn::default();
         let count = logged.pieces() as usize;
         assert_eq!(logged.cut_last(id, usize::MAX, &mut txn), count);
-        assert_eq!((logged.bytes(), txn.changes.len()), (0, count));
+        assert_eq!((logged.bytes(), txn.len()), (0, count));
     }
 }

@@ -12,7 +12,7 @@ use amphi_types::{ByteRange, ObjectId};
 impl DataStore {
     /// How many of the file blocks `from..to` the object has no blocks for.
     pub(crate) fn unmapped(&self, object: ObjectId, from: u64, to: u64) -> u64 {
-        let Some(o) = self.objects.get(&object) else { return to - from };
+        let Some(o) = self.objects.get(object) else { return to - from };
         holes(o, from, to).iter().map(|(_, blocks)| blocks).sum()
     }
 
@@ -37,7 +37,7 @@ impl DataStore {
     pub(crate) fn added_by(&self, object: ObjectId, range: ByteRange) -> u64 {
         let span = range.align_out(BLOCK);
         let (from, to) = (span.start / BLOCK, span.end / BLOCK);
-        let gaps = self.objects.get(&object).map_or_else(|| vec![(from, to - from)], |o| holes(o, from, to));
+        let gaps = self.objects.get(object).map_or_else(|| vec![(from, to - from)], |o| holes(o, from, to));
         let is_new =
             |(at, blocks): (u64, u64)| blocks - self.delayed.touched(object, ByteRange::at(at * BLOCK, blocks * BLOCK));
         gaps.into_iter().map(is_new).sum()

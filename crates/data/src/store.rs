@@ -6,10 +6,12 @@ use crate::alloc::{Allocator, Purpose, Run};
 use crate::checksums::Checksums;
 use crate::delayed::{Delayed, Overlay};
 use crate::extent::{
-    DataKey, EXTENT_BLOCKS_MAX, Extent, Object, decode_dirty, decode_extent, decode_logged, decode_object, extent_key,
-    extent_value, memory_key, object_key,
+    DataKey, Object, decode_dirty, decode_extent, decode_logged, decode_object, extent_key, extent_value, memory_key,
+    object_key,
 };
+use crate::extents::{EXTENT_BLOCKS_MAX, Extent};
 use crate::grants::Grants;
+use crate::objects::Objects;
 use crate::plan::{Freed, ReadPlan, ReadSegment};
 use crate::recent::Recent;
 use crate::room::holes;
@@ -17,7 +19,8 @@ use amphi_types::item::{ItemStore, Key, Txn, tag};
 use amphi_types::limits::{BLOCK, FILE_MAX};
 use amphi_types::{ByteRange, Errno, Ino, ObjectId, Result, Timespec};
 use smallvec::SmallVec;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
+use std::ops::Bound;
 
 /// Most extents that are examined for one answer about data and holes. Adjacent extents are joined.
 const EXTENTS_LOOKED_MAX: usize = 65_536;
@@ -56,7 +59,7 @@ pub struct Destroyed {
 /// The data store of one target.
 #[derive(Clone, Debug)]
 pub struct DataStore {
-    pub(crate) objects: BTreeMap<ObjectId, Object>,
+    pub(crate) objects: Objects,
     pub(crate) alloc: Allocator,
     /// Blocks in `Freed` values that are not released yet.
     pending: u64,
@@ -78,7 +81,7 @@ impl DataStore {
     /// An empty store over `blocks` blocks of 4 KiB.
     pub fn new(blocks: u64) -> DataStore {
         DataStore {
-            objects: BTreeMap::new(),
+            objects: Objects::default(),
             alloc: Allocator::new(blocks),
             pending: 0,
             planned: 0,
@@ -95,18 +98,18 @@ impl DataStore {
     /// Errors: a sentence that names extents which overlap, lie outside the zone, or belong to no object.
     pub fn finish_load(&mut self) -> std::result::Result<(), String> {
         let mut alloc = Allocator::new(self.alloc.blocks());
-        for (id, o) in &self.objects {
+        for (id, o) in self.objects.iter() {
             if !o.has_item {
                 return Err(format!("object {} of {} has extents but no item of its own", id.stripe, id.ino));
             }
             let mut free_from = 0;
-            for (&at, e) in &o.extents {
+            for (at, e) in o.extents.iter() {
                 if at < free_from {
-                    return Err(format!("{}: overlaps the extent before it", extent_name(*id, at)));
+                    return Err(format!("{}: overlaps the extent before it", extent_name(id, at)));
                 }
                 free_from = at + u64::from(e.blocks);
                 if !alloc.is_free(e.run()) {
-                    return Err(format!("{}: shares physical blocks with another extent", extent_name(*id, at)));
+                    return Err(format!("{}: shares physical blocks with another extent", extent_name(id, at)));
                 }
                 alloc.mark(e.run());
                 if e.written {
@@ -119,7 +122,7 @@ impl DataStore {
         for object in self.delayed.logged_objects() {
             self.delayed.show_logged(object, ByteRange::ALL);
         }
-        if let Some((id, _)) = self.delayed.objects().find(|(id, _)| !self.objects.contains_key(id)) {
+        if let Some((id, _)) = self.delayed.objects().find(|(id, _)| !self.objects.contains(*id)) {
             return Err(format!("object {} of {} has delayed extents but no item of its own", id.stripe, id.ino));
         }
         self.delayed.check()
@@ -135,7 +138,7 @@ impl DataStore {
         debug_assert!(self.delayed.is_empty(), "delayed extents lie in the memory before");
         self.memory = number;
         match number {
-            Some(n) => txn.put(memory_key(), n.to_le_bytes().to_vec()),
+            Some(n) => txn.put(memory_key(), n.to_le_bytes()),
             None => txn.delete(memory_key()),
         }
     }
@@ -149,11 +152,11 @@ impl DataStore {
     /// Highest byte of an object + 1, including delayed bytes.
     pub(crate) fn end_of(&self, object: ObjectId) -> u64 {
         let delayed = self.delayed.end_of(object).map_or(0, |(end, _)| end);
-        self.objects.get(&object).map_or(0, |o| o.end).max(delayed)
+        self.objects.get(object).map_or(0, |o| o.end).max(delayed)
     }
 
     fn info(&self, id: ObjectId, o: &Object) -> ObjectInfo {
-        let mut info = ObjectInfo { end: o.end, mtime: o.mtime, generation: o.generation, blocks: o.blocks };
+        let mut info = ObjectInfo { end: o.end, mtime: o.mtime(), generation: o.generation, blocks: o.blocks() };
         if let Some((end, mtime)) = self.delayed.end_of(id) {
             info.end = info.end.max(end);
             info.mtime = info.mtime.max(mtime);
@@ -170,30 +173,31 @@ impl DataStore {
 
     /// The state of an object; `None` if nothing was ever written or truncated there.
     pub fn object(&self, object: ObjectId) -> Option<ObjectInfo> {
-        self.objects.get(&object).map(|o| self.info(object, o))
+        self.objects.get(object).map(|o| self.info(object, o))
     }
 
     /// The objects of a file that this target has, by stripe.
     pub fn objects_of(&self, ino: Ino) -> impl Iterator<Item = (ObjectId, ObjectInfo)> + '_ {
-        self.objects.range(stripes(ino)).map(|(&id, o)| (id, self.info(id, o)))
+        self.objects.of(ino).map(|(id, o)| (id, self.info(id, o)))
     }
 
     /// As `objects_of`, without delayed bytes.
     pub fn landed_of(&self, ino: Ino) -> impl Iterator<Item = (ObjectId, ObjectInfo)> + '_ {
-        let info = |o: &Object| ObjectInfo { end: o.end, mtime: o.mtime, generation: o.generation, blocks: o.blocks };
-        self.objects.range(stripes(ino)).map(move |(&id, o)| (id, info(o)))
+        let info =
+            |o: &Object| ObjectInfo { end: o.end, mtime: o.mtime(), generation: o.generation, blocks: o.blocks() };
+        self.objects.of(ino).map(move |(id, o)| (id, info(o)))
     }
 
     /// Extents of an object, ascending by file block.
     pub fn extents(&self, object: ObjectId) -> impl Iterator<Item = (u64, Extent)> + '_ {
-        self.objects.get(&object).into_iter().flat_map(|o| o.extents.iter().map(|(&b, &e)| (b, e)))
+        self.objects.get(object).into_iter().flat_map(|o| o.extents.iter())
     }
 
     /// The next run of written blocks at or behind a block of an object, or in the objects after it: object, first
     /// block, number of blocks (at most `blocks_max`). `from` of `None` begins with the first object.
     pub fn next_written(&self, from: Option<(ObjectId, u64)>, blocks_max: u64) -> Option<(ObjectId, u64, u64)> {
         let (first, block) = from.unwrap_or((ObjectId { ino: Ino(0), stripe: 0 }, 0));
-        self.objects.range(first..).find_map(|(&id, o)| {
+        self.objects.range(Bound::Included(first)).find_map(|(id, o)| {
             let from = if id == first { block } else { 0 };
             let (at, e) = o.mapped(from, crate::extent::FILE_BLOCKS).find(|(_, e)| e.written)?;
             Some((id, at, u64::from(e.blocks).min(blocks_max)))
@@ -202,7 +206,7 @@ impl DataStore {
 
     /// Number of blocks of 4 KiB that the objects of a file have on this target.
     pub fn blocks_of(&self, ino: Ino) -> u64 {
-        self.objects.range(stripes(ino)).map(|(_, o)| o.blocks).sum()
+        self.objects.of(ino).map(|(_, o)| o.blocks()).sum()
     }
 
     /// Blocks of the zone, and blocks that are free or will be once pending frees are released, without the allocator's
@@ -288,7 +292,7 @@ impl DataStore {
 
     /// Plans a read of what the blocks contain beneath delayed bytes.
     pub fn plan_disk_read(&self, object: ObjectId, range: ByteRange) -> ReadPlan {
-        let Some(o) = self.objects.get(&object) else {
+        let Some(o) = self.objects.get(object) else {
             return ReadPlan {
                 range: ByteRange::new(range.start, range.start),
                 end: 0,
@@ -323,7 +327,7 @@ impl DataStore {
     pub fn data_runs(&self, object: ObjectId, offset: u64, runs_max: usize) -> (Vec<ByteRange>, Option<u64>) {
         let mut runs: Vec<ByteRange> = Vec::new();
         let end = self.end_of(object);
-        let Some(o) = self.objects.get(&object).filter(|_| offset < end) else { return (runs, None) };
+        let Some(o) = self.objects.get(object).filter(|_| offset < end) else { return (runs, None) };
         let mapped = o.mapped(offset / BLOCK, end.div_ceil(BLOCK)).filter(|(_, extent)| extent.written);
         let mut written =
             mapped.map(|(block, extent)| ByteRange::at(block * BLOCK, u64::from(extent.blocks) * BLOCK)).peekable();
@@ -364,14 +368,14 @@ impl DataStore {
         self.check_generation(object, generation)?;
         let span = range.align_out(BLOCK);
         let (from, to) = (span.start / BLOCK, span.end / BLOCK);
-        let holes = match self.objects.get(&object) {
+        let holes = match self.objects.get(object) {
             Some(o) => holes(o, from, to),
             None => vec![(from, to - from)],
         };
         let mut placed = Vec::new();
         self.take_all(&holes, object, Purpose::Growth, 0, &mut placed)?;
         let end = self.end_of(object);
-        let o = self.objects.entry(object).or_default();
+        let o = self.objects.or_default(object);
         let mut touched = BTreeSet::new();
         for &(at, run) in &placed {
             self.planned -= u64::from(run.blocks);
@@ -381,7 +385,7 @@ impl DataStore {
         if how == Preallocate::Extend && range.end > end {
             o.grow(range.end, false);
         }
-        o.mtime = o.mtime.max(mtime);
+        o.set_mtime(o.mtime().max(mtime));
         o.has_item = true;
         o.log_object(object, txn);
         Ok(())
@@ -389,8 +393,8 @@ impl DataStore {
 
     /// Sets an object's mtime.
     pub fn set_mtime(&mut self, object: ObjectId, mtime: Timespec, txn: &mut Txn) {
-        if let Some(o) = self.objects.get_mut(&object) {
-            o.mtime = mtime;
+        if let Some(o) = self.objects.get_mut(object) {
+            o.set_mtime(mtime);
             o.log_object(object, txn);
         }
     }
@@ -400,8 +404,8 @@ impl DataStore {
         let mut freed = Freed::default();
         self.recent.forget(object, ByteRange::ALL);
         self.delayed.cut(object, ByteRange::ALL, txn);
-        if let Some(o) = self.objects.remove(&object) {
-            for (at, e) in o.extents {
+        if let Some(o) = self.objects.remove(object) {
+            for (at, e) in o.extents.iter() {
                 txn.delete(extent_key(object, at));
                 freed.add(e.run());
             }
@@ -422,7 +426,7 @@ impl DataStore {
         let mut freed = Freed::default();
         let mut left = items.max(1);
         while left > 0 {
-            let Some((&id, o)) = self.objects.range_mut(stripes(ino)).next_back() else {
+            let Some((id, o)) = self.objects.last_of(ino) else {
                 break;
             };
             self.recent.forget(id, ByteRange::ALL);
@@ -432,27 +436,26 @@ impl DataStore {
             {
                 txn.delete(extent_key(id, at));
                 freed.add(e.run());
-                o.blocks -= u64::from(e.blocks);
                 left -= 1;
             }
             if left > 0 {
                 txn.delete(object_key(id));
-                self.objects.remove(&id);
+                self.objects.remove(id);
                 left -= 1;
             }
         }
         self.pending += freed.blocks();
-        Destroyed { freed, done: self.objects.range(stripes(ino)).next().is_none() }
+        Destroyed { freed, done: self.objects.of(ino).next().is_none() }
     }
 
     /// Generation of the last truncate that has reached the object.
     pub fn generation(&self, object: ObjectId) -> u64 {
-        self.objects.get(&object).map_or(0, |o| o.generation)
+        self.objects.get(object).map_or(0, |o| o.generation)
     }
 
     /// Refuses requests that were sent before a truncate that has reached the object.
     pub(crate) fn check_generation(&self, object: ObjectId, generation: u64) -> Result<()> {
-        match self.objects.get(&object) {
+        match self.objects.get(object) {
             Some(o) if generation < o.generation => Err(Errno::Stale),
             _ => Ok(()),
         }
@@ -474,9 +477,9 @@ impl DataStore {
         }
         let mut runs = Vec::new();
         for &(at, blocks) in needs {
-            let before = self.objects.get(&object).and_then(|o| o.extents.range(..at).next_back());
+            let before = self.objects.get(object).and_then(|o| o.extents.before(at));
             let goal = match (placed.last(), before) {
-                (Some((b, run)), before) if before.is_none_or(|(x, _)| x < b) => Some(run.end()),
+                (Some((b, run)), before) if before.is_none_or(|(x, _)| x < *b) => Some(run.end()),
                 (_, Some((_, e))) => Some(e.run().end()),
                 _ => None,
             };
@@ -507,10 +510,10 @@ impl DataStore {
     /// Checks that the bitmap is exactly extents, plans and pending frees; for tests and debug builds.
     pub fn check(&self) -> std::result::Result<(), String> {
         let mut mapped = 0;
-        for (id, o) in &self.objects {
-            let own: u64 = o.extents.values().map(|e| u64::from(e.blocks)).sum();
-            if own != o.blocks {
-                return Err(format!("object {id:?} counts {} blocks but has {own}", o.blocks));
+        for (id, o) in self.objects.iter() {
+            let own: u64 = o.extents.iter().map(|(_, e)| u64::from(e.blocks)).sum();
+            if own != o.blocks() {
+                return Err(format!("object {id:?} counts {} blocks but has {own}", o.blocks()));
             }
             mapped += own;
         }
@@ -531,19 +534,16 @@ impl ItemStore for DataStore {
     fn load(&mut self, key: &[u8], value: &[u8]) -> std::result::Result<(), String> {
         match DataKey::decode(key) {
             Some(DataKey::Object(id)) => {
-                let o = decode_object(value)
+                let mut o = decode_object(value)
                     .ok_or_else(|| format!("object {} of {}: its value does not decode", id.stripe, id.ino))?;
-                let had = self.objects.entry(id).or_default();
-                *had = Object { extents: std::mem::take(&mut had.extents), blocks: had.blocks, ..o };
+                let had = self.objects.or_default(id);
+                o.extents = std::mem::take(&mut had.extents);
+                *had = o;
             }
             Some(DataKey::Extent(id, at)) => {
                 let e = decode_extent(at, value, self.alloc.blocks())
                     .map_err(|text| format!("{}: {text}", extent_name(id, at)))?;
-                let o = self.objects.entry(id).or_default();
-                o.blocks += u64::from(e.blocks);
-                if let Some(old) = o.extents.insert(at, e) {
-                    o.blocks -= u64::from(old.blocks);
-                }
+                self.objects.or_default(id).extents.insert(at, e);
             }
             Some(DataKey::Memory) => {
                 let number = value.try_into().map_err(|_| "the number of the memory does not decode")?;
@@ -585,8 +585,8 @@ impl ItemStore for DataStore {
 
     fn value_of(&self, key: &[u8]) -> Option<Vec<u8>> {
         match DataKey::decode(key)? {
-            DataKey::Object(id) => self.objects.get(&id).filter(|o| o.has_item).map(Object::value),
-            DataKey::Extent(id, at) => self.objects.get(&id)?.extents.get(&at).map(extent_value),
+            DataKey::Object(id) => self.objects.get(id).filter(|o| o.has_item).map(|o| o.value().to_vec()),
+            DataKey::Extent(id, at) => self.objects.get(id)?.extents.get(at).map(|e| extent_value(&e).to_vec()),
             DataKey::Memory => self.memory.map(|n| n.to_le_bytes().to_vec()),
             DataKey::Dirty(id, at) => self.delayed.value(id, at),
             DataKey::Logged(id, at) => self.delayed.logged_value(id, at),
@@ -599,12 +599,10 @@ impl ItemStore for DataStore {
         let mut keys: Vec<Key> = Vec::new();
         if after.is_empty() || after[0] <= tag::OBJECT {
             let from = match DataKey::decode(after) {
-                Some(DataKey::Object(id)) => std::ops::Bound::Excluded(id),
-                _ => std::ops::Bound::Unbounded,
+                Some(DataKey::Object(id)) => Bound::Excluded(id),
+                _ => Bound::Unbounded,
             };
-            keys.extend(
-                self.objects.range((from, std::ops::Bound::Unbounded)).take(max).map(|(&id, _)| object_key(id)),
-            );
+            keys.extend(self.objects.range(from).take(max).map(|(id, _)| object_key(id).to_vec()));
         }
         let (first, mut from) = match DataKey::decode(after) {
             Some(DataKey::Extent(id, at)) => (Some(id), at + 1),
@@ -612,11 +610,11 @@ impl ItemStore for DataStore {
         };
         if after.first().is_none_or(|&t| t <= tag::EXTENT) {
             let lower = first.unwrap_or(ObjectId { ino: Ino(0), stripe: 0 });
-            for (&id, o) in self.objects.range(lower..) {
+            for (id, o) in self.objects.range(Bound::Included(lower)) {
                 if keys.len() >= max {
                     break;
                 }
-                keys.extend(o.extents.range(from..).take(max - keys.len()).map(|(&at, _)| extent_key(id, at)));
+                keys.extend(o.extents.range(from).take(max - keys.len()).map(|(at, _)| extent_key(id, at).to_vec()));
                 from = 0;
             }
         }
@@ -649,7 +647,7 @@ impl ItemStore for DataStore {
                 _ => None,
             };
             if self.memory.is_some() && after < &memory_key()[..] {
-                keys.push(memory_key());
+                keys.push(memory_key().to_vec());
             }
             let left = max - keys.len().min(max);
             keys.extend(self.delayed.keys_after(from, left));
@@ -667,10 +665,6 @@ pub(crate) fn check_range(range: ByteRange) -> Result<()> {
         return Err(Errno::Inval);
     }
     if range.end > FILE_MAX { Err(Errno::FileTooBig) } else { Ok(()) }
-}
-
-fn stripes(ino: Ino) -> std::ops::RangeInclusive<ObjectId> {
-    ObjectId { ino, stripe: 0 }..=ObjectId { ino, stripe: u32::MAX }
 }
 
 /// Blocks of which `overlays` have all bytes of `range`, as (first, one past the last), ascending. There are none

@@ -7,7 +7,8 @@
 
 use crate::alloc::{Purpose, Run};
 use crate::checksums::Checksum;
-use crate::extent::{Extent, FILE_BLOCKS, Object};
+use crate::extent::{FILE_BLOCKS, Object};
+use crate::extents::Extent;
 use crate::plan::{Freed, Resize, TrimChange, TrimEdge, TrimPlan};
 use crate::store::{DataStore, check_range};
 use amphi_types::item::Txn;
@@ -26,7 +27,7 @@ impl DataStore {
         if size > FILE_MAX {
             return Err(Errno::FileTooBig);
         }
-        let had = self.objects.get(&object);
+        let had = self.objects.get(object);
         if had.map_or(0, |o| o.generation) >= generation {
             let change = TrimChange::Nothing;
             let bytes = ByteRange::new(0, 0);
@@ -49,7 +50,7 @@ impl DataStore {
     pub fn plan_punch(&mut self, object: ObjectId, range: ByteRange, generation: u64) -> Result<TrimPlan> {
         check_range(ByteRange::new(range.start, range.end.min(FILE_MAX)))?;
         self.check_generation(object, generation)?;
-        let end = self.objects.get(&object).map_or(0, |o| o.end);
+        let end = self.objects.get(object).map_or(0, |o| o.end);
         // Everything behind the end is zero, so a punch that reaches the end frees the last block as a whole.
         let range_end = if range.end >= end { range.end.min(FILE_MAX).next_multiple_of(BLOCK) } else { range.end };
         let (first, last) = (range.start / BLOCK, range_end / BLOCK);
@@ -79,7 +80,7 @@ impl DataStore {
         change: TrimChange,
     ) -> Result<TrimPlan> {
         let mut edges: SmallVec<[TrimEdge; 2]> = SmallVec::new();
-        if let Some(o) = self.objects.get(&object) {
+        if let Some(o) = self.objects.get(object) {
             for (file_block, zero) in zero {
                 if let Some(old) =
                     written_block(o, file_block).filter(|_| file_block * BLOCK + (zero.start as u64) < o.end)
@@ -102,7 +103,7 @@ impl DataStore {
         let mut freed = Freed::default();
         // Object 0 records the time of a change even if nothing was written to it yet, so it is made if it does not
         // exist.
-        let is_absent = plan.object.stripe > 0 && !self.objects.contains_key(&plan.object);
+        let is_absent = plan.object.stripe > 0 && !self.objects.contains(plan.object);
         if plan.is_noop() || (plan.change == TrimChange::Punch && is_absent) {
             return freed;
         }
@@ -111,7 +112,7 @@ impl DataStore {
         // A hole does not move the end, not even a hole in delayed bytes behind the last block.
         let end = if plan.change == TrimChange::Punch { self.end_of(plan.object) } else { 0 };
         self.delayed.cut(plan.object, plan.bytes, txn);
-        let o = self.objects.entry(plan.object).or_default();
+        let o = self.objects.or_default(plan.object);
         if !plan.cut.is_empty() {
             let removed = o.cut(plan.cut.start, plan.cut.end, &mut touched);
             removed.iter().for_each(|(_, e)| freed.add(e.run()));
@@ -136,7 +137,7 @@ impl DataStore {
         }
         o.grow(end, false);
         // Other writes elsewhere in the object may be later than the time that this punch has taken.
-        o.mtime = if plan.change == TrimChange::Punch { o.mtime.max(mtime) } else { mtime };
+        o.set_mtime(if plan.change == TrimChange::Punch { o.mtime().max(mtime) } else { mtime });
         o.has_item = true;
         o.log_object(plan.object, txn);
         self.note_freed(&freed);

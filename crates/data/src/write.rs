@@ -11,7 +11,8 @@
 use crate::alloc::{Purpose, Run};
 use crate::checksums::{Checksum, Checksums};
 use crate::delayed::DirtyExtent;
-use crate::extent::{Extent, Object, dirty_key, dirty_value};
+use crate::extent::{Object, dirty_key, dirty_value};
+use crate::extents::Extent;
 use crate::memory::Memory;
 use crate::plan::{Edge, Freed, Fresh, Segment, SegmentKind, WritePlan};
 use crate::store::{DataStore, check_range};
@@ -123,7 +124,7 @@ impl DataStore {
             loan: None,
             checksums: Vec::new(),
         };
-        let needs = match self.objects.get(&object) {
+        let needs = match self.objects.get(object) {
             Some(o) => reuse_blocks(o, &self.checksums, &mut plan, fresh),
             None => {
                 let span = plan.aligned();
@@ -170,7 +171,7 @@ impl DataStore {
                 None => self.checksums.clear(s.physical, u64::from(s.blocks), txn),
             }
         }
-        let o = self.objects.entry(plan.object).or_default();
+        let o = self.objects.or_default(plan.object);
         for s in plan.segments.iter().filter(|s| s.kind != SegmentKind::InPlace) {
             let old = o.cut(s.file_block, s.file_block + u64::from(s.blocks), &mut touched);
             if s.kind == SegmentKind::Fresh {
@@ -188,7 +189,7 @@ impl DataStore {
         });
         o.grow(plan.range.end, is_rewritten);
         // A write-back carries the time of its write, which may be earlier than the time of a direct write.
-        o.mtime = o.mtime.max(mtime);
+        o.set_mtime(o.mtime().max(mtime));
         o.has_item = true;
         o.log_object(plan.object, txn);
         self.note_freed(&freed);
@@ -202,7 +203,7 @@ impl DataStore {
     /// Removes the checksums of the blocks that a range covers, so that the blocks may be overwritten in place when the
     /// record is stable. Appends nothing if there are none.
     pub fn forget_checksums(&mut self, object: ObjectId, range: ByteRange, txn: &mut Txn) {
-        let Some(o) = self.objects.get(&object) else { return };
+        let Some(o) = self.objects.get(object) else { return };
         let (from, to) = (range.start.div_ceil(BLOCK), range.end / BLOCK);
         let to = if range.end >= o.end { range.end.div_ceil(BLOCK) } else { to };
         for (_, e) in o.mapped(from, to.max(from)).filter(|(_, e)| e.written) {
@@ -273,7 +274,7 @@ impl DataStore {
         txn: &mut Txn,
     ) {
         self.delayed.cut_extents(object, range, txn);
-        let o = self.objects.entry(object).or_default();
+        let o = self.objects.or_default(object);
         if !o.has_item {
             // With an item, the object is found among the objects of its file.
             o.has_item = true;
@@ -312,7 +313,7 @@ fn reuse_blocks(o: &Object, checksums: &Checksums, plan: &mut WritePlan, fresh: 
     };
     // Only the first and the last block of the write can have bytes to keep. Only the object's last block, and blocks
     // that its end has outgrown, can have fewer bytes below the end than the write covers.
-    let mut special: SmallVec<[u64; 4]> = o.outgrown.range(from..to).map(|(&b, _)| b).collect();
+    let mut special: SmallVec<[u64; 4]> = o.outgrown(from, to).collect();
     special.extend([from, to - 1, o.end / BLOCK]);
     special.sort_unstable();
     special.dedup();

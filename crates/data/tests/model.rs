@@ -107,10 +107,10 @@ fn sum(bytes: &[u8]) -> u32 {
 }
 
 fn apply(items: &mut Items, txn: &Txn) {
-    for c in &txn.changes {
-        match &c.value {
-            Some(v) => items.insert(c.key.clone(), v.clone()),
-            None => items.remove(&c.key),
+    for c in txn.changes() {
+        match c.value() {
+            Some(v) => items.insert(c.key().to_vec(), v.to_vec()),
+            None => items.remove(c.key()),
         };
     }
 }
@@ -557,7 +557,7 @@ impl Bench {
                 loop {
                     let mut txn = Txn::default();
                     let d = self.store.destroy_some(ino, items, &mut txn);
-                    ensure!(txn.changes.len() <= items.max(1), "a step of destroy is too large");
+                    ensure!(txn.len() <= items.max(1), "a step of destroy is too large");
                     self.committed(txn, d.freed);
                     if d.done {
                         break;
@@ -835,7 +835,7 @@ fn appends_merge_into_one_extent() {
     for b in 0..1000 {
         let (txn, freed) = txn_of(&mut store, id(0), ByteRange::at(b * BLOCK, BLOCK));
         assert!(freed.is_empty());
-        assert!(txn.changes.len() <= 3, "one extent, perhaps the deletion of what joined it, one object");
+        assert!(txn.len() <= 3, "one extent, perhaps the deletion of what joined it, one object");
     }
     assert_eq!(store.extents(id(0)).count(), 1);
     assert_eq!(store.blocks_of(id(0).ino), 1000);
@@ -918,7 +918,7 @@ fn a_full_zone_can_shrink() {
 #[test]
 fn bad_items_are_named() {
     let mut store = DataStore::new(DISK_BLOCKS);
-    let (mut a, _) = txn_of(&mut store, id(0), ByteRange::at(0, 4 * BLOCK));
+    let (a, _) = txn_of(&mut store, id(0), ByteRange::at(0, 4 * BLOCK));
     let (b, _) = txn_of(&mut store, id(1), ByteRange::at(0, 4 * BLOCK));
     let mut items = Items::new();
     apply(&mut items, &a);
@@ -947,6 +947,5 @@ fn bad_items_are_named() {
     orphan.remove(&object);
     assert!(problems(&orphan).0.unwrap().contains("no item of its own"));
     assert_eq!(problems(&orphan).1.len(), 1);
-    a.changes.clear();
     assert!(store.load(b"Zzz", b"").is_err());
 }

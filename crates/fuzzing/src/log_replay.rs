@@ -153,20 +153,20 @@ async fn append(sim: &Sim, config: &ServerConfig, bytes: &[u8]) -> Result<(), Er
 
 fn add_changes(txn: &mut Txn, items: &BTreeMap<Key, Vec<u8>>, bytes: &mut Unstructured) -> arbitrary::Result<()> {
     let keys: Vec<&Key> = items.keys().collect();
-    while !bytes.is_empty() && txn.changes.len() < CHANGES_MAX {
+    while !bytes.is_empty() && txn.len() < CHANGES_MAX {
         let key = bytes.choose(&keys)?;
         match bytes.int_in_range(0..=3u8)? {
             // An item is missing.
-            0 => txn.delete((*key).clone()),
+            0 => txn.delete(key),
             // It is of another object, name or session.
-            1 => txn.put(altered(key, bytes)?, items[*key].clone()),
+            1 => txn.put(altered(key, bytes)?, &items[*key]),
             // It says something else.
-            2 => txn.put((*key).clone(), altered(&items[*key], bytes)?),
+            2 => txn.put(key, altered(&items[*key], bytes)?),
             // There is one more.
             _ => {
                 let mut key = vec![*bytes.choose(&TAGS)?];
                 key.extend_from_slice(some(bytes)?);
-                txn.put(key, some(bytes)?.to_vec());
+                txn.put(key, some(bytes)?);
             }
         }
     }

@@ -44,6 +44,11 @@ fn be64(bytes: &[u8]) -> u64 {
 impl ItemKey {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut key = Vec::with_capacity(17);
+        self.encode_to(&mut key);
+        key
+    }
+
+    pub(crate) fn encode_to(&self, key: &mut Vec<u8>) {
         match self {
             ItemKey::Dentry { dir, cookie } => {
                 key.push(tag::DENTRY);
@@ -61,7 +66,6 @@ impl ItemKey {
                 key.extend_from_slice(name);
             }
         }
-        key
     }
 
     pub(crate) fn decode(key: &[u8]) -> Result<ItemKey, String> {
@@ -102,9 +106,11 @@ pub(crate) fn lower_bound(t: u8, after: &[u8]) -> Option<(u64, u64)> {
     }
 }
 
-fn encode<T: Serialize>(record: &T) -> Vec<u8> {
+/// Appends a value.
+fn encode<T: Serialize>(record: &T, out: &mut Vec<u8>) {
+    out.push(VERSION);
     // Serialising plain structures into a growing vector cannot fail.
-    postcard::to_extend(record, vec![VERSION]).unwrap_or_default()
+    *out = postcard::to_extend(record, std::mem::take(out)).unwrap_or_default();
 }
 
 fn decode<T: DeserializeOwned>(what: &str, key: &[u8], value: &[u8]) -> Result<T, String> {
@@ -123,8 +129,8 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().take(48).map(|b| format!("{b:02x}")).collect()
 }
 
-pub(crate) fn encode_inode(inode: &Inode) -> Vec<u8> {
-    encode(inode)
+pub(crate) fn encode_inode(inode: &Inode, out: &mut Vec<u8>) {
+    encode(inode, out);
 }
 
 pub(crate) fn decode_inode(key: &[u8], value: &[u8]) -> Result<Inode, String> {
@@ -145,8 +151,8 @@ pub(crate) fn decode_inode(key: &[u8], value: &[u8]) -> Result<Inode, String> {
     Err(format!("inode item {} has an impossible {wrong}", hex(key)))
 }
 
-pub(crate) fn encode_dentry(entry: &Dentry) -> Vec<u8> {
-    encode(entry)
+pub(crate) fn encode_dentry(entry: &Dentry, out: &mut Vec<u8>) {
+    encode(entry, out);
 }
 
 pub(crate) fn decode_dentry(key: &[u8], value: &[u8]) -> Result<Dentry, String> {
@@ -157,8 +163,8 @@ pub(crate) fn decode_dentry(key: &[u8], value: &[u8]) -> Result<Dentry, String> 
     Ok(entry)
 }
 
-pub(crate) fn encode_xattr(value: &[u8]) -> Vec<u8> {
-    encode(&XattrRecord(value.into()))
+pub(crate) fn encode_xattr(value: &[u8], out: &mut Vec<u8>) {
+    encode(&XattrRecord(value.into()), out);
 }
 
 pub(crate) fn decode_xattr(key: &[u8], value: &[u8]) -> Result<Box<[u8]>, String> {
@@ -173,8 +179,8 @@ pub(crate) fn decode_xattr(key: &[u8], value: &[u8]) -> Result<Box<[u8]>, String
     Ok(bytes)
 }
 
-pub(crate) fn encode_store(record: &StoreRecord) -> Vec<u8> {
-    encode(record)
+pub(crate) fn encode_store(record: &StoreRecord, out: &mut Vec<u8>) {
+    encode(record, out);
 }
 
 pub(crate) fn decode_store(key: &[u8], value: &[u8]) -> Result<StoreRecord, String> {

@@ -16,6 +16,7 @@ impl MetaStore {
     pub fn unload(&mut self, key: &[u8]) -> Result<(), String> {
         match ItemKey::decode(key)? {
             ItemKey::Dentry { dir, cookie } => {
+                self.early_names.remove(dir, cookie);
                 if let Some(entry) = self.index.get(dir, cookie) {
                     self.index.remove(dir, &entry.name);
                 }
@@ -32,12 +33,30 @@ impl MetaStore {
     }
 }
 
+impl MetaStore {
+    /// Places the entries that were loaded before the store's own item. For a checker, where that item is missing: as
+    /// if the key of the hash were the one of an empty store.
+    pub fn place_early_names(&mut self) {
+        let index = &mut self.index;
+        self.early_names.drain(|dir, cookie, value| {
+            // They were decoded when they came.
+            if let Ok(entry) = codec::decode_dentry(&[], value) {
+                index.insert(dir, cookie, &entry.name, entry.named());
+            }
+        });
+    }
+}
+
 impl ItemStore for MetaStore {
     fn load(&mut self, key: &[u8], value: &[u8]) -> Result<(), String> {
         match ItemKey::decode(key)? {
             ItemKey::Dentry { dir, cookie } => {
                 let entry = codec::decode_dentry(key, value)?;
-                self.index.insert(dir, cookie, &entry.name, entry.named());
+                if self.reserved == 0 {
+                    self.early_names.push(dir, cookie, value);
+                } else {
+                    self.index.insert(dir, cookie, &entry.name, entry.named());
+                }
             }
             ItemKey::Inode(local) => {
                 self.inodes.insert(local, codec::decode_inode(key, value)?);
@@ -53,6 +72,7 @@ impl ItemStore for MetaStore {
                 self.index.set_seed(record.seed);
                 self.reserved = record.reserved;
                 self.next_local = record.reserved;
+                self.place_early_names();
             }
         }
         Ok(())

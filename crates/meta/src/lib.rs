@@ -21,6 +21,7 @@
 #![forbid(unsafe_code)]
 
 mod codec;
+mod early_names;
 mod file_state;
 mod index;
 mod inode;

@@ -211,8 +211,8 @@ impl Work<'_, '_> {
             }
             let mut txn = Txn::default();
             let dir = store.make(&Cred::root(), Ino::ROOT, &name, &NodeSpec::dir(0o700), now, &mut txn)?;
-            for change in txn.changes {
-                match ItemKey::decode(&change.key).map_err(|_| amphi_types::Errno::Io)? {
+            for change in txn.changes() {
+                match ItemKey::decode(change.key()).map_err(|_| amphi_types::Errno::Io)? {
                     ItemKey::Dentry { cookie, .. } => self.touch_entry((Ino::ROOT, cookie), name.as_bytes()),
                     key => self.touch(Ino::ROOT.target(), key),
                 }
@@ -331,9 +331,10 @@ impl Work<'_, '_> {
             let mut txn = Txn::default();
             for (key, names) in keys {
                 let value = match key {
-                    ItemKey::Dentry { dir, cookie } => {
-                        names.iter().find_map(|name| store.dentry_value(dir, cookie, name))
-                    }
+                    ItemKey::Dentry { dir, cookie } => names.iter().find_map(|name| {
+                        let mut value = Vec::new();
+                        store.encode_dentry(dir, cookie, name, &mut value).then_some(value)
+                    }),
                     _ => store.item_value(&key),
                 };
                 match value {

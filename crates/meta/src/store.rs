@@ -9,6 +9,7 @@
 //! numbers.
 
 use crate::codec::{self, ItemKey, StoreRecord};
+use crate::early_names::EarlyNames;
 use crate::index::DentryIndex;
 use crate::inode::{DirState, InodeFlags, InodeOwner, InodeTimes, ObjectsState};
 use crate::part::NewInode;
@@ -76,6 +77,8 @@ pub struct MetaStore {
     pub(crate) inodes: BTreeMap<u64, Inode>,
     pub(crate) xattrs: XattrMap,
     pub(crate) index: DentryIndex,
+    /// Entries that were loaded before the store's own item.
+    pub(crate) early_names: EarlyNames,
     /// Number of targets of the cluster, if it may have grown. 0: as the layouts say.
     pub(crate) pool: u16,
     #[cfg(test)]
@@ -92,6 +95,7 @@ impl MetaStore {
             inodes: BTreeMap::new(),
             xattrs: BTreeMap::new(),
             index: DentryIndex::new(target),
+            early_names: EarlyNames::default(),
             pool: 0,
             #[cfg(test)]
             planted: None,
@@ -344,47 +348,57 @@ impl MetaStore {
 
     /// The present value of an item.
     pub(crate) fn item_value(&self, key: &ItemKey) -> Option<Vec<u8>> {
+        let mut value = Vec::new();
+        self.encode_item(key, &mut value).then_some(value)
+    }
+
+    /// Appends the present value of an item to `out`; whether it has one.
+    fn encode_item(&self, key: &ItemKey, out: &mut Vec<u8>) -> bool {
         match key {
-            ItemKey::Dentry { dir, cookie } => self.index.get(*dir, *cookie).as_ref().map(codec::encode_dentry),
-            ItemKey::Inode(local) => self.inodes.get(local).map(codec::encode_inode),
-            ItemKey::Xattr { local, name } => {
-                self.xattrs.get(&(*local, name.clone())).map(|value| codec::encode_xattr(value))
+            ItemKey::Dentry { dir, cookie } => {
+                self.index.get(*dir, *cookie).map(|entry| codec::encode_dentry(&entry, out)).is_some()
             }
-            ItemKey::Root => (self.reserved > 0).then(|| {
-                codec::encode_store(&StoreRecord {
-                    target: self.target,
-                    seed: self.index.seed(),
-                    reserved: self.reserved,
-                })
-            }),
+            ItemKey::Inode(local) => self.inodes.get(local).map(|inode| codec::encode_inode(inode, out)).is_some(),
+            ItemKey::Xattr { local, name } => {
+                self.xattrs.get(&(*local, name.clone())).map(|value| codec::encode_xattr(value, out)).is_some()
+            }
+            ItemKey::Root if self.reserved == 0 => false,
+            ItemKey::Root => {
+                let (seed, reserved) = (self.index.seed(), self.reserved);
+                codec::encode_store(&StoreRecord { target: self.target, seed, reserved }, out);
+                true
+            }
         }
     }
 
-    /// The present value of the item of an entry, if the entry of this name has this cookie.
-    pub(crate) fn dentry_value(&self, dir: u64, cookie: u64, name: &[u8]) -> Option<Vec<u8>> {
-        let Named { child, kind } = self.index.find(dir, name)?;
+    /// Appends the present value of the item of an entry to `out`, if the entry of this name has this cookie; whether
+    /// it has.
+    pub(crate) fn encode_dentry(&self, dir: u64, cookie: u64, name: &[u8], out: &mut Vec<u8>) -> bool {
+        let Some(Named { child, kind }) = self.index.find(dir, name) else { return false };
         let is_it = self.index.cookie(dir, name) == cookie;
-        is_it.then(|| codec::encode_dentry(&Dentry { child, kind, name: name.into() }))
+        if is_it {
+            codec::encode_dentry(&Dentry { child, kind, name: name.into() }, out);
+        }
+        is_it
     }
 
     /// Ends a change: appends the present value of every touched item to `txn`.
     pub(crate) fn emit(&self, dirty: Dirty, txn: &mut Txn) {
+        let mut encoded = Vec::new();
         for key in dirty.keys {
             #[cfg(test)]
             if self.planted == Some(crate::tests::Bug::UnloggedDirectory) && self.is_directory_key(&key) {
                 continue;
             }
-            let value = match key {
+            encoded.clear();
+            key.encode_to(&mut encoded);
+            txn.put_or_delete(&encoded, |value| match &key {
                 ItemKey::Dentry { dir, cookie } => {
-                    let names = dirty.names.iter().filter(|(at, of, _)| (*at, *of) == (dir, cookie));
-                    names.rev().find_map(|(.., name)| self.dentry_value(dir, cookie, name))
+                    let names = dirty.names.iter().filter(|(at, of, _)| (*at, *of) == (*dir, *cookie));
+                    names.rev().any(|(.., name)| self.encode_dentry(*dir, *cookie, name, value))
                 }
-                _ => self.item_value(&key),
-            };
-            match value {
-                Some(value) => txn.put(key.encode(), value),
-                None => txn.delete(key.encode()),
-            }
+                key => self.encode_item(key, value),
+            });
         }
     }
 }

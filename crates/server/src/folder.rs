@@ -11,6 +11,7 @@ use crate::counters::Counters;
 use crate::error::{ServerError, ServerErrorKind};
 use crate::ops::flush_agent;
 use crate::zone_target::Target;
+use crate::zone_target::recover::Loading;
 use amphi_env::{Disk, Env};
 use amphi_object::DiskQueue;
 use amphi_types::TargetId;
@@ -188,7 +189,16 @@ pub async fn open_target<E: Env>(
     let told = config.zone_failed.clone();
     let on_failure = OnFailure(Some(Rc::new(move |line: &str| told(line))));
     let options = OpenOptions { target: Some(TargetId(index)), keeps, on_failure, ..OpenOptions::default() };
-    let (zone, recovered) = Zone::open(env, &path, &options).await.map_err(zone_error)?;
+    let mut found = Zone::find(env, &path, &options).await.map_err(zone_error)?;
+    let mut loading = Loading::new(found.target(), found.data_blocks());
+    found.items(|key, value| loading.take(key, value)).await.map_err(zone_error)?;
+    loading.finish().map_err(|text| {
+        ServerError::new(
+            ServerErrorKind::Corrupt,
+            format!("{path}: {text}; run `amphi fsck` on the folder and restore it from a copy"),
+        )
+    })?;
+    let (zone, recovered) = found.open().await.map_err(zone_error)?;
     for note in &recovered.notes {
         tracing::info!("{path}: {note}");
     }
@@ -197,24 +207,15 @@ pub async fn open_target<E: Env>(
     }
     let deadline_ns = config.callback_deadline.as_nanos() as u64;
     let reads = queues.entry(zone.disk().device()).or_default().clone();
-    match Target::recover(env, zone.clone(), recovered, pool, deadline_ns, config.root_owner, counters.clone(), reads) {
-        Ok((target, flush_rung)) => {
-            env.spawn(flush_agent(env.clone(), Rc::downgrade(&target), flush_rung));
-            target.storage.rotating.set((config.machine.is_rotating)(&path));
-            let (env, dir) = (env.clone(), config.data_dir.clone());
-            let (clock, sharing) = (env.clone(), zones(&env, &dir)?.len() as u64);
-            target.storage.below.begin(&target, move || env.free_bytes(&dir).ok(), move || clock.now().0, sharing);
-            Ok(target)
-        }
-        Err(text) => {
-            // The text says what is wrong; that the zone cannot be closed either would not help.
-            let _ = zone.close().await;
-            Err(ServerError::new(
-                ServerErrorKind::Corrupt,
-                format!("{path}: {text}; run `amphi fsck` on the folder and restore it from a copy"),
-            ))
-        }
-    }
+    let owner = config.root_owner;
+    let (target, flush_rung) =
+        Target::recover(env, zone, &recovered, loading, pool, deadline_ns, owner, counters.clone(), reads);
+    env.spawn(flush_agent(env.clone(), Rc::downgrade(&target), flush_rung));
+    target.storage.rotating.set((config.machine.is_rotating)(&path));
+    let (env, dir) = (env.clone(), config.data_dir.clone());
+    let (clock, sharing) = (env.clone(), zones(&env, &dir)?.len() as u64);
+    target.storage.below.begin(&target, move || env.free_bytes(&dir).ok(), move || clock.now().0, sharing);
+    Ok(target)
 }
 
 /// A zone's error as a line for whoever starts the server.

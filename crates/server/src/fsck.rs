@@ -257,8 +257,6 @@ async fn read_zone<E: Env>(
         report.notes.push(format!("{}: nothing was begun in it: its first start was interrupted", image.path));
     }
     let (mut sessions, mut slots) = (BTreeSet::new(), BTreeMap::new());
-    // It has the key of the hash by which the store places entries. What is wrong with it is said below.
-    let _ = zone.items.get([tag::META].as_slice()).map(|value| image.meta.load(&[tag::META], value));
     for (key, value) in &zone.items {
         let loaded = match key.first().copied() {
             Some(tag::INODE | tag::DENTRY | tag::XATTR | tag::META) => image.meta.load(key, value),
@@ -270,6 +268,7 @@ async fn read_zone<E: Env>(
             report.find(&image.path, text);
         }
     }
+    image.meta.place_early_names();
     for (id, slot) in slots.iter().filter(|(id, _)| !sessions.contains(id)) {
         report.find(&image.path, format!("slot {slot} belongs to session {:x}, which does not exist", id.0));
     }

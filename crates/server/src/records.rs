@@ -160,6 +160,11 @@ pub enum Item {
     Map(ClusterMap),
 }
 
+/// Appends the encoding of a value.
+pub fn encode_to<T: Serialize>(value: &T, out: &mut Vec<u8>) {
+    *out = postcard::to_extend(value, std::mem::take(out)).expect("plain data in memory always encodes");
+}
+
 /// Encodes a value.
 pub fn encode<T: Serialize>(value: &T) -> Vec<u8> {
     postcard::to_stdvec(value).expect("plain data in memory always encodes")

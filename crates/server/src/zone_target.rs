@@ -20,7 +20,7 @@ pub(crate) mod old_blocks;
 pub(crate) mod place;
 pub(crate) mod predicted;
 pub(crate) mod queues;
-mod recover;
+pub(crate) mod recover;
 mod release;
 pub(crate) mod shared_blocks;
 pub(crate) mod span_gate;

@@ -1,6 +1,6 @@
 //! The checkpoint agent: moves what the log changed into segments.
 //!
-//! The changes of written groups are in memory, by key; a checkpoint takes that map, writes it as a sorted
+//! The changes of written groups are in memory, by key; a checkpoint takes that map, sorts it, writes it as a
 //! segment, together with the newest segments that are not much larger (so there are few, their sizes grow
 //! geometrically, and the cost follows what changed), and installs a root that names the new segment and the
 //! log position that belongs to it. It needs no log space and does not stop appends.
@@ -14,6 +14,7 @@ use crate::backing::is_full;
 use crate::change::Changes;
 use crate::layout::{SEGMENTS_MAX, SegmentRef, Superblock, VERSION};
 use crate::log_point::LogPoint;
+use crate::merge::Merge;
 use crate::planted::{self, Mistake};
 use crate::segment::{Segment, SegmentReader, SegmentWriter, WriteError};
 use crate::state::{Shared, State};
@@ -21,7 +22,6 @@ use crate::{ZoneError, ZoneErrorKind};
 use amphi_env::{Buf, Disk, Env};
 use amphi_types::limits::BLOCK;
 use std::rc::Rc;
-use std::task::Poll;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
@@ -142,17 +142,16 @@ async fn checkpoint<E: Env>(shared: &Shared<E>, merge: bool) -> Result<(), ZoneE
     if told_only {
         return prove(shared, false).await;
     }
-    let (frozen, bytes, deletions, start, id, inputs) = {
+    let (mut frozen, deletions, start, id, inputs) = {
         let mut st = shared.state.borrow_mut();
         if idle(&st) {
             return Ok(());
         }
-        let bytes = std::mem::take(&mut st.changes.dirty_bytes);
         let deletions = std::mem::take(&mut st.changes.deletions);
-        st.changes.frozen_bytes = bytes;
         let frozen = std::mem::take(&mut st.changes.dirty);
-        let inputs = if merge { st.medium.segments.len() } else { to_merge(&st.medium.segments, bytes) };
-        (frozen, bytes, deletions, st.log.head, st.medium.root.next_segment.get(), inputs)
+        st.changes.frozen_bytes = frozen.cost();
+        let inputs = if merge { st.medium.segments.len() } else { to_merge(&st.medium.segments, frozen.cost()) };
+        (frozen, deletions, st.log.head, st.medium.root.next_segment.get(), inputs)
     };
     let result = write_segment(shared, &frozen, id, inputs).await;
     let segment = match result {
@@ -162,37 +161,14 @@ async fn checkpoint<E: Env>(shared: &Shared<E>, merge: bool) -> Result<(), ZoneE
             st.medium.slots.release(&slots);
             st.changes.frozen_bytes = 0;
             st.changes.deletions += deletions;
-            st.changes.dirty_bytes += bytes;
-            for (key, value) in frozen {
-                st.changes.dirty.entry(key).or_insert(value);
-            }
+            frozen.extend(&st.changes.dirty);
+            st.changes.dirty = frozen;
             return Err(e);
         }
     };
     install_segment(shared, segment, start, inputs).await?;
-    forget(frozen).await;
+    frozen.forget().await;
     Ok(())
-}
-
-/// Changes dropped without giving other tasks a turn: about 50 us.
-const FORGET_BATCH: usize = 512;
-
-/// Drops many changes in steps.
-async fn forget(mut changes: Changes) {
-    while !changes.is_empty() {
-        for _ in 0..FORGET_BATCH {
-            changes.pop_first();
-        }
-        let mut yielded = false;
-        std::future::poll_fn(|cx| {
-            if std::mem::replace(&mut yielded, true) {
-                return Poll::Ready(());
-            }
-            cx.waker().wake_by_ref();
-            Poll::Pending
-        })
-        .await;
-    }
 }
 
 /// How many of the newest segments a new one of `bytes` takes in.
@@ -224,51 +200,21 @@ async fn write_segment<E: Env>(
     };
     let mut writer = SegmentWriter::new(disk, g, zone_id, id);
     let mut take_slot = || shared.state.borrow_mut().medium.slots.take();
-    // Newest first: the first source that has a key decides.
-    let mut readers: Vec<_> = named.into_iter().rev().map(|n| SegmentReader::new(disk, g, zone_id, n)).collect();
-    let mut heads = Vec::new();
-    for r in &mut readers {
-        heads.push(r.next().await.map_err(|e| (Vec::new(), e))?);
-    }
-    let mut fresh = frozen.iter().peekable();
+    let readers = named.into_iter().rev().map(|n| SegmentReader::new(disk, g, zone_id, n)).collect();
+    let mut merge = Merge::begin(frozen.sorted().await, readers).await.map_err(|e| (Vec::new(), e))?;
     let result = loop {
-        let oldest_key = heads.iter().flatten().map(|(k, _)| k).min();
-        let from_fresh = match (fresh.peek(), oldest_key) {
-            (Some((k, _)), Some(head)) => *k <= head,
-            (fresh, _) => fresh.is_some(),
-        };
-        let (key, value) = match (from_fresh, oldest_key) {
-            (true, _) => match fresh.next() {
-                Some((k, v)) => (k.clone(), v.clone()),
-                None => break Ok(()),
-            },
-            (false, Some(k)) => {
-                let key = k.clone();
-                let newest = heads.iter().flatten().find(|(k, _)| *k == key);
-                (key, newest.and_then(|(_, v)| v.clone()))
-            }
-            (false, None) => break Ok(()),
-        };
-        let mut failed = None;
-        for (head, reader) in heads.iter_mut().zip(&mut readers) {
-            if head.as_ref().is_some_and(|(k, _)| *k == key) {
-                match reader.next().await {
-                    Ok(next) => *head = next,
-                    Err(e) => failed = Some(e),
-                }
-            }
-        }
-        if let Some(e) = failed {
-            break Err(e);
-        }
-        if value.is_none() && oldest {
-            continue; // Nothing older is left to be deleted.
-        }
-        if let Err(e) = writer.put(&key, value.as_deref(), &mut take_slot).await {
+        let Some(next) = merge.present() else { break Ok(()) };
+        // Once nothing older is left to be deleted.
+        if !(next.is_deletion() && oldest)
+            && let Err(e) = writer.put(next, &mut take_slot).await
+        {
             break Err(write_error(shared, e));
         }
+        if let Err(e) = merge.advance().await {
+            break Err(e);
+        }
     };
-    for (address, mended) in readers.iter().flat_map(|r| &r.mended) {
+    for (address, mended) in merge.segments().iter().flat_map(|r| &r.mended) {
         // The segment is written anew elsewhere, with the block as it has to be.
         tracing::warn!("{}: {}: the block at byte {address} was damaged and was rebuilt", shared.path, mended.place);
         shared.state.borrow_mut().counters.rebuilt_blocks += 1;

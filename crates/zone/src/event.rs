@@ -1,4 +1,4 @@
-//! Waiting for a condition on state shared by tasks of one thread.
+//! Waiting for a condition on state shared by tasks of one thread, and giving other tasks a turn.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
@@ -33,4 +33,17 @@ impl Event {
         })
         .await;
     }
+}
+
+/// Gives other tasks a turn.
+pub async fn turn() {
+    let mut yielded = false;
+    poll_fn(|cx| {
+        if std::mem::replace(&mut yielded, true) {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
 }

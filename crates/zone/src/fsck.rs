@@ -1,6 +1,7 @@
 //! Check of a zone that nobody has open for writing.
 
-use crate::recover::read_zone;
+use crate::image::Image;
+use crate::recover::{read_items, read_zone};
 use crate::{ZoneError, ZoneErrorKind};
 use amphi_env::{DiskMode, Env};
 use amphi_types::TargetId;
@@ -38,7 +39,8 @@ pub struct Report {
 /// not know the format); everything else is in the report.
 pub async fn fsck<E: Env>(env: &E, path: &str) -> Result<Report, ZoneError> {
     let disk = env.disk(path, DiskMode::ReadOnly).await.map_err(|e| ZoneError::io(path, &e))?;
-    match read_zone(env, path, &*disk).await {
+    let mut items = BTreeMap::new();
+    match read_all(env, path, &*disk, &mut items).await {
         Ok(image) => Ok(Report {
             cluster: image.root.cluster.get(),
             target: TargetId(image.root.target.get()),
@@ -47,11 +49,22 @@ pub async fn fsck<E: Env>(env: &E, path: &str) -> Result<Report, ZoneError> {
             log_groups: image.end.seq + 1 - image.root.start_seq.get(),
             log_records: image.replayed,
             segments: image.segments.len() as u64,
-            items: image.items,
+            items,
             notes: image.notes,
             problems: Vec::new(),
         }),
         Err(e) if matches!(e.kind, ZoneErrorKind::Io | ZoneErrorKind::Version) => Err(e.at(path)),
         Err(e) => Ok(Report { problems: vec![e.at(path)], ..Report::default() }),
     }
+}
+
+async fn read_all<E: Env>(
+    env: &E,
+    path: &str,
+    disk: &E::Disk,
+    items: &mut BTreeMap<Key, Vec<u8>>,
+) -> Result<Image, ZoneError> {
+    let mut image = read_zone(env, path, disk).await?;
+    read_items(disk, &mut image, |key, value| drop(items.insert(key.to_vec(), value.to_vec()))).await?;
+    Ok(image)
 }

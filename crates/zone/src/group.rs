@@ -2,10 +2,10 @@
 
 use crate::layout::{GROUP_FRESH, GROUP_HEADER, GROUP_MAGIC, GROUP_PARITY, GroupHeader, block_crc, blocks_for};
 use crate::log_point::Link;
+use crate::parity;
 use crate::planted::{self, Mistake};
-use crate::{change, parity};
 use amphi_env::Buf;
-use amphi_types::item::{Change, Txn};
+use amphi_types::item::{Change, EncodedChanges, Txn};
 use amphi_types::limits::BLOCK;
 use zerocopy::IntoBytes;
 
@@ -17,8 +17,6 @@ pub struct Group {
     pub first_lsn: u64,
     /// Whether a record points at data that may not be synced.
     pub fresh: bool,
-    /// What the records change, in order.
-    pub changes: Vec<Change>,
     /// Where its records are kept.
     pub area: Option<usize>,
     /// Bytes of that area in use.
@@ -42,7 +40,6 @@ impl Group {
             records: 0,
             first_lsn: 0,
             fresh: false,
-            changes: Vec::new(),
             area: None,
             area_bytes: 0,
             unkept: GROUP_HEADER,
@@ -57,7 +54,6 @@ impl Group {
         self.len = GROUP_HEADER;
         self.records = 0;
         self.fresh = false;
-        self.changes.clear();
         self.area = None;
         self.area_bytes = 0;
         self.unkept = GROUP_HEADER;
@@ -97,28 +93,27 @@ impl Group {
 
     /// Size of `txn` as a record.
     pub fn record_bytes(txn: &Txn) -> usize {
-        4 + txn.changes.iter().map(|c| change::encoded_len(&c.key, c.value.as_deref())).sum::<usize>()
+        4 + txn.encoded().len()
     }
 
-    /// Adds a record of `bytes` encoded bytes.
-    pub fn push(&mut self, txn: Txn, bytes: usize) {
-        self.grow(self.len + bytes);
-        self.put(&((bytes - 4) as u32).to_le_bytes());
-        for c in &txn.changes {
-            self.put(&change::header(&c.key, c.value.as_deref()));
-            self.put(&c.key);
-            self.put(c.value.as_deref().unwrap_or(&[]));
-        }
-        self.records += 1;
-        self.changes.extend(txn.changes);
-    }
-
-    /// Adds a record that is encoded already, without its length. What it changes is not noted.
-    pub fn push_encoded(&mut self, record: &[u8]) {
+    /// Adds a record: its changes, encoded.
+    pub fn push(&mut self, record: &[u8]) {
         self.grow(self.len + 4 + record.len());
         self.put(&(record.len() as u32).to_le_bytes());
         self.put(record);
         self.records += 1;
+    }
+
+    /// What its records change, in order.
+    pub fn changes(&self) -> impl Iterator<Item = Change<'_>> {
+        let mut rest = &self.buf[GROUP_HEADER..self.len];
+        let records = std::iter::from_fn(move || {
+            let (len, behind) = rest.split_first_chunk::<4>()?;
+            let (record, behind) = behind.split_at_checked(u32::from_le_bytes(*len) as usize)?;
+            rest = behind;
+            Some(record)
+        });
+        records.flat_map(EncodedChanges::of)
     }
 
     fn grow(&mut self, need: usize) {
@@ -166,8 +161,10 @@ impl Group {
         (std::mem::take(&mut self.buf), Link { opening, crc })
     }
 
-    /// Puts the memory back for reuse.
-    pub fn restore(&mut self, buf: Buf) {
+    /// Puts the memory back, whole: of a group at the edge of the ring a part was written last.
+    pub fn restore(&mut self, mut buf: Buf) {
+        let all = 0..buf.capacity();
+        buf.set_window(all);
         self.buf = buf;
     }
 }

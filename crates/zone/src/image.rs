@@ -8,8 +8,6 @@ use crate::layout::{Geometry, Superblock};
 use crate::log_point::LogPoint;
 use crate::parity::MendedBlocks;
 use crate::segment::{Segment, SlotMap};
-use amphi_types::item::Key;
-use std::collections::BTreeMap;
 
 /// How the two copies of the superblock are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -46,10 +44,9 @@ pub struct Image {
     /// What was damaged and could be rebuilt.
     pub damage: Damage,
     pub geometry: Geometry,
+    /// Those that the root names, once their items were read.
     pub segments: Vec<Segment>,
     pub slots: SlotMap,
-    /// All items, segments merged and log replayed.
-    pub items: BTreeMap<Key, Vec<u8>>,
     /// What the log changes over the segments.
     pub dirty: Changes,
     /// Behind the last group that is replayed.

@@ -13,11 +13,13 @@ use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Version of the format.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Oldest version that can be opened, which makes it one of the present version: it lacks `kept`, which is zero there.
 pub const VERSION_OLDEST: u32 = 2;
 /// First version whose groups and pages have a parity block. Those of an older one are read as they are.
 pub const VERSION_PARITY: u32 = 4;
+/// First version whose log never has more unsynced blocks than `Geometry::unsynced_max`.
+pub const VERSION_NEAR: u32 = 5;
 /// First bytes of a superblock.
 pub const MAGIC: [u8; 8] = *b"AMPHIZON";
 /// First bytes of a log group.
@@ -26,10 +28,11 @@ pub const GROUP_MAGIC: u32 = u32::from_le_bytes(*b"AGRP");
 pub const GROUP_FRESH: u32 = 1;
 /// Flag of a log group: a block of parity follows its blocks.
 pub const GROUP_PARITY: u32 = 2;
-/// Largest record, if the log is large enough: a quarter of the log at most.
-pub const RECORD_BYTES_MAX: usize = 16 << 20;
-/// Most blocks of a group without its parity: the largest record alone.
-pub const GROUP_BLOCKS_MAX: u64 = RECORD_BYTES_MAX as u64 / BLOCK + 1;
+/// Most blocks of a group of an older version, without its parity: a record of 16 MiB.
+pub const GROUP_BLOCKS_OLD: u64 = (16 << 20) / BLOCK + 1;
+/// Most blocks of the log that may be written and not synced, if the log is large enough: 4 MiB, which is a sync of
+/// 125 us for each 2 ms of writing.
+const UNSYNCED_BLOCKS_MAX: u64 = (4 << 20) / BLOCK;
 /// First bytes of a segment page.
 pub const PAGE_MAGIC: u32 = u32::from_le_bytes(*b"APAG");
 /// Flag of a segment page: a block of parity follows its blocks.
@@ -86,6 +89,23 @@ impl Geometry {
             data_offset,
             data_blocks: (size - data_offset) / BLOCK,
         })
+    }
+
+    /// Most blocks from the end of what is synced of the log to the end of what is written, and so of a group with its
+    /// parity.
+    pub fn unsynced_max(&self) -> u64 {
+        UNSYNCED_BLOCKS_MAX.min(self.log_blocks / 4)
+    }
+
+    /// Blocks behind the end of the log in which all groups begin that were written behind it, and what proves that a
+    /// group which should be there was stable (docs/DISK_FORMAT.md, "Recovery").
+    pub fn tail_blocks(&self) -> u64 {
+        2 * self.unsynced_max()
+    }
+
+    /// Bytes of the largest record: alone in a group, with its header, its length and its parity.
+    pub fn record_bytes_max(&self) -> usize {
+        ((self.unsynced_max() - 1) * BLOCK) as usize - GROUP_HEADER
     }
 
     /// Byte address of slot `slot`.

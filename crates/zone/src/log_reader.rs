@@ -5,7 +5,7 @@
 //! ever rebuilt; blocks that cannot be read count as damaged, and are an error unless they were rebuilt.
 
 use crate::ZoneError;
-use crate::layout::{GROUP_BLOCKS_MAX, GROUP_HEADER, GROUP_MAGIC, Geometry, GroupHeader};
+use crate::layout::{GROUP_BLOCKS_OLD, GROUP_HEADER, GROUP_MAGIC, Geometry, GroupHeader, Superblock, VERSION_NEAR};
 use crate::log_point::{Link, LogPoint};
 use crate::parity::{self, Mended, MendedBlocks};
 use crate::planted::{self, Mistake};
@@ -17,13 +17,21 @@ use zerocopy::FromBytes;
 /// Bytes read at once from the log.
 const CHUNK_BLOCKS: u64 = 256;
 
+/// First bytes of a block.
+type Head = [u8; GROUP_HEADER];
+
 /// Log blocks by position, read ahead in chunks.
 pub struct LogBlocks<'a, D: Disk> {
     disk: &'a D,
     geometry: Geometry,
     zone_id: u64,
+    /// Groups up to this one may be of an older version, and large.
+    old_seq: u64,
     chunk: Vec<u8>,
     chunk_at: u64,
+    /// First bytes of blocks behind the end of the log, and where they begin: room for headers, 128 KiB at most.
+    heads: Vec<Head>,
+    heads_at: u64,
     /// Blocks that were rebuilt.
     pub mended: MendedBlocks,
     /// Positions that could not be read and have not been rebuilt; a ring of blocks at most.
@@ -31,27 +39,60 @@ pub struct LogBlocks<'a, D: Disk> {
 }
 
 impl<'a, D: Disk> LogBlocks<'a, D> {
-    pub fn new(disk: &'a D, geometry: Geometry, zone_id: u64) -> LogBlocks<'a, D> {
+    pub fn new(disk: &'a D, root: &Superblock) -> LogBlocks<'a, D> {
         let (mended, unreadable) = (MendedBlocks::new(), BTreeMap::new());
-        LogBlocks { disk, geometry, zone_id, chunk: Vec::new(), chunk_at: 0, mended, unreadable }
+        let (geometry, zone_id) = (root.geometry(), root.zone_id.get());
+        // Whoever made the root of an older version was still writing.
+        let old_seq = if root.version.get() < VERSION_NEAR { u64::MAX } else { root.stable_seq.get() };
+        let (chunk, heads) = (Vec::new(), Vec::new());
+        LogBlocks { disk, geometry, zone_id, old_seq, chunk, chunk_at: 0, heads, heads_at: 0, mended, unreadable }
     }
 
     pub async fn get(&mut self, position: u64, blocks: u64) -> Result<&[u8], ZoneError> {
         let have = self.chunk.len() as u64 / BLOCK;
         if position < self.chunk_at || position + blocks > self.chunk_at + have {
-            self.chunk.clear();
-            self.chunk_at = position;
-            let want = blocks.max(CHUNK_BLOCKS).min(self.geometry.log_blocks);
-            let mut at = position;
-            while at < position + want {
-                // A read ends at the edge of the ring.
-                let n = (position + want - at).min(self.geometry.log_blocks - at % self.geometry.log_blocks);
-                self.read(at, n).await;
-                at += n;
-            }
+            self.read_chunk(position, blocks.max(CHUNK_BLOCKS).min(self.geometry.log_blocks)).await;
         }
         let from = ((position - self.chunk_at) * BLOCK) as usize;
         Ok(&self.chunk[from..from + (blocks * BLOCK) as usize])
+    }
+
+    /// Makes `blocks` from `position` on the chunk.
+    async fn read_chunk(&mut self, position: u64, blocks: u64) {
+        self.chunk.clear();
+        self.chunk_at = position;
+        let mut at = position;
+        while at < position + blocks {
+            // A read ends at the edge of the ring.
+            let n = (position + blocks - at).min(self.geometry.log_blocks - at % self.geometry.log_blocks);
+            self.read(at, n).await;
+            at += n;
+        }
+    }
+
+    /// Reads the first bytes of all blocks that are looked at behind the end of the log. The first ones are the chunk
+    /// then.
+    async fn look_ahead(&mut self, position: u64) {
+        let blocks = self.geometry.tail_blocks();
+        self.heads_at = position;
+        self.heads.clear();
+        self.heads.resize(blocks as usize, [0; GROUP_HEADER]);
+        for chunk in (0..blocks.div_ceil(CHUNK_BLOCKS) as usize).rev() {
+            let from = chunk as u64 * CHUNK_BLOCKS;
+            self.read_chunk(position + from, CHUNK_BLOCKS.min(blocks - from)).await;
+            let (heads, _) = self.chunk.as_chunks::<{ BLOCK as usize }>();
+            for (into, block) in self.heads[from as usize..].iter_mut().zip(heads) {
+                into.copy_from_slice(&block[..GROUP_HEADER]);
+            }
+        }
+    }
+
+    /// The first bytes of a block.
+    pub async fn head(&mut self, position: u64) -> Result<&[u8], ZoneError> {
+        match position.checked_sub(self.heads_at).filter(|n| *n < self.heads.len() as u64) {
+            Some(index) => Ok(&self.heads[index as usize]),
+            None => self.get(position, 1).await.map(|block| &block[..GROUP_HEADER]),
+        }
     }
 
     /// Reads blocks behind those of the chunk: at once, or each by itself if that fails.
@@ -77,6 +118,7 @@ impl<'a, D: Disk> LogBlocks<'a, D> {
     /// Forgets what was read and rebuilt.
     pub fn forget(&mut self) {
         self.chunk.clear();
+        self.heads.clear();
         self.mended.clear();
         self.unreadable.clear();
     }
@@ -107,8 +149,12 @@ impl<'a, D: Disk> LogBlocks<'a, D> {
     ) -> Result<LogPoint, ZoneError> {
         while at.position < ring_end {
             let found = self.group(at.position).await?;
-            if !found.is_some_and(|(header, _)| follows(&header, at)) && !self.rebuild(at, ring_end).await? {
-                break;
+            if !found.is_some_and(|(header, _)| follows(&header, at)) {
+                // Most likely this is the end of the log: all that is looked at behind it is read once.
+                self.look_ahead(at.position).await;
+                if !self.rebuild(at, ring_end).await? {
+                    break;
+                }
             }
             let Some((header, bytes)) = self.group(at.position).await? else {
                 break;
@@ -143,8 +189,9 @@ impl<'a, D: Disk> LogBlocks<'a, D> {
         }
         // The first block, which says how many there are, is the sum of all others.
         let mut sum = [0; GROUP_HEADER];
-        for blocks in 1..(ring_end - at.position).min(GROUP_BLOCKS_MAX + 1) {
-            parity::add(&mut sum, &self.get(at.position + blocks, 1).await?[..GROUP_HEADER]);
+        let most = if at.seq < self.old_seq { GROUP_BLOCKS_OLD + 1 } else { self.geometry.unsynced_max() };
+        for blocks in 1..(ring_end - at.position).min(most) {
+            parity::add(&mut sum, self.head(at.position + blocks).await?);
             let Some(header) = header_of(&sum).filter(|h| h.data_blocks() == blocks && is_next(h)) else { continue };
             let others = &self.get(at.position, header.blocks()).await?[BLOCK as usize..];
             let sum = parity::sum(others);

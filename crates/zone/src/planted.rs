@@ -23,6 +23,10 @@ pub enum Mistake {
     CutKeepsParity,
     /// What was rebuilt is used whether it verifies or not.
     RebuiltUnverified,
+    /// The log is written however much of it is not synced.
+    SyncsLate,
+    /// A start looks for proof in an eighth of the log that may be unsynced.
+    TailTooShort,
     /// Not a mistake: groups and pages are written without parity, as version 3 did.
     Version3,
 }

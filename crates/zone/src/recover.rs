@@ -1,7 +1,8 @@
-//! Reading a zone: superblock, segments, log. Changes nothing.
+//! Reading a zone: superblock, log, segments. Changes nothing.
 //!
 //! Rules (docs/DISK_FORMAT.md): of two valid superblock copies the one with the higher sequence counts; one may
-//! be invalid. Segments must verify wholly. The log is replayed from the root's start while groups verify and
+//! be invalid. Segments must verify wholly; their items go to whoever opens the zone one by one, merged with what the
+//! log changes, so that they are in memory once. The log is replayed from the root's start while groups verify and
 //! name their predecessor. Where that ends the log is cut, unless something proves that the group there was
 //! synced: the root's mark, or that of a later group. Then it is an error.
 //!
@@ -11,20 +12,21 @@
 //! groups that no longer count are true of the groups that do; and all of them are looked at, so that none is left that
 //! contradicts the cut.
 
-use crate::change::{self, Changes};
+use crate::change::Changes;
 use crate::image::{Copies, Damage, Image, KeptRecords};
 use crate::keep::{self, Found};
-use crate::layout::{DOUBT_OFFSET, GROUP_FRESH, GroupHeader, LOG_OFFSET, Superblock, doubt};
+use crate::layout::{DOUBT_OFFSET, GROUP_FRESH, GroupHeader, LOG_OFFSET, Superblock, VERSION_NEAR, doubt};
 use crate::log_point::{Link, LogPoint};
 use crate::log_reader::{LogBlocks, header_of};
+use crate::merge::Merge;
 use crate::parity::MendedBlocks;
 use crate::planted::{self, Mistake};
 use crate::segment::{Segment, SegmentReader, SlotMap};
 use crate::{ZoneError, ZoneErrorKind};
 use amphi_env::{Buf, Disk, Env};
+use amphi_types::item::Change;
 use amphi_types::limits::BLOCK;
 use amphi_types::setting::words;
-use std::collections::BTreeMap;
 
 async fn read_at(disk: &impl Disk, at: u64, len: usize, place: &str) -> Result<Buf, ZoneError> {
     let (result, buf) = disk.read(at, Buf::zeroed(len)).await;
@@ -32,7 +34,7 @@ async fn read_at(disk: &impl Disk, at: u64, len: usize, place: &str) -> Result<B
     Ok(buf)
 }
 
-/// Reads the zone on `disk`, which is the file `path`, and what a killed process has kept of it.
+/// Reads the zone on `disk`, which is the file `path`, but for its segments, and what a killed process has kept of it.
 pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Image, ZoneError> {
     let boot = env.boot_id();
     let mut notes = Vec::new();
@@ -43,27 +45,6 @@ pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Im
         return Err(ZoneError::corrupt("superblock", text));
     }
     let zone_id = root.zone_id.get();
-    let mut slots = SlotMap::new(geometry.meta_slots);
-    let mut segments = Vec::new();
-    let (mut items, mut mended) = (BTreeMap::new(), MendedBlocks::new());
-    for named in root.segments() {
-        let mut reader = SegmentReader::new(disk, geometry, zone_id, *named);
-        while let Some((key, value)) = reader.next().await? {
-            match value {
-                Some(value) => items.insert(key, value),
-                None => items.remove(&key),
-            };
-        }
-        for &slot in &reader.slots {
-            if !slots.mark(slot) {
-                let place = format!("segment {}, slot {slot}", named.id);
-                return Err(ZoneError::corrupt(place, "the slot is in two places"));
-            }
-        }
-        let (id, bytes, count) = (named.id.get(), named.bytes.get(), named.items.get());
-        mended.append(&mut reader.mended);
-        segments.push(Segment { id, bytes, items: count, slots: reader.slots });
-    }
     let mut image = Image {
         end: LogPoint {
             position: root.start_position.get(),
@@ -72,12 +53,11 @@ pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Im
             link: Link { opening: root.start_opening.get(), crc: root.start_crc.get() },
         },
         root,
-        damage: Damage { copies, mended },
+        damage: Damage { copies, mended: MendedBlocks::new() },
         geometry,
-        segments,
-        slots,
-        items,
-        dirty: Changes::new(),
+        segments: Vec::new(),
+        slots: SlotMap::new(geometry.meta_slots),
+        dirty: Changes::default(),
         replayed: 0,
         left: KeptRecords { records: Vec::new(), gone: false, of_another: false },
         doubted: false,
@@ -90,17 +70,42 @@ pub async fn read_zone<E: Env>(env: &E, path: &str, disk: &E::Disk) -> Result<Im
     image.doubted |= opening != 0 && image.root.boot.get() == boot && keep::is_doubted(env, path, zone_id, opening);
     read_log(disk, &mut image, boot).await?;
     read_kept(env, path, &mut image)?;
+    Ok(image)
+}
+
+/// Reads the segments of a zone whose log was read. `take` gets all items, segments merged and log replayed, in the
+/// order of their keys.
+pub async fn read_items(
+    disk: &impl Disk,
+    image: &mut Image,
+    mut take: impl FnMut(&[u8], &[u8]),
+) -> Result<(), ZoneError> {
+    let (geometry, zone_id) = (image.geometry, image.root.zone_id.get());
+    let named = image.root.segments().iter().rev();
+    let readers = named.map(|named| SegmentReader::new(disk, geometry, zone_id, *named)).collect();
+    let mut merge = Merge::begin(image.dirty.sorted().await, readers).await?;
+    while let Some(change) = merge.present() {
+        if let Some(value) = change.value() {
+            take(change.key(), value);
+        }
+        merge.advance().await?;
+    }
+    for (named, reader) in image.root.segments().iter().zip(merge.segments().iter_mut().rev()) {
+        for &slot in &reader.slots {
+            if !image.slots.mark(slot) {
+                let place = format!("segment {}, slot {slot}", named.id);
+                return Err(ZoneError::corrupt(place, "the slot is in two places"));
+            }
+        }
+        let (id, bytes, items) = (named.id.get(), named.bytes.get(), named.items.get());
+        image.damage.mended.append(&mut reader.mended);
+        image.segments.push(Segment { id, bytes, items, slots: std::mem::take(&mut reader.slots) });
+    }
     for (address, mended) in &image.damage.mended {
         let (place, how) = (&mended.place, if mended.torn { "torn or damaged" } else { "damaged" });
         image.notes.push(format!("{place}: the block at byte {address} was {how}; it is rebuilt from the others"));
     }
-    for (key, value) in &image.dirty {
-        match value {
-            Some(value) => image.items.insert(key.clone(), value.clone()),
-            None => image.items.remove(key),
-        };
-    }
-    Ok(image)
+    Ok(())
 }
 
 async fn read_root(disk: &impl Disk, notes: &mut Vec<String>) -> Result<(Superblock, Copies), ZoneError> {
@@ -146,10 +151,9 @@ async fn read_root(disk: &impl Disk, notes: &mut Vec<String>) -> Result<(Superbl
 
 /// Replays what counts of the log.
 async fn read_log(disk: &impl Disk, image: &mut Image, boot: u64) -> Result<(), ZoneError> {
-    let zone_id = image.root.zone_id.get();
     let start = LogPoint { position: image.end.position, seq: image.end.seq, lsn: image.end.lsn, link: image.end.link };
     let ring_end = start.position + image.geometry.log_blocks;
-    let mut log = LogBlocks::new(disk, image.geometry, zone_id);
+    let mut log = LogBlocks::new(disk, &image.root);
     let same_life = (image.root.boot.get() == boot && !image.doubted) || planted::is(Mistake::FreshReplayed);
     let mut cut = u64::MAX;
     if !same_life {
@@ -240,9 +244,8 @@ fn read_kept<E: Env>(env: &E, path: &str, image: &mut Image) -> Result<(), ZoneE
 
 fn replay_record(changes: &mut Changes, mut record: &[u8], place: impl Fn() -> String) -> Result<(), ZoneError> {
     while !record.is_empty() {
-        let change = change::take(&mut record);
-        let (key, value) = change.ok_or_else(|| ZoneError::corrupt(place(), "a change leaves its record"))?;
-        changes.insert(key, value);
+        let change = Change::take(&mut record);
+        changes.insert(change.ok_or_else(|| ZoneError::corrupt(place(), "a change leaves its record"))?);
     }
     Ok(())
 }
@@ -267,6 +270,10 @@ fn replay_group(
 
 /// Makes sure that the group at `end`, which does not verify, may be missing, and says whether something was cut.
 /// Returns the highest mark behind it.
+///
+/// No group of the last opening ends further behind the missing one than the log may be ahead of its last sync, unless
+/// the missing one was synced. Then each group that ends further behind has a mark that proves it, and the first of
+/// them begins before that. So twice that is looked at, and only zones of older versions to the end of the ring.
 async fn read_tail<D: Disk>(
     log: &mut LogBlocks<'_, D>,
     image: &mut Image,
@@ -285,10 +292,15 @@ async fn read_tail<D: Disk>(
     }
     let (mut later, mut mark) = (0u64, 0);
     let mut at = end.position;
-    while at < ring_end {
+    let tail = match image.root.version.get() {
+        VERSION_NEAR.. if planted::is(Mistake::TailTooShort) => image.geometry.unsynced_max() / 8,
+        VERSION_NEAR.. => image.geometry.tail_blocks(),
+        _ => image.geometry.log_blocks,
+    };
+    while at < ring_end.min(end.position + tail) {
         let mut step = 1;
         // Headers are looked at first: most blocks here are remains of an earlier lap.
-        let first = log.get(at, 1).await?;
+        let first = log.head(at).await?;
         if let Some(h) = header_of(first).filter(|h| h.seq.get() >= missing) {
             let blocks = h.blocks();
             if at + blocks <= ring_end

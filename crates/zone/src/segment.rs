@@ -5,7 +5,6 @@
 //! changes may span pages, so pages but the last are full. A page of which one block is damaged is served (`parity`).
 
 use crate::ZoneError;
-use crate::change::{self, Decoded};
 use crate::layout::{
     Geometry, NO_SLOT, PAGE_HEADER, PAGE_MAGIC, PAGE_PARITY, PAGE_PAYLOAD, PAGE_PAYLOAD_BARE, PageHeader, SLOT_BYTES,
     SegmentRef, block_crc, blocks_for,
@@ -13,6 +12,7 @@ use crate::layout::{
 use crate::parity::{self, Mended, MendedBlocks};
 use crate::planted::{self, Mistake};
 use amphi_env::{Buf, Disk};
+use amphi_types::item::Change;
 use amphi_types::limits::BLOCK;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -139,29 +139,25 @@ impl<'a, D: Disk> SegmentWriter<'a, D> {
     /// Adds a change; keys must ascend. `take_slot` gives free slots.
     pub async fn put(
         &mut self,
-        key: &[u8],
-        value: Option<&[u8]>,
+        change: Change<'_>,
         take_slot: &mut impl FnMut() -> Option<u32>,
     ) -> Result<(), WriteError> {
         self.segment.items += 1;
-        let header = change::header(key, value);
-        for part in [&header[..], key, value.unwrap_or(&[])] {
-            let mut part = part;
-            while !part.is_empty() {
-                if self.segment.slots.is_empty() {
-                    self.segment.slots.push(take_slot().ok_or(WriteError::Full)?);
-                }
-                if self.fill == self.payload_max {
-                    let next = take_slot().ok_or(WriteError::Full)?;
-                    self.segment.slots.push(next);
-                    let index = self.segment.slots.len() - 2;
-                    self.write_page(index, next).await?;
-                }
-                let n = part.len().min(self.payload_max - self.fill);
-                self.page[PAGE_HEADER + self.fill..][..n].copy_from_slice(&part[..n]);
-                self.fill += n;
-                part = &part[n..];
+        if self.segment.slots.is_empty() {
+            self.segment.slots.push(take_slot().ok_or(WriteError::Full)?);
+        }
+        let mut part = change.encoded();
+        while !part.is_empty() {
+            if self.fill == self.payload_max {
+                let next = take_slot().ok_or(WriteError::Full)?;
+                self.segment.slots.push(next);
+                let index = self.segment.slots.len() - 2;
+                self.write_page(index, next).await?;
             }
+            let n = part.len().min(self.payload_max - self.fill);
+            self.page[PAGE_HEADER + self.fill..][..n].copy_from_slice(&part[..n]);
+            self.fill += n;
+            part = &part[n..];
         }
         Ok(())
     }
@@ -217,12 +213,13 @@ pub struct SegmentReader<'a, D: Disk> {
     pub slots: Vec<u32>,
     next_slot: u32,
     page: Buf,
-    /// Payload not yet decoded.
+    /// Payload from the present change on.
     carry: Vec<u8>,
+    /// Where the present change begins and ends there; nothing in front of the first one.
     at: usize,
+    end: usize,
     bytes: u64,
     items: u64,
-    last_key: Option<Vec<u8>>,
     /// Blocks that were damaged.
     pub mended: MendedBlocks,
 }
@@ -239,9 +236,9 @@ impl<'a, D: Disk> SegmentReader<'a, D> {
             page: Buf::zeroed(SLOT_BYTES as usize),
             carry: Vec::new(),
             at: 0,
+            end: 0,
             bytes: 0,
             items: 0,
-            last_key: None,
             mended: MendedBlocks::new(),
         }
     }
@@ -250,28 +247,35 @@ impl<'a, D: Disk> SegmentReader<'a, D> {
         format!("segment {}, {what}", self.named.id)
     }
 
-    /// The next change, `None` at the end.
-    pub async fn next(&mut self) -> Result<Option<Decoded>, ZoneError> {
-        loop {
-            let mut rest = &self.carry[self.at..];
-            if let Some((key, value)) = change::take(&mut rest) {
-                self.at = self.carry.len() - rest.len();
-                if self.last_key.as_ref().is_some_and(|last| *last >= key) {
+    /// Goes on to the next change: that, `None` at the end.
+    pub async fn next(&mut self) -> Result<Option<Change<'_>>, ZoneError> {
+        let next = loop {
+            let mut rest = &self.carry[self.end..];
+            if let Some(change) = Change::take(&mut rest) {
+                if self.present().is_some_and(|last| last.key() >= change.key()) {
                     return Err(ZoneError::corrupt(self.place("keys"), "they do not ascend"));
                 }
-                self.items += 1;
-                self.last_key = Some(key.clone());
-                return Ok(Some((key, value)));
+                break self.carry.len() - rest.len();
             }
             if self.next_slot == NO_SLOT {
-                return self.check_end().map(|()| None);
+                self.check_end()?;
+                self.at = self.end;
+                return Ok(None);
             }
             self.read_page().await?;
-        }
+        };
+        (self.at, self.end) = (self.end, next);
+        self.items += 1;
+        Ok(self.present())
+    }
+
+    /// The change that `next` went on to, if it has not come to the end.
+    pub fn present(&self) -> Option<Change<'_>> {
+        Change::take(&mut &self.carry[self.at..self.end])
     }
 
     fn check_end(&self) -> Result<(), ZoneError> {
-        let as_named = self.at == self.carry.len()
+        let as_named = self.end == self.carry.len()
             && self.bytes == self.named.bytes.get()
             && self.items == self.named.items.get()
             && self.slots.len() == self.named.slots.get() as usize;
@@ -299,7 +303,7 @@ impl<'a, D: Disk> SegmentReader<'a, D> {
         self.mend_parity(&header, at, &place);
         let fill = header.payload_bytes.get() as usize;
         self.carry.drain(..self.at);
-        self.at = 0;
+        (self.at, self.end) = (0, self.end - self.at);
         self.carry.extend_from_slice(&self.page[PAGE_HEADER..PAGE_HEADER + fill]);
         self.bytes += fill as u64;
         self.slots.push(slot);

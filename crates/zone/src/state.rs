@@ -15,17 +15,17 @@ use crate::event::Event;
 use crate::group::Group;
 use crate::image::Image;
 use crate::keep::{self, AREAS, Keep};
-use crate::layout::{GROUP_HEADER, Geometry, PAGE_PAYLOAD, RECORD_BYTES_MAX, SLOT_BYTES};
+use crate::layout::{Geometry, PAGE_PAYLOAD, SLOT_BYTES};
 use crate::options::{OnFailure, OpenOptions};
 use crate::planted::{self, Mistake};
 use crate::stats::ZoneStats;
-use crate::{ZoneError, ZoneErrorKind, change};
+use crate::{ZoneError, ZoneErrorKind};
 use amphi_env::Env;
-use amphi_types::item::{Change, Key, Txn};
+use amphi_types::item::Txn;
 use amphi_types::limits::BLOCK;
 use amphi_types::{Errno, TargetId};
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::rc::Rc;
 
 pub use parts::*;
@@ -37,8 +37,6 @@ const SPARE_GROUPS: usize = 2;
 /// Share of the metadata region, in percent, that items may take: a merge needs the same again, and deletions
 /// must go through on a full region.
 pub const ITEMS_PERCENT: u64 = 40;
-/// Bytes a change costs in the `dirty` map beside its encoding.
-const DIRTY_OVERHEAD: u64 = 64;
 
 /// The changing part.
 pub struct State {
@@ -89,6 +87,11 @@ impl State {
         asked || self.life.failed.is_some() || self.waiting.groups.len() > 1
     }
 
+    /// Blocks of the log that are written and not synced.
+    pub fn unsynced(&self) -> u64 {
+        self.log.head.position - self.reached.synced_position
+    }
+
     /// Whether all that is queued survives the process as it is.
     pub fn is_all_kept(&self) -> bool {
         self.reached.kept_lsn >= self.waiting.appended_lsn
@@ -129,7 +132,7 @@ pub struct Shared<E: Env> {
 }
 
 impl<E: Env> Shared<E> {
-    /// State of a zone that was just read and made stable, its items, replayed records and notes.
+    /// State of a zone that was just read and made stable, its replayed records and notes.
     pub fn new(
         env: &E,
         path: &str,
@@ -138,11 +141,10 @@ impl<E: Env> Shared<E> {
         image: Image,
         opening: u64,
         keep: Option<Keep<E>>,
-    ) -> (Shared<E>, BTreeMap<Key, Vec<u8>>, u64, Vec<String>) {
+    ) -> (Shared<E>, u64, Vec<String>) {
         let g = image.geometry;
         let log_bytes = (g.log_blocks * BLOCK) as usize;
         let head = image.end;
-        let dirty_bytes = image.dirty.iter().map(|(k, v)| dirty_cost(k, v.as_deref())).sum();
         let region = g.meta_slots * SLOT_BYTES;
         let state = State {
             waiting: Queue {
@@ -159,14 +161,14 @@ impl<E: Env> Shared<E> {
                 stable_lsn: image.end.lsn,
                 synced_lsn: image.end.lsn,
                 synced_seq: image.end.seq,
+                synced_position: image.end.position,
                 proven_seq: image.end.seq,
             },
             marks: Marks { fresh: VecDeque::new(), written: image.end.seq, wanted: 0 },
             log: LogBounds { head, start_position: image.root.start_position.get(), is_full: false },
             changes: Unmerged {
-                deletions: image.dirty.values().filter(|v| v.is_none()).count() as u64,
+                deletions: image.dirty.iter().filter(|c| c.is_deletion()).count() as u64,
                 dirty: image.dirty,
-                dirty_bytes,
                 frozen_bytes: 0,
             },
             medium: Medium {
@@ -175,7 +177,7 @@ impl<E: Env> Shared<E> {
                 segments: image.segments,
                 slots: image.slots,
             },
-            syncs: Syncs { started: 0, lsn: 0, done: 0, wanted: 0 },
+            syncs: Syncs { started: 0, lsn: 0, done: 0, wanted: 0, hurried: false },
             checkpoints: Checkpoints { started: 0, done: 0, wanted: 0, merge_wanted: false, error: None },
             life: Life { closing: false, committing: true, checkpointing: true, agents: 4, failed: None },
             counters: ZoneStats::default(),
@@ -192,7 +194,8 @@ impl<E: Env> Shared<E> {
                 opening,
             },
             bounds: Bounds {
-                record_bytes_max: (log_bytes / 4 - 2 * GROUP_HEADER).min(RECORD_BYTES_MAX),
+                record_bytes_max: g.record_bytes_max(),
+                unsynced_max: g.unsynced_max(),
                 group_bytes_max: GROUP_BYTES_MAX.min(log_bytes / 8),
                 dirty_max: Cell::new(options.dirty_bytes.min(region / 8)),
                 sync_interval: Cell::new(options.sync_interval),
@@ -212,7 +215,7 @@ impl<E: Env> Shared<E> {
                 done: Event::default(),
             },
         };
-        (shared, image.items, image.replayed, image.notes)
+        (shared, image.replayed, image.notes)
     }
 
     /// Wakes everybody: after a failure or at closing.
@@ -285,7 +288,7 @@ impl<E: Env> Shared<E> {
         st.counters.appends += 1;
         let group = st.waiting.groups.back_mut().expect("just made sure of it");
         group.fresh |= after_data;
-        group.push(txn, bytes);
+        group.push(txn.encoded());
         let before = st.reached.kept_lsn;
         self.keep_queued(&mut st);
         // Somebody may wait for those in front of it.
@@ -360,15 +363,10 @@ impl<E: Env> Shared<E> {
     }
 
     /// Takes the changes of a written group over.
-    pub fn absorb(st: &mut State, changes: &mut Vec<Change>) {
-        for c in changes.drain(..) {
-            let cost = dirty_cost(&c.key, c.value.as_deref());
-            let key_cost = dirty_cost(&c.key, None);
-            st.changes.deletions += u64::from(c.value.is_none());
-            st.changes.dirty_bytes += cost;
-            if let Some(old) = st.changes.dirty.insert(c.key, c.value) {
-                st.changes.dirty_bytes -= key_cost + old.map_or(0, |v| v.len() as u64);
-            }
+    pub fn absorb(st: &mut State, group: &Group) {
+        for change in group.changes() {
+            st.changes.deletions += u64::from(change.is_deletion());
+            st.changes.dirty.insert(change);
         }
     }
 
@@ -520,14 +518,42 @@ impl<E: Env> Shared<E> {
     pub fn item_bytes(st: &State) -> u64 {
         let segments: u64 = st.medium.segments.iter().map(|s| s.bytes.div_ceil(PAGE_PAYLOAD as u64) * SLOT_BYTES).sum();
         // Of a slot, not all is payload.
-        let unwritten = st.changes.dirty_bytes + st.changes.frozen_bytes + st.waiting.bytes;
+        let unwritten = st.changes.dirty.cost() + st.changes.frozen_bytes + st.waiting.bytes;
         segments + unwritten * SLOT_BYTES / PAGE_PAYLOAD as u64
     }
 
     /// Whether a checkpoint is due.
     pub fn checkpoint_due(&self, st: &State) -> bool {
         (st.log.head.position - st.log.start_position) * 2 > self.geometry.log_blocks
-            || st.changes.dirty_bytes > self.bounds.dirty_max.get()
+            || st.changes.dirty.cost() > self.bounds.dirty_max.get()
+    }
+
+    /// Whether `blocks` more may be written to the log: it must not get too far ahead of its last sync.
+    pub fn is_near(&self, st: &State, blocks: u64) -> bool {
+        st.unsynced() + blocks <= self.bounds.unsynced_max
+    }
+
+    /// Waits until `blocks` more may be written to the log or the zone has failed, with a sync.
+    pub async fn wait_near(&self, blocks: u64) {
+        self.events
+            .synced
+            .wait_until(|| {
+                let mut st = self.state.borrow_mut();
+                let ready = st.life.failed.is_some() || self.is_near(&st, blocks);
+                st.syncs.hurried |= !ready;
+                drop(st);
+                if !ready {
+                    self.events.sync_asked.notify();
+                }
+                ready
+            })
+            .await;
+    }
+
+    /// Whether a sync is due because of what is written: the log waits for it, or has half of what it may have
+    /// unsynced, so that it need not wait.
+    pub fn sync_due(&self, st: &State) -> bool {
+        st.syncs.hurried || st.unsynced() * 2 > self.bounds.unsynced_max
     }
 
     /// Waits until `enough` holds or the zone has failed, with a checkpoint if the log needs one.
@@ -554,15 +580,10 @@ impl<E: Env> Shared<E> {
         ZoneStats {
             log_used_blocks: st.log.head.position - st.log.start_position,
             log_blocks: self.geometry.log_blocks,
-            dirty_bytes: st.changes.dirty_bytes,
+            dirty_bytes: st.changes.dirty.cost(),
             item_bytes: Self::item_bytes(&st),
             item_bytes_max: self.geometry.meta_slots * SLOT_BYTES / 100 * ITEMS_PERCENT,
             ..st.counters
         }
     }
-}
-
-/// What a change costs in memory and, at most, in a segment.
-fn dirty_cost(key: &[u8], value: Option<&[u8]>) -> u64 {
-    change::encoded_len(key, value) as u64 + DIRTY_OVERHEAD
 }

@@ -31,15 +31,15 @@ pub(crate) fn sim(seed: u64) -> Sim {
 
 pub(crate) fn txn(key: &str, value: &[u8]) -> Txn {
     let mut t = Txn::default();
-    t.put(key.as_bytes().to_vec(), value.to_vec());
+    t.put(key.as_bytes(), value);
     t
 }
 
 pub(crate) fn apply(items: &mut BTreeMap<Key, Vec<u8>>, txn: &Txn) {
-    for c in &txn.changes {
-        match &c.value {
-            Some(v) => items.insert(c.key.clone(), v.clone()),
-            None => items.remove(&c.key),
+    for c in txn.changes() {
+        match c.value() {
+            Some(v) => items.insert(c.key().to_vec(), v.to_vec()),
+            None => items.remove(c.key()),
         };
     }
 }

@@ -7,7 +7,7 @@ use crate::layout::{DOUBT_OFFSET, Geometry, LOG_OFFSET, SLOT_BYTES, Superblock, 
 use crate::options::{OpenOptions, ZoneParams};
 use crate::parity::MendedBlocks;
 use crate::planted::{self, Mistake};
-use crate::recover::read_zone;
+use crate::recover::{read_items, read_zone};
 use crate::state::Shared;
 use crate::stats::ZoneStats;
 use crate::{ZoneError, ZoneErrorKind, checkpoint, commit};
@@ -38,7 +38,7 @@ pub enum Order {
 /// What opening a zone found.
 #[derive(Debug, Default)]
 pub struct Recovered {
-    /// Every item of the target, in key order.
+    /// Every item of the target, in key order; none if `Found::items` gave them to somebody else.
     pub items: BTreeMap<Key, Vec<u8>>,
     /// Records replayed from the log.
     pub replayed: u64,
@@ -49,6 +49,76 @@ pub struct Recovered {
     pub lost: bool,
     /// Sentences for the log file: a torn tail that was cut, a superblock copy that was restored.
     pub notes: Vec<String>,
+}
+
+/// A zone that was found and is not open yet. It is locked.
+pub struct Found<E: Env> {
+    env: E,
+    path: String,
+    options: OpenOptions,
+    disk: Rc<E::Disk>,
+    image: Image,
+}
+
+impl<E: Env> Found<E> {
+    /// Target of the zone.
+    pub fn target(&self) -> TargetId {
+        TargetId(self.image.root.target.get())
+    }
+
+    /// Blocks of the data region.
+    pub fn data_blocks(&self) -> u64 {
+        self.image.geometry.data_blocks
+    }
+
+    /// Reads every item of the target: `take` gets key and value, in the order of keys, and keeps what it wants of
+    /// them. To be called once. What was taken counts only if the zone can be opened then.
+    ///
+    /// Errors: `Corrupt`, `Io`; nothing was changed.
+    pub async fn items(&mut self, take: impl FnMut(&[u8], &[u8])) -> Result<(), ZoneError> {
+        read_items(&*self.disk, &mut self.image, take).await.map_err(|e| e.at(&self.path))
+    }
+
+    /// Makes what was found stable and starts the agents of the zone. Its items must have been read. On an error
+    /// nothing was changed, but for `Io`.
+    pub async fn open(self) -> Result<(Zone<E>, Recovered), ZoneError> {
+        let Found { env, path, options, disk, mut image } = self;
+        assert_eq!(image.segments.len(), image.root.segments().len(), "the items were not read");
+        let boot = env.boot_id();
+        let other_life = ![0, boot].contains(&image.root.boot.get());
+        let lost = image.doubted || image.left.gone || other_life || image.root.lost != 0;
+        let (zone_id, last) = (image.root.zone_id.get(), image.root.kept.get());
+        let opening = env.rand().max(1);
+        if !image.left.records.is_empty() {
+            // Whatever comes of it, the memory is there for the next try.
+            restore(&*disk, &mut image, opening).await.map_err(|e| ZoneError::io(&path, &e))?;
+        }
+        let keep = if options.keeps { make_keep(&env, &path, zone_id, opening) } else { None };
+        let kept = if keep.is_some() { opening } else { 0 };
+        let mut at = Step::Writing;
+        if let Err(e) = make_stable(&*disk, &mut image, boot, lost, kept, &mut at).await {
+            if at == Step::Syncing {
+                commit::note_doubt(&*disk, zone_id, boot).await;
+            }
+            // A root that may have been written may name it.
+            if keep.is_some() && at != Step::WritingRoot {
+                keep::forget(&env, zone_id, kept);
+            }
+            return Err(ZoneError::io(&path, &e));
+        }
+        // That of a zone that this one is a copy of, which may be open, stays.
+        if last != 0 && !image.left.of_another {
+            keep::forget(&env, zone_id, last);
+        }
+        let rebuilt = image.rebuilt_blocks();
+        let (shared, replayed, notes) = Shared::new(&env, &path, disk, &options, image, opening, keep);
+        let shared = Rc::new(shared);
+        shared.state.borrow_mut().counters.rebuilt_blocks = rebuilt;
+        shared.back_region().await;
+        commit::start(&shared);
+        checkpoint::start(&shared);
+        Ok((Zone { shared }, Recovered { items: BTreeMap::new(), replayed, rebuilt, lost, notes }))
+    }
 }
 
 /// An open zone; a cheap handle of one thread. Its agents keep the disk locked until `close`.
@@ -126,46 +196,21 @@ impl<E: Env> Zone<E> {
         disk.sync().await.map_err(io)
     }
 
-    /// Opens the zone at `path`, replays its log, makes what it found stable and starts its agents. On an error
-    /// nothing was changed, but for `Io`.
-    pub async fn open(env: &E, path: &str, options: &OpenOptions) -> Result<(Zone<E>, Recovered), ZoneError> {
+    /// Finds the zone at `path` and reads its log. Its items follow, then it can be opened. Changes nothing.
+    pub async fn find(env: &E, path: &str, options: &OpenOptions) -> Result<Found<E>, ZoneError> {
         let disk = env.disk(path, DiskMode::Open).await.map_err(|e| ZoneError::io(path, &e))?;
-        let boot = env.boot_id();
-        let mut image = read_zone(env, path, &*disk).await.map_err(|e| e.at(path))?;
+        let image = read_zone(env, path, &*disk).await.map_err(|e| e.at(path))?;
         check_owner(&image, path, options)?;
-        let other_life = ![0, boot].contains(&image.root.boot.get());
-        let lost = image.doubted || image.left.gone || other_life || image.root.lost != 0;
-        let (zone_id, last) = (image.root.zone_id.get(), image.root.kept.get());
-        let opening = env.rand().max(1);
-        if !image.left.records.is_empty() {
-            // Whatever comes of it, the memory is there for the next try.
-            restore(&*disk, &mut image, opening).await.map_err(|e| ZoneError::io(path, &e))?;
-        }
-        let keep = if options.keeps { make_keep(env, path, zone_id, opening) } else { None };
-        let kept = if keep.is_some() { opening } else { 0 };
-        let mut at = Step::Writing;
-        if let Err(e) = make_stable(&*disk, &mut image, boot, lost, kept, &mut at).await {
-            if at == Step::Syncing {
-                commit::note_doubt(&*disk, zone_id, boot).await;
-            }
-            // A root that may have been written may name it.
-            if keep.is_some() && at != Step::WritingRoot {
-                keep::forget(env, zone_id, kept);
-            }
-            return Err(ZoneError::io(path, &e));
-        }
-        // That of a zone that this one is a copy of, which may be open, stays.
-        if last != 0 && !image.left.of_another {
-            keep::forget(env, zone_id, last);
-        }
-        let rebuilt = image.rebuilt_blocks();
-        let (shared, items, replayed, notes) = Shared::new(env, path, disk, options, image, opening, keep);
-        let shared = Rc::new(shared);
-        shared.state.borrow_mut().counters.rebuilt_blocks = rebuilt;
-        shared.back_region().await;
-        commit::start(&shared);
-        checkpoint::start(&shared);
-        Ok((Zone { shared }, Recovered { items, replayed, rebuilt, lost, notes }))
+        Ok(Found { env: env.clone(), path: path.to_string(), options: options.clone(), disk, image })
+    }
+
+    /// Opens the zone at `path`, with all of its items in a map. On an error nothing was changed, but for `Io`.
+    pub async fn open(env: &E, path: &str, options: &OpenOptions) -> Result<(Zone<E>, Recovered), ZoneError> {
+        let mut found = Zone::find(env, path, options).await?;
+        let mut items = BTreeMap::new();
+        found.items(|key, value| drop(items.insert(key.to_vec(), value.to_vec()))).await?;
+        let (zone, recovered) = found.open().await?;
+        Ok((zone, Recovered { items, ..recovered }))
     }
 
     /// Everybody who was answered what may be gone knows: opening does not say it again. On disk when this has
@@ -389,7 +434,7 @@ async fn restore(disk: &impl Disk, image: &mut Image, opening: u64) -> std::io::
     group.fresh = true;
     group.parity &= image.root.version.get() >= VERSION_PARITY;
     let kept = std::mem::take(&mut image.left.records);
-    kept.iter().for_each(|record| group.push_encoded(record));
+    kept.iter().for_each(|record| group.push(record));
     let (blocks, mark) = (group.blocks(), image.root.stable_seq.get());
     let (buf, link) = group.seal(image.root.zone_id.get(), opening, image.end.link, image.end.seq + 1, mark);
     commit::write_ring(disk, &image.geometry, image.end.position, buf).await?;

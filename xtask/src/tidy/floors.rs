@@ -61,6 +61,7 @@ const HOUSES: &[House] = &[
     House {
         name: "meta",
         floors: &[
+            "early_names",
             "index",
             "inode",
             "codec",
@@ -99,7 +100,9 @@ const HOUSES: &[House] = &[
             "recent",
             "logged",
             "delayed",
+            "extents",
             "extent",
+            "objects",
             "plan",
             "room",
             "store",
@@ -305,6 +308,7 @@ const HOUSES: &[House] = &[
             "parity",
             "group",
             "segment",
+            "merge",
             "keep",
             "image",
             "log_reader",

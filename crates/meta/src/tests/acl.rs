@@ -212,7 +212,9 @@ fn damage_is_found() {
     let at = usize::from(f.target().0);
     let mut items = apply(&s.c.logs[at]);
     let key = crate::codec::ItemKey::Xattr { local: f.local(), name: ACCESS.into() }.encode();
-    let value = items.insert(key.clone(), crate::codec::encode_xattr(b"no list")).expect("it was there");
+    let mut damaged = Vec::new();
+    crate::codec::encode_xattr(b"no list", &mut damaged);
+    let value = items.insert(key.clone(), damaged).expect("it was there");
     assert!(recover(f.target(), &items, u64::MAX).is_err_and(|e| e.contains("no valid access control list")));
     items.insert(key, value);
     let mut stores = s.c.stores.clone();

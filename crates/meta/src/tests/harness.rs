@@ -34,10 +34,10 @@ pub(super) type Items = BTreeMap<Key, Vec<u8>>;
 
 /// Applies a log record to items.
 pub(super) fn replay(items: &mut Items, txn: &Txn) {
-    for change in &txn.changes {
-        match &change.value {
-            Some(value) => items.insert(change.key.clone(), value.clone()),
-            None => items.remove(&change.key),
+    for change in txn.changes() {
+        match change.value() {
+            Some(value) => items.insert(change.key().to_vec(), value.to_vec()),
+            None => items.remove(change.key()),
         };
     }
 }

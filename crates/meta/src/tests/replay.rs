@@ -55,10 +55,10 @@ fn a_mirror_follows_the_log() {
     let mut seen = 0;
     for _ in 0..300 {
         run.step().unwrap();
-        for change in run.cluster.logs[0][seen..].iter().flat_map(|txn| &txn.changes) {
-            match &change.value {
-                Some(value) => mirror.load(&change.key, value).unwrap(),
-                None => mirror.unload(&change.key).unwrap(),
+        for change in run.cluster.logs[0][seen..].iter().flat_map(Txn::changes) {
+            match change.value() {
+                Some(value) => mirror.load(change.key(), value).unwrap(),
+                None => mirror.unload(change.key()).unwrap(),
             }
         }
         seen = run.cluster.logs[0].len();
@@ -87,7 +87,7 @@ fn numbers_are_never_reused() {
         assert!(same(&recovered, store), "round {round}");
         cluster.stores[0] = recovered;
     }
-    let logged = cluster.logs[0].iter().flat_map(|txn| &txn.changes).filter(|c| c.key == [tag::META]).count();
+    let logged = cluster.logs[0].iter().flat_map(Txn::changes).filter(|c| c.key() == [tag::META]).count();
     assert!(logged <= 5, "the store's item was logged {logged} times");
 }
 

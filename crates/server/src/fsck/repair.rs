@@ -118,7 +118,7 @@ async fn repair_between<E: Env>(
         Ok(repair) => {
             plan.steps.extend(repair.steps);
             for (target, txn) in repair.changes {
-                changes.entry(target).or_default().changes.extend(txn.changes);
+                changes.entry(target).or_default().append(&txn);
             }
         }
         Err(_) => {
@@ -148,7 +148,7 @@ async fn repair_between<E: Env>(
             for kind in [tag::EXTENT, tag::OBJECT] {
                 let first = [&[kind][..], &place].concat();
                 let own = zone.items.range(first.clone()..).take_while(|(key, _)| key.starts_with(&first));
-                own.for_each(|(key, _)| txn.delete(key.clone()));
+                own.for_each(|(key, _)| txn.delete(key));
             }
         }
     }
@@ -183,9 +183,12 @@ impl RepairPlan {
         }
         for (handle, zone) in open {
             let failed = |e| ServerError::new(ServerErrorKind::Unreachable, format!("{}: {e}", zone.path));
-            for part in zone.changes.changes.chunks(RECORD_ITEMS) {
+            let mut changes = zone.changes.changes().peekable();
+            while changes.peek().is_some() {
+                let mut part = Txn::default();
+                changes.by_ref().take(RECORD_ITEMS).for_each(|change| part.push(change));
                 handle.reserve(0).await.map_err(failed)?;
-                let lsn = handle.append(Txn { changes: part.to_vec() }, Order::Plain);
+                let lsn = handle.append(part, Order::Plain);
                 handle.stable(lsn).await.map_err(failed)?;
             }
             handle.close().await.map_err(folder::zone_error)?;

@@ -193,10 +193,10 @@ fn each_check_finds_its_damage() {
             for (target, txn) in planted {
                 let old = &folder.items[usize::from(target.0)];
                 let mut back = Txn::default();
-                for change in txn.changes {
-                    match old.get(&change.key) {
-                        Some(value) => back.put(change.key, value.clone()),
-                        None => back.delete(change.key),
+                for change in txn.changes() {
+                    match old.get(change.key()) {
+                        Some(value) => back.put(change.key(), value),
+                        None => back.delete(change.key()),
                     }
                 }
                 place.change(target, back).await;

@@ -60,7 +60,7 @@ impl<E: Env> RequestCx<E> {
             return;
         }
         let record = SlotRecord { seq: self.id.seq, answer, open };
-        txn.put(records::slot_key(self.session, self.id.slot), records::encode(&record));
+        txn.put_with(records::slot_key(self.session, self.id.slot), |out| records::encode_to(&record, out));
     }
 
     /// Seals and appends `txn`. Called in the same step in which the stores were changed, so that the order of the

@@ -5,7 +5,7 @@
 
 use crate::coherence::Coherence;
 use crate::counters::Counters;
-use crate::records::{self, Item};
+use crate::records::{self, Intent, Item, SessionRecord};
 use crate::session::open_files::OpenFiles;
 use crate::session::opens::Opens;
 use crate::session::reclaim::Reclaim;
@@ -25,64 +25,105 @@ use amphi_dlm::LockLimits;
 use amphi_env::Env;
 use amphi_meta::MetaStore;
 use amphi_object::DiskQueue;
-use amphi_types::Ino;
 use amphi_types::item::{ItemStore, Txn, tag};
+use amphi_types::{Ino, SessionId, TargetId};
 use amphi_zone::{Recovered, Zone};
 use futures_channel::mpsc;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
+/// What the items of a zone say, while they come from it one by one: they are in memory once.
+pub struct Loading {
+    meta: MetaStore,
+    data: DataStore,
+    slots: Slots,
+    sessions: BTreeMap<SessionId, SessionRecord>,
+    txs: Vec<Intent>,
+    cut_off: BTreeSet<SessionId>,
+    kept: KeptPlace,
+    is_empty: bool,
+    /// About the first item that does not fit.
+    wrong: Option<String>,
+}
+
+impl Loading {
+    /// Of the items of a target with so many blocks of data.
+    pub fn new(target: TargetId, data_blocks: u64) -> Loading {
+        Loading {
+            meta: MetaStore::empty(target),
+            data: DataStore::new(data_blocks),
+            slots: Slots::default(),
+            sessions: BTreeMap::new(),
+            txs: Vec::new(),
+            cut_off: BTreeSet::new(),
+            kept: KeptPlace::default(),
+            is_empty: true,
+            wrong: None,
+        }
+    }
+
+    /// Takes an item. The first one that does not fit is remembered, and what comes behind it is not looked at.
+    pub fn take(&mut self, key: &[u8], value: &[u8]) {
+        self.is_empty = false;
+        if self.wrong.is_none() {
+            self.wrong = self.load(key, value).err();
+        }
+    }
+
+    fn load(&mut self, key: &[u8], value: &[u8]) -> std::result::Result<(), String> {
+        match key.first().copied() {
+            Some(tag::INODE | tag::DENTRY | tag::XATTR | tag::META) => self.meta.load(key, value)?,
+            Some(tag::OBJECT | tag::EXTENT | tag::DELAYED | tag::LOGGED | tag::CHECKSUM | tag::GRANT) => {
+                self.data.load(key, value)?
+            }
+            _ => match records::decode_item(key, value)? {
+                Item::Session(session, record) => drop(self.sessions.insert(session, record)),
+                Item::CutOff(session) => drop(self.cut_off.insert(session)),
+                Item::Slot(session, slot, record) => self.slots.load(session, slot, record),
+                Item::Intent(intent) => self.txs.push(intent),
+                Item::Cluster(record) => self.kept.cluster = Some(record),
+                Item::Home(record) => self.kept.home = Some(record),
+                Item::Map(record) => self.kept.map = Some(record),
+            },
+        }
+        Ok(())
+    }
+
+    /// Ends it.
+    ///
+    /// Errors: a sentence that names the item that does not fit.
+    pub fn finish(&mut self) -> std::result::Result<(), String> {
+        self.wrong.take().map_or(Ok(()), Err)?;
+        if !self.is_empty {
+            self.meta.loaded()?;
+        }
+        self.data.finish_load()
+    }
+}
+
 impl<E: Env> Target<E> {
     /// Builds the target from what its zone held, and the bell that its flush agent listens to. Nothing is written
     /// before `begin`.
-    ///
-    /// Errors: a sentence that names the item that does not fit.
     #[expect(clippy::too_many_arguments, reason = "made in one place from parts of different origin")]
     pub fn recover(
         env: &E,
         zone: Zone<E>,
-        recovered: Recovered,
+        recovered: &Recovered,
+        loaded: Loading,
         pool: u16,
         callback_deadline_ns: u64,
         root_owner: (u32, u32),
         counters: Rc<Counters>,
         reads: Rc<DiskQueue>,
-    ) -> std::result::Result<(Rc<Target<E>>, mpsc::Receiver<()>), String> {
+    ) -> (Rc<Target<E>>, mpsc::Receiver<()>) {
         let id = zone.target();
-        let mut meta = MetaStore::empty(id);
-        let mut data = DataStore::new(zone.data_blocks());
-        let (mut slots, mut sessions) = (Slots::default(), BTreeMap::new());
-        let (mut txs, mut cut_off) = (Vec::new(), BTreeSet::new());
-        let mut kept = KeptPlace::default();
-        // It has the key of the hash by which the store places entries.
-        if let Some(value) = recovered.items.get([tag::META].as_slice()) {
-            meta.load(&[tag::META], value)?;
-        }
-        for (key, value) in &recovered.items {
-            match key.first().copied() {
-                Some(tag::INODE | tag::DENTRY | tag::XATTR | tag::META) => meta.load(key, value)?,
-                Some(tag::OBJECT | tag::EXTENT | tag::DELAYED | tag::LOGGED | tag::CHECKSUM | tag::GRANT) => {
-                    data.load(key, value)?
-                }
-                _ => match records::decode_item(key, value)? {
-                    Item::Session(session, record) => drop(sessions.insert(session, record)),
-                    Item::CutOff(session) => drop(cut_off.insert(session)),
-                    Item::Slot(session, slot, record) => slots.load(session, slot, record),
-                    Item::Intent(intent) => txs.push(intent),
-                    Item::Cluster(record) => kept.cluster = Some(record),
-                    Item::Home(record) => kept.home = Some(record),
-                    Item::Map(record) => kept.map = Some(record),
-                },
-            }
-        }
+        let Loading { mut meta, data, slots, sessions, txs, cut_off, kept, is_empty, .. } = loaded;
         let mut txn = Txn::default();
-        if recovered.items.is_empty() {
+        if is_empty {
             let root = (id == Ino::ROOT.target()).then_some(root_owner);
             (meta, txn) = MetaStore::format(id, env.rand(), env.wall(), root, pool);
         }
-        meta.loaded()?;
-        data.finish_load()?;
         let limits = LockLimits { callback_deadline_ns, ..LockLimits::default() };
         let (flush_bell, flush_rung) = mpsc::channel(1);
         let write_back = WriteBack::find(env, &zone, &data, flush_bell);
@@ -120,6 +161,6 @@ impl<E: Env> Target<E> {
             closed: Cell::new(false),
         });
         env.spawn(release_freed(Rc::downgrade(&target), rung));
-        Ok((target, flush_rung))
+        (target, flush_rung)
     }
 }

@@ -49,6 +49,8 @@ pub struct Reached {
     /// Records and groups that a sync has covered.
     pub synced_lsn: u64,
     pub synced_seq: u64,
+    /// Where in the log what a sync has covered ends.
+    pub synced_position: u64,
     /// Highest mark that is itself synced: in the root, or in a group.
     pub proven_seq: u64,
 }
@@ -76,7 +78,6 @@ pub struct LogBounds {
 /// What the log changes over the segments: the work of the next checkpoint.
 pub struct Unmerged {
     pub dirty: Changes,
-    pub dirty_bytes: u64,
     /// Bytes of changes that a running checkpoint has taken.
     pub frozen_bytes: u64,
     /// Deletions since the last full merge: what it could win back.
@@ -99,6 +100,8 @@ pub struct Syncs {
     pub lsn: u64,
     pub done: u64,
     pub wanted: u64,
+    /// The log waits for one, wanted or not.
+    pub hurried: bool,
 }
 
 /// Checkpoints: those begun, those done, and those asked for, counted from the opening.
@@ -133,6 +136,8 @@ pub struct Identity {
 pub struct Bounds {
     pub record_bytes_max: usize,
     pub group_bytes_max: usize,
+    /// Blocks of the log that may be written and not synced.
+    pub unsynced_max: u64,
     pub dirty_max: Cell<u64>,
     pub sync_interval: Cell<Duration>,
     pub auto_checkpoint: bool,

@@ -8,6 +8,8 @@
 
 use super::*;
 use crate::layout::Superblock;
+use crate::log_reader::header_of;
+use crate::parity;
 use crate::planted::{Mistake, plant};
 use amphi_env::sim::CrashKind;
 use amphi_env::{Buf, Disk, Env};
@@ -47,7 +49,7 @@ async fn write_data(zone: &Zone<SimEnv>, block: u64, n: u64, key: &str, t: &mut 
     let mut buf = Buf::zeroed(4096);
     buf.fill(n as u8);
     zone.disk().write(zone.data_offset() + block * 4096, buf).await.0.unwrap();
-    t.put(key.as_bytes().to_vec(), [block, n].map(u64::to_le_bytes).concat());
+    t.put(key.as_bytes(), [block, n].map(u64::to_le_bytes).concat());
 }
 
 /// Block and stamp of an item that points at data.
@@ -66,7 +68,7 @@ async fn scenario(env: SimEnv, zone: Zone<SimEnv>, track: Shared<Track>, seed: u
     for _ in 0..steps {
         let n = track.borrow().txns.len() as u64 + 1;
         let mut t = Txn::default();
-        t.put(COUNT.to_vec(), n.to_le_bytes().to_vec());
+        t.put(COUNT, n.to_le_bytes());
         for _ in 0..rng.below(4) {
             let key = format!("I{}", rng.below(30)).into_bytes();
             let size = match load {
@@ -377,6 +379,100 @@ fn a_damaged_block_is_survived_after_any_crash() {
         points += sweep_with(seed, kinds, load, steps, true).unwrap();
     }
     assert!(points > 150, "{points} points");
+}
+
+/// The whole groups of the log of a zone that is not open: where each begins, its blocks, its last record.
+fn groups(sim: &Sim) -> Vec<(u64, u64, u64)> {
+    let block = |at: u64| sim.peek(NODE, PATH, at, 4096).unwrap();
+    let copies = (0..2).filter_map(|n| Superblock::decode(&block(n * 4096), "copy").ok());
+    let root = copies.max_by_key(|root| root.sequence.get()).expect("one is valid");
+    let (mut position, mut seq, mut found) = (root.start_position.get(), root.start_seq.get(), Vec::new());
+    let bytes = |at: u64, blocks: u64| -> Vec<u8> {
+        (at..at + blocks).flat_map(|at| block(root.geometry().log_address(at))).collect()
+    };
+    // The last one may be torn.
+    while let Some(header) = header_of(&bytes(position, 1))
+        && header.seq.get() == seq
+        && parity::verifies(root.zone_id.get(), &bytes(position, header.data_blocks()))
+    {
+        let last = header.first_lsn.get() + u64::from(header.records.get()) - 1;
+        found.push((position, header.blocks(), last));
+        (position, seq) = (position + header.blocks(), seq + 1);
+    }
+    found
+}
+
+/// One life that is killed at operation `nth`; then each group in turn is destroyed, beyond what parity can rebuild.
+/// Where the log was written further than may be unsynced behind its begin, it was synced, and what lies behind it must
+/// prove that: the zone is refused. Elsewhere it may be refused, or the log ends before it. How many groups were
+/// proven; `None`: the life ended before `nth` operations.
+fn run_destroyed(seed: u64, nth: u64, load: Load) -> Result<Option<u64>, String> {
+    let sim = sim(seed * 10_007 + nth);
+    format(&sim, &params());
+    let track: Shared<Track> = Rc::new(RefCell::new(Track::default()));
+    let (zone, _) = open(&sim, &manual()).map_err(|e| e.to_string())?;
+    let most = zone.shared().geometry.unsynced_max();
+    sim.crash_at(NODE, nth, CrashKind::Process);
+    let env = sim.node(NODE);
+    env.spawn(scenario(env.clone(), zone, track.clone(), seed, load, 60));
+    sim.run_until(|| track.borrow().ended || !sim.alive(NODE)).map_err(|e| e.to_string())?;
+    if track.borrow().ended {
+        return Ok(None);
+    }
+    let env = sim.node(NODE);
+    let all = groups(&sim);
+    let end = all.last().map_or(0, |(position, blocks, _)| position + blocks);
+    let mut proven = 0;
+    for &(position, blocks, last) in &all {
+        let geometry = crate::layout::Geometry::of(&params()).unwrap();
+        let at = [position, position + blocks - 1].map(|position| geometry.log_address(position));
+        let whole = at.map(|at| sim.peek(NODE, PATH, at, 4096).unwrap());
+        at.iter().for_each(|&at| sim.poke(NODE, PATH, at, &[0x5a; 4096]).unwrap());
+        let report = sim.block_on(crate::fsck(&env, PATH)).map_err(|e| e.to_string())?.map_err(|e| e.to_string())?;
+        let is_proven = position + most < end;
+        proven += u64::from(is_proven);
+        if is_proven && report.problems.is_empty() {
+            return Err(format!("record {last} was stable, its group at {position} is gone, and nobody is told"));
+        }
+        at.iter().zip(&whole).for_each(|(&at, bytes)| sim.poke(NODE, PATH, at, bytes).unwrap());
+    }
+    verify(&sim, &track.borrow(), Crash::Kill).map(|_| Some(proven))
+}
+
+/// Every seventh operation of a scenario that writes much and syncs little, up to its end.
+fn sweep_destroyed(seed: u64, load: Load) -> Result<u64, String> {
+    let mut proven = 0;
+    for nth in (1..).step_by(7) {
+        match run_destroyed(seed, nth, load).map_err(|e| format!("seed {seed}, {load:?}, operation {nth}: {e}"))? {
+            Some(more) => proven += more,
+            None => return Ok(proven),
+        }
+    }
+    unreachable!("the scenario ends");
+}
+
+/// Goal: a start that looks no further behind the end of the log than twice what may be unsynced misses no proof that
+/// a group was stable. Method: see `run_destroyed`.
+#[test]
+fn a_destroyed_group_is_never_cut_off_silently() {
+    let proven: u64 = [(70, Load::Heavy), (71, Load::Mixed), (72, Load::Heavy)]
+        .map(|(seed, load)| sweep_destroyed(seed, load).unwrap())
+        .iter()
+        .sum();
+    assert!(proven > 100, "{proven} groups were proven");
+}
+
+/// Goal: that sweep finds a writer that does not keep the bound, and a start that looks too near. Method: planted
+/// mistakes.
+#[test]
+fn planted_mistakes_of_the_tail_are_found() {
+    for mistake in [Mistake::SyncsLate, Mistake::TailTooShort] {
+        plant(Some(mistake));
+        let found = (80..90).find_map(|seed| sweep_destroyed(seed, Load::Heavy).err());
+        plant(None);
+        assert!(found.is_some(), "{mistake:?} was not noticed");
+        println!("{mistake:?}: {found:?}");
+    }
 }
 
 /// Goal: the sweep finds mistakes. Method: planted ones; each must be found within some seeds.

@@ -107,12 +107,12 @@ fn records_become_stable_in_time() {
     }
 }
 
-/// Goal: records that point at fresh data cost no sync, however many they are; `sync` takes two and one mark for all of
-/// them, one for records without data, and callers share. Method: count operations.
+/// Goal: records that point at fresh data cost no sync as long as they take little of the log; `sync` takes two and
+/// one mark for all of them, one for records without data, and callers share. Method: count operations.
 #[test]
 fn fresh_records_share_two_syncs() {
     let sim = sim(8);
-    format(&sim, &params());
+    format(&sim, &ZoneParams { size_bytes: 64 * MIB, log_bytes: 16 * MIB, ..params() });
     let (zone, _) = open(&sim, &manual()).unwrap();
     let ops = || sim.disk_ops(NODE);
     let before = ops();
@@ -347,7 +347,7 @@ fn many_laps() {
         for i in 0..2000u64 {
             zone.reserve(12_000).await.unwrap();
             let mut t = txn(&format!("I{}", rng.below(200)), &vec![i as u8; rng.below(6000) as usize]);
-            t.put(b"Mcount".to_vec(), i.to_le_bytes().to_vec());
+            t.put(b"Mcount", i.to_le_bytes());
             apply(&mut model, &t);
             let lsn = plain(&zone, t);
             if rng.below(3) == 0 {
@@ -451,6 +451,39 @@ fn a_full_log_makes_its_own_room() {
     sim.block_on(zone.written(last)).unwrap().unwrap();
     assert!(zone.stats().checkpoints >= 2);
     sim.block_on(zone.close()).unwrap().unwrap();
+}
+
+/// Goal: the log is never further ahead of its last sync than it may be, although nobody asks for syncs, and seldom
+/// waits for one; a start reads little of a long ring. Method: records over many times that bound, as large as they may
+/// be and small; a kill; bytes read are counted.
+#[test]
+fn a_start_reads_little_of_a_long_log() {
+    let sim = sim(15);
+    let (size_bytes, log_bytes) = (1 << 30, 64 * MIB);
+    format(&sim, &ZoneParams { size_bytes, log_bytes, ..params() });
+    let (zone, _) = open(&sim, &manual()).unwrap();
+    let most = zone.shared().geometry.unsynced_max();
+    assert_eq!((most * 4096, zone.record_bytes_max()), (4 * MIB, 4 * MIB - 4096 - 64));
+    let append = |size: usize| {
+        let lsn = plain(&zone, txn("Ia", &vec![1; size]));
+        sim.block_on(zone.written(lsn)).unwrap().unwrap();
+        assert!(zone.state().unsynced() <= most);
+    };
+    (0..3).for_each(|_| append(zone.record_bytes_max() as usize - 12));
+    sim.block_on(zone.checkpoint()).unwrap().unwrap();
+    let syncs = sim.disk_ops(NODE).syncs;
+    (0..100).for_each(|_| append(200_000));
+    let syncs = sim.disk_ops(NODE).syncs - syncs;
+    assert!((5..=12).contains(&syncs), "{syncs} syncs of 20 MB");
+    sim.block_on(zone.shared().request_checkpoint(true)).unwrap().unwrap();
+    append(100);
+    drop(zone);
+    sim.crash(NODE, amphi_env::sim::CrashKind::Process);
+    sim.node(NODE);
+    let before = sim.disk_ops(NODE).read_bytes;
+    let (_zone, found) = open(&sim, &manual()).unwrap();
+    let read = sim.disk_ops(NODE).read_bytes - before;
+    assert!(found.items.len() == 1 && read <= 10 * MIB, "{read} bytes were read");
 }
 
 /// Goal: the first failed write or sync ends the zone; nobody waits for ever and nobody is told a lie. Method:

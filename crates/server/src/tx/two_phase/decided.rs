@@ -112,7 +112,7 @@ fn remove<E: Env>(target: &Target<E>, keys: impl Iterator<Item = Key>) -> Lsn {
     let mut last = target.zone.appended_lsn();
     for some in keys.chunks(REMOVED_AT_ONCE) {
         let mut txn = Txn::default();
-        some.iter().for_each(|key| txn.delete(key.clone()));
+        some.iter().for_each(|key| txn.delete(key));
         last = target.append(txn, Order::Plain);
     }
     last
