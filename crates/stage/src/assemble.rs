@@ -284,13 +284,13 @@ pub(crate) struct Kinds {
 }
 
 impl Kinds {
-    /// Of a source. Of the names of a file, one that `is_known` from an earlier run comes first.
-    pub(crate) fn of(source: &Source, is_known: impl Fn(&Entry) -> bool) -> Kinds {
+    /// Of a source. Of the names of a file, one that the target `has` already comes first.
+    pub(crate) fn of(source: &Source, has: impl Fn(u32, &Entry) -> bool) -> Kinds {
         let mut firsts: BTreeMap<(u64, u64), u32> = BTreeMap::new();
         let several = |entry: &Entry| entry.own.is_none() && entry.stat.st_nlink > 1;
         for (n, entry) in source.entries.iter().enumerate().filter(|(_, entry)| several(entry)) {
             let inode = (entry.stat.st_dev, entry.stat.st_ino);
-            if !firsts.contains_key(&inode) || is_known(entry) {
+            if !firsts.contains_key(&inode) || has(n as u32, entry) {
                 firsts.insert(inode, n as u32);
             }
         }

@@ -190,8 +190,9 @@ impl Run<'_> {
         let mut found = skeleton::make(self.source, &dest, threads, self.stop)?;
         dest.tree.forget();
         let path = |n: u32| self.source.below_root(&self.source.entries[n as usize]).into_os_string();
-        let kinds = Kinds::of(self.source, |entry| {
-            known.files.contains_key(self.source.below_root(entry).as_os_str().as_bytes())
+        let kinds = Kinds::of(self.source, |n, entry| {
+            (ends.updates && found.entries.contains_key(&n))
+                || known.files.contains_key(self.source.below_root(entry).as_os_str().as_bytes())
         });
         let numbers = AtomicU32::new(known.next_number);
         let files: Vec<FileState> =
