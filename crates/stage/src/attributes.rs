@@ -50,12 +50,16 @@ pub(crate) fn apply(from: &Place<'_>, to: &Place<'_>, accepts: impl FnOnce(&Stat
     }
     let mut lost = Vec::new();
     let owned = owner(&target, &want, &has, &mut lost).map_err(Trouble::Target)?;
-    xattrs(&source, &target, kind(&want) == FileType::Symlink, &mut lost)?;
+    let changed = xattrs(&source, &target, kind(&want) == FileType::Symlink, &mut lost)?;
     if kind(&want) != FileType::Symlink {
         // A program that runs with the rights of its owner must not get those of another one.
         let dropped = if owned { 0 } else { want.st_mode & SET_IDS };
         let mode = want.st_mode & 0o7777 & !dropped;
-        let now = fs::fstat(&target).map_err(Trouble::Target)?;
+        // A new owner clears bits of the mode, a list of access sets some.
+        let now = match (has.st_uid, has.st_gid) == (want.st_uid, want.st_gid) && !changed {
+            true => has,
+            false => fs::fstat(&target).map_err(Trouble::Target)?,
+        };
         if now.st_mode & 0o7777 != mode
             && let Err(e) = fs::chmod(by_descriptor(&target), Mode::from_raw_mode(mode))
         {
@@ -131,13 +135,14 @@ fn get(fd: &OwnedFd, name: &str) -> Result<Vec<u8>, Errno> {
     Ok(value)
 }
 
-fn xattrs(source: &OwnedFd, target: &OwnedFd, is_link: bool, lost: &mut Vec<String>) -> Result<(), Trouble> {
+/// True: the target was changed.
+fn xattrs(source: &OwnedFd, target: &OwnedFd, is_link: bool, lost: &mut Vec<String>) -> Result<bool, Trouble> {
     let want = match list(source) {
         // There is no way to the attributes of a link on some kernels, and hardly ever one to keep.
-        Err(_) if is_link => return Ok(()),
+        Err(_) if is_link => return Ok(false),
         other => other.map_err(Trouble::Source)?,
     };
-    let has = list(target).unwrap_or_default();
+    let (has, mut changed) = (list(target).unwrap_or_default(), false);
     for name in &want {
         let value = match get(source, name) {
             Ok(value) => value,
@@ -152,6 +157,7 @@ fn xattrs(source: &OwnedFd, target: &OwnedFd, is_link: bool, lost: &mut Vec<Stri
         if has.contains(name) && get(target, name).is_ok_and(|old| old == value) {
             continue;
         }
+        changed = true;
         match fs::setxattr(by_descriptor(target), name.as_str(), &value, XattrFlags::empty()) {
             Ok(()) => {}
             Err(_) if name == SELINUX => {}
@@ -159,13 +165,14 @@ fn xattrs(source: &OwnedFd, target: &OwnedFd, is_link: bool, lost: &mut Vec<Stri
         }
     }
     for name in has.difference(&want).filter(|n| n.starts_with("user.") || INHERITED.contains(&n.as_str())) {
+        changed = true;
         if let Err(e) = fs::removexattr(by_descriptor(target), name.as_str())
             && e != Errno::NODATA
         {
             lost.push(format!("attribute {name} stays: {}", reason(e)));
         }
     }
-    Ok(())
+    Ok(changed)
 }
 
 /// What the target says it has, where nothing was refused.

@@ -1,4 +1,5 @@
-//! When copied pieces are durable: every some hundred megabytes or seconds they are made stable and go into the journal.
+//! When copied pieces are durable: every some hundred megabytes or seconds they are made stable and go into the
+//! journal.
 //!
 //! Owns the bytes that are not durable yet and their bound: `reserve` waits while a kill would lose more than
 //! `limit_bytes`. The thread that finds a checkpoint due does it, the others copy on. Invariant: records of pieces are

@@ -151,7 +151,8 @@ impl Comparer<'_> {
         Ok(content.crc() == expected)
     }
 
-    /// Reads bytes from `at` on, at most to `end`, into the buffer; how many, 0 if there are fewer than there should be.
+    /// Reads bytes from `at` on, at most to `end`, into the buffer; how many, 0 if there are fewer than there should
+    /// be.
     fn read(&self, n: u32, opened: &mut Opened, at: u64, end: u64, buffer: &mut Buffer) -> Result<usize, Errno> {
         let memory = buffer.bytes();
         let want = usize::try_from(end - at).unwrap_or(usize::MAX).min(memory.len());

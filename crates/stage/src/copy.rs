@@ -8,7 +8,7 @@ use crate::buffer::Buffer;
 use crate::checkpoint::Checkpoints;
 use crate::content::Content;
 use crate::dest::Dest;
-use crate::entries::{Entry, Identity, Source, kind};
+use crate::entries::{Entry, Identity, Source, kind, size};
 use crate::error::{Error, reason};
 use crate::files::{FileState, Progressing, Verdict, range};
 use crate::holes;
@@ -71,7 +71,7 @@ impl Copier<'_> {
         let mut todo: Vec<u32> = (0..self.files.len() as u32).filter(is_todo).collect();
         // Large ones first, so that the last of them is not alone at the end; the others as they lie.
         todo.sort_by_key(|n| {
-            let size = self.entry(*n).stat.st_size as u64;
+            let size = size(&self.entry(*n).stat);
             std::cmp::Reverse(if size > self.piece_bytes { size } else { 0 })
         });
         work::run(
@@ -118,13 +118,18 @@ impl Copier<'_> {
         Ok((fd, stat))
     }
 
-    /// A fresh file of the target.
-    fn create(&self, n: u32, size: u64) -> Result<OwnedFd, Trouble> {
+    /// A fresh file of the target. It gets its size at once if there are holes or threads that write behind each other.
+    fn create(&self, n: u32, stat: &Stat) -> Result<OwnedFd, Trouble> {
         let place = self.dest.working(self.source, self.entry(n)).map_err(Trouble::Target)?;
-        remove::whatever(&place.dir, &place.name).map_err(Trouble::Target)?;
         let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let fd = fs::openat(&place.dir, &*place.name, flags, Mode::RUSR | Mode::WUSR).map_err(Trouble::Target)?;
-        if size > 0 {
+        let create = || fs::openat(&place.dir, &*place.name, flags, Mode::RUSR | Mode::WUSR);
+        let fd = match create() {
+            Err(Errno::EXIST) => remove::whatever(&place.dir, &place.name).and_then(|()| create()),
+            other => other,
+        };
+        let fd = fd.map_err(Trouble::Target)?;
+        let size = size(stat);
+        if size > self.piece_bytes || (size > 0 && holes::may_have(stat)) {
             fs::ftruncate(&fd, size).map_err(Trouble::Target)?;
         }
         Ok(fd)
@@ -135,7 +140,7 @@ impl Copier<'_> {
         let place = self.dest.working(self.source, self.entry(n))?;
         let fd = place.open_own(OFlags::RDWR)?;
         let stat = fs::fstat(&fd)?;
-        let is_it = kind(&stat) == FileType::RegularFile && stat.st_size as u64 == size;
+        let is_it = kind(&stat) == FileType::RegularFile && stat.st_size.cast_unsigned() == size;
         is_it.then_some(fd).ok_or(Errno::STALE)
     }
 
@@ -143,7 +148,7 @@ impl Copier<'_> {
         match self.begin(n) {
             Ok(Begun { missing, from, to, stat }) => match missing.as_slice() {
                 [] => self.end(n),
-                [index] if stat.st_size as u64 <= self.piece_bytes => {
+                [index] if size(&stat) <= self.piece_bytes => {
                     self.files[n as usize].state().left = 1;
                     self.copied(n, *index, self.copy(&from, &to, &stat, *index, buffer));
                 }
@@ -159,14 +164,14 @@ impl Copier<'_> {
     /// Opens both sides, makes the target afresh unless it holds pieces of just this file, and finds what is missing.
     fn begin(&self, n: u32) -> Result<Begun, Trouble> {
         let (from, stat) = self.open_source(n)?;
-        let (identity, size) = (Identity::of(&stat), stat.st_size as u64);
+        let (identity, size) = (Identity::of(&stat), size(&stat));
         let mut state = self.files[n as usize].state();
         let known = state.number.is_some() && state.identity == identity;
         let kept = if known { self.open_target(n, size).ok() } else { None };
         let to = match kept {
             Some(to) => to,
             None => {
-                let to = self.create(n, size)?;
+                let to = self.create(n, &stat)?;
                 let number = self.numbers.fetch_add(1, Ordering::Relaxed);
                 state.forget();
                 (state.identity, state.number) = (identity, Some(number));
@@ -186,7 +191,7 @@ impl Copier<'_> {
 
     /// Pieces that have data and are not written yet.
     fn missing(&self, from: &OwnedFd, stat: &Stat, state: &Progressing) -> Result<Vec<u64>, Errno> {
-        let (size, asks) = (stat.st_size as u64, holes::may_have(stat));
+        let (size, asks) = (size(stat), holes::may_have(stat));
         let (mut missing, mut at) = (Vec::new(), 0);
         while let Some(data) = holes::next_data(from, at..size, asks)? {
             let index = data.start / self.piece_bytes;
@@ -225,7 +230,7 @@ impl Copier<'_> {
         index: u64,
         buffer: &mut Buffer,
     ) -> Result<Copied, Trouble> {
-        let range = range(index, self.piece_bytes, stat.st_size as u64);
+        let range = range(index, self.piece_bytes, size(stat));
         let bytes = len(range.clone());
         if !self.checkpoints.reserve(bytes) {
             return Err(Trouble::Stopped);

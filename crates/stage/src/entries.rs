@@ -11,7 +11,8 @@ use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::path::PathBuf;
 
-/// By what a file of the source is recognised as the one that was copied: whoever writes to a file changes one of these.
+/// By what a file of the source is recognised as the one that was copied: whoever writes to a file changes one of
+/// these.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Identity {
     pub(crate) ino: u64,

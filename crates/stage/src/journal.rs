@@ -1,9 +1,9 @@
 //! The journal of a stage: which pieces of which files are durable in the temporary tree.
 //!
 //! Owns the file, its lock (one process works on a stage) and what an earlier run left in it. Does not own when
-//! something is durable (`checkpoint`). Invariants: a piece stands in the journal only after its bytes were made stable;
-//! records are only appended; a record that was cut by a crash ends the journal, and what is behind it is cut off.
-//! The format is in docs/design/staging.md.
+//! something is durable (`checkpoint`). Invariants: a piece stands in the journal only after its bytes were made
+//! stable; records are only appended; a record that was cut by a crash ends the journal, and what is behind it is
+//! cut off. The format is in docs/design/staging.md.
 
 pub(crate) mod record;
 

@@ -46,8 +46,8 @@ fn refusals() {
     }
 }
 
-/// Goal: what other stages left is named, removed only when asked for, and what is no stage's stays. Method: a stage that
-/// fails since it cannot keep a promise, a tree with such a name, and a journal that is none.
+/// Goal: what other stages left is named, removed only when asked for, and what is no stage's stays. Method: a stage
+/// that fails since it cannot keep a promise, a tree with such a name, and a journal that is none.
 #[test]
 fn leftovers_are_named_and_cleaned() {
     let dir = tempfile::tempdir().expect("folder");

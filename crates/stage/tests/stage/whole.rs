@@ -95,8 +95,8 @@ fn an_existing_target_is_replaced() {
     assert_eq!(names(dir.path()), ["source", "target"]);
 }
 
-/// Goal: what cannot be kept is a failure with its names, and another try with other wishes goes on from the copy that is
-/// there. Method: a stage by another user of files that belong to root, in a process of that user.
+/// Goal: what cannot be kept is a failure with its names, and another try with other wishes goes on from the copy
+/// that is there. Method: a stage by another user of files that belong to root, in a process of that user.
 #[test]
 fn what_cannot_be_kept_is_named() {
     if !rustix::process::geteuid().is_root() {
