@@ -1,7 +1,7 @@
 //! Stages that are killed: the same command goes on.
 
 use crate::model::{self, assert_same, names};
-use amphi_stage::{Options, Progress, stage};
+use amphi_stage::{Existing, Options, Progress, stage};
 use std::fs;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -15,13 +15,14 @@ fn options(source: &Path, target: &Path) -> Options {
 
 /// Starts a stage in a process of its own.
 fn spawn(source: &Path, target: &Path) -> Child {
-    Command::new(std::env::current_exe().expect("a program"))
-        .args(["kill::child", "--exact", "--nocapture"])
-        .env("STAGE_SOURCE", source)
-        .env("STAGE_TARGET", target)
-        .stdout(Stdio::null())
-        .spawn()
-        .expect("runs")
+    command(source, target).spawn().expect("runs")
+}
+
+fn command(source: &Path, target: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().expect("a program"));
+    command.args(["kill::child", "--exact", "--nocapture"]).stdout(Stdio::null());
+    command.env("STAGE_SOURCE", source).env("STAGE_TARGET", target);
+    command
 }
 
 /// The process of `spawn`; nothing in a run of all tests.
@@ -30,7 +31,9 @@ fn child() {
     let (Some(source), Some(target)) = (std::env::var_os("STAGE_SOURCE"), std::env::var_os("STAGE_TARGET")) else {
         return;
     };
-    let manifest = stage(&options(Path::new(&source), Path::new(&target)), &Progress::default()).expect("no refusal");
+    let existing = if std::env::var_os("STAGE_UPDATE").is_some() { Existing::Update } else { Existing::Refuse };
+    let options = Options { existing, ..options(Path::new(&source), Path::new(&target)) };
+    let manifest = stage(&options, &Progress::default()).expect("no refusal");
     assert!(manifest.complete);
 }
 
@@ -149,6 +152,43 @@ fn a_kill_costs_no_more_than_the_bound() {
         fs::remove_dir_all(&target).expect("remove");
     }
     assert!(seen >= 3, "only {seen} were killed in time");
+}
+
+/// Goal: an update that is killed again and again gets to its end, each file is old or new at any time, and no temporary
+/// name stays. Method: kill -9 at growing times; a file whose old and new bytes are known is read after each.
+#[test]
+fn killed_updates() {
+    let dir = tempfile::tempdir().expect("folder");
+    let (source, target) = (dir.path().join("source"), dir.path().join("target"));
+    model::build(&source);
+    crate::whole::done(&options(&source, &target));
+    let file = |root: &Path| root.join("a/large");
+    let (old, new) = (fs::read(file(&source)).expect("read"), model::bytes(30 << 20, 77));
+    fs::write(file(&source), &new).expect("write");
+    for n in 0..100 {
+        fs::write(source.join(format!("many/{n}")), model::bytes(5000 + n, 3)).expect("write");
+    }
+    let (mut pause, mut kills) = (Duration::from_millis(10), 0);
+    loop {
+        let mut child = command(&source, &target).env("STAGE_UPDATE", "1").spawn().expect("runs");
+        std::thread::sleep(pause);
+        let ended = child.try_wait().expect("wait");
+        child.kill().expect("kill");
+        child.wait().expect("wait");
+        let now = fs::read(file(&target)).expect("read");
+        assert!(now == old || now == new, "a file is old or new");
+        if let Some(status) = ended {
+            assert!(status.success(), "ended with {status} after {kills} kills");
+            break;
+        }
+        kills += 1;
+        assert!(kills < 200, "it gets nowhere");
+        pause = pause.mul_f64(1.1);
+    }
+    assert!(kills >= 3, "only {kills} kills");
+    assert_same(&source, &target);
+    let left: Vec<String> = names(dir.path()).into_iter().filter(|n| n.starts_with('.')).collect();
+    assert!(left.is_empty(), "{left:?}");
 }
 
 /// Goal: two processes do not work on one stage. Method: a second one while the first is stopped.
