@@ -154,8 +154,8 @@ fn a_kill_costs_no_more_than_the_bound() {
     assert!(seen >= 3, "only {seen} were killed in time");
 }
 
-/// Goal: an update that is killed again and again gets to its end, each file is old or new at any time, and no temporary
-/// name stays. Method: kill -9 at growing times; a file whose old and new bytes are known is read after each.
+/// Goal: an update that is killed again and again gets to its end, each file is old or new at any time, and no
+/// temporary name stays. Method: kill -9 at growing times; a file whose old and new bytes are known is read after each.
 #[test]
 fn killed_updates() {
     let dir = tempfile::tempdir().expect("folder");
