@@ -9,6 +9,7 @@ pub mod mount_helper;
 pub mod mpiio;
 pub mod run;
 pub mod server;
+pub mod stage;
 pub mod stats;
 pub mod status;
 pub mod sync;

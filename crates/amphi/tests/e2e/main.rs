@@ -47,6 +47,7 @@ mod small_files;
 mod soak;
 mod soak_records;
 mod space;
+mod stage;
 mod stopped;
 mod surroundings;
 mod together;

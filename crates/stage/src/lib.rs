@@ -1,0 +1,43 @@
+//! Staging: a tree or a file is copied in parallel, and the copy appears whole or not at all.
+//!
+//! Owns the copy between any two file systems by POSIX calls alone: listing, copying in pieces, the journal that lets
+//! the same command go on after a crash, reading back, attributes, and the rename at the end. Does not own the command
+//! line, what is printed, nor how other programs are kept from the source meanwhile: a source that changes is noticed
+//! and is a failure. Knows nothing of the other crates. docs/design/staging.md has the reasons.
+//!
+//! Invariants: the target has its name only after every file was copied as it was at one moment, read back and compared
+//! (unless that is not wanted), and everything was made stable. Nothing outside source and target is reached, whatever
+//! symbolic links and renames there are.
+
+#![forbid(unsafe_code)]
+
+mod assemble;
+mod attributes;
+mod buffer;
+mod checkpoint;
+mod compare;
+mod content;
+mod copy;
+mod dest;
+mod dirs;
+mod ends;
+mod entries;
+mod error;
+mod files;
+mod holes;
+mod journal;
+mod leftovers;
+mod options;
+mod publish;
+mod remove;
+mod report;
+mod skeleton;
+mod stable;
+mod stage;
+mod walk;
+mod work;
+
+pub use error::{Error, ErrorKind, show};
+pub use options::{Existing, Keep, Leftovers, Options, PIECE_BYTES, SYNC_BYTES, Verify, threads};
+pub use report::{Counter, Manifest, NAMED_MAX, Note, Notes, Phase, Progress};
+pub use stage::{clean, stage};

@@ -1,0 +1,98 @@
+//! What is staged, and how.
+//!
+//! Owns the options of a stage with their defaults.
+
+use std::path::PathBuf;
+
+/// What happens if the target exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Existing {
+    /// The stage is refused.
+    Refuse,
+    /// The copy takes its place at the end, and the old one is removed.
+    Replace,
+    /// It is brought up to date; what the source does not have stays.
+    Update,
+    /// It is brought up to date, and what the source does not have is removed.
+    UpdateAndDelete,
+}
+
+/// What happens if owners, attributes or special files cannot be kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Keep {
+    /// The stage fails, with its copy ready for another try.
+    All,
+    /// They are named, and the stage goes on.
+    Possible,
+}
+
+/// Whether the target is read back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verify {
+    /// Every piece is compared.
+    Yes,
+    /// None is.
+    No,
+}
+
+/// Whether what unfinished stages left beside the target is removed first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Leftovers {
+    /// It is named and stays; what this stage left is used.
+    Stay,
+    /// It is removed, also what this stage left.
+    Remove,
+}
+
+/// Largest part of a file that is copied and compared at a time.
+pub const PIECE_BYTES: u64 = 64 << 20;
+/// Bytes that a crash costs at most.
+pub const SYNC_BYTES: u64 = 256 << 20;
+
+/// What is staged, and how.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// A file or a directory; a symbolic link here is followed, below it none is.
+    pub source: PathBuf,
+    /// The name of the copy; its folder has to exist.
+    pub target: PathBuf,
+    /// Threads that copy.
+    pub threads: usize,
+    /// What happens if the target exists.
+    pub existing: Existing,
+    /// What happens if something cannot be kept.
+    pub keep: Keep,
+    /// Whether the target is read back.
+    pub verify: Verify,
+    /// What happens to what unfinished stages left.
+    pub leftovers: Leftovers,
+    /// Bytes that are copied again after a crash at most.
+    pub sync_bytes: u64,
+    /// Bytes of a piece at most; smaller where many threads share `sync_bytes`.
+    pub piece_bytes: u64,
+}
+
+impl Options {
+    /// The usual way.
+    pub fn new(source: impl Into<PathBuf>, target: impl Into<PathBuf>) -> Options {
+        Options {
+            source: source.into(),
+            target: target.into(),
+            threads: threads(),
+            existing: Existing::Refuse,
+            keep: Keep::All,
+            verify: Verify::Yes,
+            leftovers: Leftovers::Stay,
+            sync_bytes: SYNC_BYTES,
+            piece_bytes: PIECE_BYTES,
+        }
+    }
+}
+
+/// Most threads that are used unless more are asked for.
+const THREADS_MAX: usize = 16;
+
+/// Threads of a stage by default: some wait for the source while others wait for the target.
+pub fn threads() -> usize {
+    std::thread::available_parallelism().map_or(4, |n| (2 * n.get()).clamp(4, THREADS_MAX))
+}

@@ -1,0 +1,153 @@
+//! What a stage did, for people and for the manifest.
+//!
+//! Owns the counters that are read while it runs, the bounded lists of what failed and of what was not kept, and the
+//! manifest that is made of them at the end.
+
+use crate::error::show;
+use std::path::Path;
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// Notes of one kind that are named; the others are counted.
+pub const NAMED_MAX: usize = 20;
+
+/// Locks, also after a panic of another thread: the state of this crate is changed in single steps.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// One entry of a tree that failed or was not kept whole.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Note {
+    /// Its path below the source, the source's own name first.
+    pub path: String,
+    /// What it is about and why.
+    pub reason: String,
+}
+
+/// Notes of one kind: all are counted, the first are named.
+#[derive(Debug, Default)]
+pub struct Notes {
+    count: AtomicU64,
+    first: Mutex<Vec<Note>>,
+}
+
+impl Notes {
+    /// Adds one.
+    pub(crate) fn add(&self, path: &Path, reason: impl Into<String>) {
+        self.count.fetch_add(1, Ordering::Relaxed);
+        let mut first = lock(&self.first);
+        if first.len() < NAMED_MAX {
+            first.push(Note { path: show(path), reason: reason.into() });
+        }
+    }
+
+    /// How many there are.
+    pub fn count(&self) -> u64 {
+        self.count.load(Ordering::Relaxed)
+    }
+
+    /// The first of them.
+    pub fn first(&self) -> Vec<Note> {
+        lock(&self.first).clone()
+    }
+}
+
+/// What a stage is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Phase {
+    /// The source is listed.
+    Listing,
+    /// Files are copied.
+    Copying,
+    /// The target is read back.
+    Verifying,
+    /// Owners, modes, attributes and times, then the rename.
+    Finishing,
+}
+
+const PHASES: [Phase; 4] = [Phase::Listing, Phase::Copying, Phase::Verifying, Phase::Finishing];
+
+/// A number that threads add to.
+#[derive(Debug, Default)]
+pub struct Counter(AtomicU64);
+
+impl Counter {
+    /// Adds.
+    pub(crate) fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// Takes away what was added too early.
+    pub(crate) fn sub(&self, n: u64) {
+        self.0.fetch_sub(n, Ordering::Relaxed);
+    }
+
+    /// The number.
+    pub fn get(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// Counters that another thread may read while a stage runs.
+#[derive(Debug, Default)]
+pub struct Progress {
+    phase: AtomicU8,
+    /// Entries found in the source.
+    pub entries: Counter,
+    /// Regular files of the source, hard links once.
+    pub files: Counter,
+    /// Their bytes by size.
+    pub bytes: Counter,
+    /// Files that this run copied.
+    pub copied_files: Counter,
+    /// Bytes that this run wrote.
+    pub copied_bytes: Counter,
+    /// Files that need no copy: whole since an earlier run, or unchanged (`Existing::Update`).
+    pub skipped_files: Counter,
+    /// Bytes of the source that need no copy: holes, durable since an earlier run, or unchanged.
+    pub skipped_bytes: Counter,
+    /// Bytes of the source whose copies were compared, those of earlier runs included.
+    pub verified_bytes: Counter,
+    /// Bytes of the source whose copies need no comparison: unchanged files.
+    pub trusted_bytes: Counter,
+    /// Entries that went since they are gone in the source.
+    pub deleted: Counter,
+    /// What could not be read, or changed under the copy.
+    pub failed: Notes,
+    /// What could not be kept.
+    pub not_kept: Notes,
+    /// What people should know and need not act on.
+    pub remarks: Notes,
+}
+
+impl Progress {
+    /// What is being done now.
+    pub fn phase(&self) -> Phase {
+        PHASES[usize::from(self.phase.load(Ordering::Relaxed)).min(PHASES.len() - 1)]
+    }
+
+    pub(crate) fn enter(&self, phase: Phase) {
+        self.phase.store(phase as u8, Ordering::Relaxed);
+    }
+}
+
+/// Whether the target is whole, and what kind of entries it has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Manifest {
+    /// The target has everything, and every byte that was copied was compared (unless that was not wanted).
+    pub complete: bool,
+    /// An earlier run had finished all but the removal of its own temporary names.
+    pub already: bool,
+    /// Directories of the source.
+    pub directories: u64,
+    /// Symbolic links of the source.
+    pub symlinks: u64,
+    /// Further names of files that have several.
+    pub hard_links: u64,
+    /// Pipes, devices and sockets of the source.
+    pub specials: u64,
+    /// The target's bytes were compared.
+    pub verified: bool,
+}
