@@ -383,8 +383,8 @@ impl Part {
 
     /// The part in which a place lies, from 1 on.
     fn at(place: u32, pool: u32) -> Part {
-        let parts = (1..PARTS).map(|number| Part::new(number, pool)).filter(|part| place >= part.start && part.len > 0);
-        parts.last().unwrap_or(Part::new(0, pool))
+        let mut parts = (0..PARTS).rev().map(|number| Part::new(number, pool));
+        parts.find(|part| place >= part.start && part.len > 0).unwrap_or(Part::new(0, pool))
     }
 
     /// Where a file begins in the part: neighbouring numbers begin at different places.

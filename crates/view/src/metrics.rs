@@ -45,7 +45,7 @@ const OPERATIONS: &[&str] = &[
 type Labels = Vec<(&'static str, String)>;
 
 /// Values of one name. Sorted out before they are written, since the format wants the series of a name together.
-#[derive(Default)]
+#[derive(Debug, Default)]
 struct Family {
     help: &'static str,
     series: Vec<(Labels, f64)>,
@@ -185,13 +185,21 @@ fn escaped(text: &str) -> String {
     text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
+/// A name with its series.
+#[derive(Debug)]
+struct Metric {
+    is_counter: bool,
+    name: &'static str,
+    family: Family,
+}
+
 /// Writes families as the format wants them.
 #[derive(Debug)]
-struct Values(Vec<(bool, &'static str, &'static str, Vec<(Labels, f64)>)>);
+struct Values(Vec<Metric>);
 
 impl Collector for Values {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        for (is_counter, name, help, series) in &self.0 {
+        for Metric { is_counter, name, family: Family { help, series } } in &self.0 {
             let counter = ConstCounter::new(0.0);
             let gauge = ConstGauge::new(0.0);
             let kind = if *is_counter { counter.metric_type() } else { gauge.metric_type() };
@@ -218,8 +226,8 @@ pub fn text(snapshot: &Snapshot, version: &str) -> String {
     of_servers(snapshot, &mut all);
     of_cluster(snapshot, &mut all);
     of_jobs(snapshot, &mut all);
-    let counters = all.counters.into_iter().map(|(name, f)| (true, name, f.help, f.series));
-    let gauges = all.gauges.into_iter().map(|(name, f)| (false, name, f.help, f.series));
+    let counters = all.counters.into_iter().map(|(name, family)| Metric { is_counter: true, name, family });
+    let gauges = all.gauges.into_iter().map(|(name, family)| Metric { is_counter: false, name, family });
     let mut registry = Registry::with_prefix("amphifs");
     registry.register_collector(Box::new(Values(counters.chain(gauges).collect())));
     let mut text = String::new();

@@ -71,6 +71,7 @@ pub struct Slots {
 }
 
 /// What to do with a request.
+#[expect(clippy::large_enum_variant, reason = "made once for each request, and taken apart at once")]
 pub enum Begin {
     /// It is new: execute it, then call `finish`. The open that an earlier run kept for the slot ends.
     New(Option<(Ino, Access)>),

@@ -26,6 +26,7 @@ pub struct ReplyRoute {
     pub id: RequestId,
 }
 
+#[expect(clippy::large_enum_variant, reason = "nearly all are replies: a box would cost each an allocation")]
 pub(crate) enum Outgoing {
     Reply { id: RequestId, answer: Answer, payload: Option<Buf> },
     Push(Push),
