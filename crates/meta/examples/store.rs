@@ -1,4 +1,4 @@
-//! Time of the processor that operations of a `MetaStore` take, for docs/design/metadata_index.md. To compare two
+//! Time of the processor that operations of a `MetaStore` take, for docs/design/inode_records.md. To compare two
 //! commits, build this at both and run the two in turn:
 //!
 //! `cargo run --release -p amphi-meta --example store [FILES]`
@@ -30,7 +30,7 @@ impl Clock {
 
 /// The numbers below `count` in an order that has nothing to do with that of the files.
 fn shuffled(count: usize) -> impl Iterator<Item = usize> {
-    let step = 7_368_787 % count | 1;
+    let step = (7_368_787 % count) | 1;
     (0..count).scan(0, move |at, _| {
         *at = (*at + step) % count;
         Some(*at)

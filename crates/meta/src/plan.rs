@@ -103,7 +103,7 @@ fn new_inode(cred: &Cred, dir: &Facts, spec: &NodeSpec, ino: Ino, linked: bool) 
         advice: dir.advice,
         linked,
     };
-    let lists = (acls != Acls::default()).then(|| Part::SetAcls { ino, acls });
+    let lists = (acls != Acls::default()).then_some(Part::SetAcls { ino, acls });
     std::iter::once(Part::MakeInode(new)).chain(lists)
 }
 

@@ -63,6 +63,7 @@ const HOUSES: &[House] = &[
         floors: &[
             "index",
             "inode",
+            "inodes",
             "codec",
             "perm",
             "plan",
