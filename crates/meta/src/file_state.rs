@@ -114,8 +114,8 @@ impl MetaStore {
         (next.size, next.blocks, next.times.mtime, next.times.ctime) = (attr.size, attr.blocks, attr.mtime, attr.ctime);
         next.objects.spread = false;
         let mut dirty = Dirty::default();
-        if next != *inode {
-            self.edit(ino, &mut dirty, |inode| *inode = next);
+        if next != inode {
+            self.put_inode(ino.local(), next, &mut dirty);
         }
         self.emit(dirty, txn);
         Ok(())
@@ -139,7 +139,7 @@ impl MetaStore {
     ///
     /// Errors: `Stale`, `Busy` if it has a name.
     pub fn begin_destroy(&mut self, ino: Ino, txn: &mut Txn) -> Result<()> {
-        let inode = self.inode(ino)?;
+        let inode = self.brief(ino)?;
         if inode.nlink > 0 {
             return Err(Errno::Busy);
         }
@@ -155,7 +155,7 @@ impl MetaStore {
     ///
     /// Errors: `Stale`, `Busy` if it has a name.
     pub fn remove_inode(&mut self, ino: Ino, txn: &mut Txn) -> Result<()> {
-        if self.inode(ino)?.nlink > 0 {
+        if self.brief(ino)?.nlink > 0 {
             return Err(Errno::Busy);
         }
         let local = ino.local();
@@ -165,8 +165,8 @@ impl MetaStore {
             self.xattrs.remove(&(local, name.clone()));
             dirty.mark(ItemKey::Xattr { local, name });
         }
-        self.inodes.remove(&local);
-        dirty.inode(local);
+        self.inodes.remove(local);
+        dirty.removed_inode(local);
         self.emit(dirty, txn);
         Ok(())
     }

@@ -110,6 +110,15 @@ impl InodeFlags {
         self.0 = self.0 & ((1 << Self::FILE_SHIFT) - 1) | u8::from(flags) << Self::FILE_SHIFT;
     }
 
+    /// The byte.
+    pub(crate) fn bits(self) -> u8 {
+        self.0
+    }
+
+    pub(crate) fn from_bits(bits: u8) -> InodeFlags {
+        InodeFlags(bits)
+    }
+
     /// Whether no other bits than the known ones are set.
     pub(crate) fn is_possible(self) -> bool {
         FileFlags::try_from(self.0 >> Self::FILE_SHIFT).is_ok()

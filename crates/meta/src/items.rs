@@ -22,7 +22,7 @@ impl MetaStore {
                 }
             }
             ItemKey::Inode(local) => {
-                self.inodes.remove(&local);
+                self.inodes.remove(local);
             }
             ItemKey::Xattr { local, name } => {
                 self.xattrs.remove(&(local, name));
@@ -59,7 +59,7 @@ impl ItemStore for MetaStore {
                 }
             }
             ItemKey::Inode(local) => {
-                self.inodes.insert(local, codec::decode_inode(key, value)?);
+                self.inodes.insert(local, &codec::decode_inode(key, value)?);
             }
             ItemKey::Xattr { local, name } => {
                 self.xattrs.insert((local, name), codec::decode_xattr(key, value)?);
@@ -90,7 +90,7 @@ impl ItemStore for MetaStore {
             keys.extend(more.map(|(dir, cookie, _)| ItemKey::Dentry { dir, cookie }.encode()));
         }
         if let Some((local, _)) = codec::lower_bound(tag::INODE, after) {
-            let more = self.inodes.range(local..).map(|(&local, _)| ItemKey::Inode(local).encode());
+            let more = self.inodes.numbers(local).map(|local| ItemKey::Inode(local).encode());
             keys.extend(more.filter(|key| key.as_slice() > after).take(max.saturating_sub(keys.len())));
         }
         if after < [tag::META].as_slice() && self.reserved > 0 && keys.len() < max {

@@ -13,6 +13,7 @@
 //! recovery must not have been applied before; the server records that in the same `Txn`.
 
 use crate::inode::InodeFlags;
+use crate::inodes::Brief;
 use crate::store::Dirty;
 use crate::{Inode, MetaStore, Named};
 use amphi_types::item::Txn;
@@ -188,11 +189,11 @@ impl MetaStore {
     }
 
     /// An inode that a plan has used and that may be gone since.
-    fn planned(&self, ino: Ino) -> Result<&Inode, Refusal> {
-        self.inode(ino).map_err(|_| Refusal::Conflict)
+    fn planned(&self, ino: Ino) -> Result<Brief, Refusal> {
+        self.brief(ino).map_err(|_| Refusal::Conflict)
     }
 
-    fn planned_dir(&self, dir: Ino) -> Result<&Inode, Refusal> {
+    fn planned_dir(&self, dir: Ino) -> Result<Brief, Refusal> {
         let inode = self.planned(dir)?;
         match (inode.kind, inode.nlink) {
             (Kind::Dir, 0) => Err(Refusal::Errno(Errno::NoEnt)),
@@ -219,7 +220,7 @@ impl MetaStore {
             }
             Part::MakeInode(new) => {
                 let local = new.ino.local();
-                if new.ino.target() != self.target || local == 0 || self.inodes.contains_key(&local) {
+                if new.ino.target() != self.target || local == 0 || self.inodes.contains(local) {
                     return Err(Refusal::Conflict);
                 }
             }
@@ -240,7 +241,7 @@ impl MetaStore {
                 if inode.kind != *kind || inode.nlink == 0 {
                     return Err(Refusal::Conflict);
                 }
-                if inode.dir.entries > 0 {
+                if inode.entries > 0 {
                     return Err(Errno::NotEmpty.into());
                 }
             }
@@ -333,10 +334,20 @@ impl MetaStore {
 
     /// Changes an inode of this target, if it exists.
     pub(crate) fn edit(&mut self, ino: Ino, dirty: &mut Dirty, change: impl FnOnce(&mut Inode)) {
-        if let Some(inode) = self.inodes.get_mut(&ino.local()) {
+        let local = ino.local();
+        if let Some(inode) = dirty.known_inode(local) {
             change(inode);
-            dirty.inode(ino.local());
+            self.inodes.insert(local, inode);
+        } else if let Some(mut inode) = self.inodes.get(local) {
+            change(&mut inode);
+            self.put_inode(local, inode, dirty);
         }
+    }
+
+    /// Makes this the inode of this number, which the change has not touched before.
+    pub(crate) fn put_inode(&mut self, local: u64, inode: Inode, dirty: &mut Dirty) {
+        self.inodes.insert(local, &inode);
+        dirty.inode(local, inode);
     }
 
     fn put_dentry(&mut self, dir: u64, name: &[u8], named: Named, dirty: &mut Dirty) {

@@ -66,7 +66,7 @@ struct Work<'a, 'b> {
 }
 
 impl Work<'_, '_> {
-    fn inode(&self, ino: Ino) -> Option<&crate::Inode> {
+    fn inode(&self, ino: Ino) -> Option<crate::Inode> {
         self.stores.iter().find(|s| s.target == ino.target())?.inode(ino).ok()
     }
 
@@ -111,8 +111,7 @@ impl Work<'_, '_> {
     }
 
     fn change(&mut self, ino: Ino, change: impl FnOnce(&mut crate::Inode)) {
-        if let Some(inode) = self.store(ino.target()).and_then(|s| s.inodes.get_mut(&ino.local())) {
-            change(inode);
+        if self.store(ino.target()).is_some_and(|store| store.inodes.edit(ino.local(), change)) {
             self.touch(ino.target(), ItemKey::Inode(ino.local()));
         }
     }
@@ -271,7 +270,7 @@ impl Work<'_, '_> {
             .stores
             .iter()
             .flat_map(|s| s.inodes())
-            .map(|(ino, inode)| (ino, count(ino, inode), (inode.nlink, inode.dir.entries)))
+            .map(|(ino, inode)| (ino, count(ino, &inode), (inode.nlink, inode.dir.entries)))
             .filter(|(_, wanted, has)| wanted != has)
             .map(|(ino, wanted, _)| (ino, wanted.0, wanted.1))
             .collect();
@@ -292,7 +291,7 @@ impl Work<'_, '_> {
             let store = &mut self.stores[at];
             let target = store.target;
             let gone: Vec<(u64, Box<[u8]>)> =
-                store.xattrs.keys().filter(|(local, _)| !store.inodes.contains_key(local)).cloned().collect();
+                store.xattrs.keys().filter(|(local, _)| !store.inodes.contains(*local)).cloned().collect();
             for (local, name) in gone {
                 self.stores[at].xattrs.remove(&(local, name.clone()));
                 let ino = self.stores[at].ino(local);

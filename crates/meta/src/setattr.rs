@@ -129,7 +129,7 @@ impl MetaStore {
 
     /// Whether `setattr` will succeed. Errors: as `setattr`.
     pub fn check_setattr(&self, cred: &Cred, ino: Ino, set: &SetAttr, now: Timespec) -> Result<()> {
-        decide(cred, self.inode(ino)?, &self.facts(ino)?, set, now).map(|_| ())
+        decide(cred, &self.inode(ino)?, &self.facts(ino)?, set, now).map(|_| ())
     }
 
     /// Changes attributes and returns the new ones. Setting the size changes only the inode: the server trims stripe 0
@@ -142,11 +142,11 @@ impl MetaStore {
     /// file), `FileTooBig`, `Inval` (time stamp), `NotSupported` (mode of a symbolic link).
     pub fn setattr(&mut self, cred: &Cred, ino: Ino, set: &SetAttr, now: Timespec, txn: &mut Txn) -> Result<Attr> {
         let inode = self.inode(ino)?;
-        let next = decide(cred, inode, &self.facts(ino)?, set, now)?;
+        let next = decide(cred, &inode, &self.facts(ino)?, set, now)?;
         let perm = (next.perm != inode.perm).then_some(next.perm);
         let mut dirty = Dirty::default();
-        if next != *inode {
-            self.edit(ino, &mut dirty, |inode| *inode = next);
+        if next != inode {
+            self.put_inode(ino.local(), next, &mut dirty);
         }
         if let Some(perm) = perm {
             self.chmod_list(ino, perm, &mut dirty);

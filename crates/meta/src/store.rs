@@ -12,6 +12,7 @@ use crate::codec::{self, ItemKey, StoreRecord};
 use crate::early_names::EarlyNames;
 use crate::index::DentryIndex;
 use crate::inode::{DirState, InodeFlags, InodeOwner, InodeTimes, ObjectsState};
+use crate::inodes::{Brief, Inodes};
 use crate::part::NewInode;
 use crate::perm::{self, Want};
 use crate::{Dentry, Facts, Inode, Named, Pending};
@@ -34,6 +35,8 @@ pub(crate) struct Dirty {
     keys: Vec<ItemKey>,
     /// The names of the entries among them, by directory and cookie. A cookie may have had two names in one change.
     names: Vec<(u64, u64, Box<[u8]>)>,
+    /// The inodes among them that exist, as the store has them, so that they are decoded once in a change.
+    inodes: Vec<(u64, Inode)>,
 }
 
 impl Dirty {
@@ -43,8 +46,21 @@ impl Dirty {
         }
     }
 
-    pub(crate) fn inode(&mut self, local: u64) {
+    /// An inode was made or changed, and is this now.
+    pub(crate) fn inode(&mut self, local: u64, inode: Inode) {
         self.mark(ItemKey::Inode(local));
+        self.inodes.push((local, inode));
+    }
+
+    /// The inode, if it was made or changed.
+    pub(crate) fn known_inode(&mut self, local: u64) -> Option<&mut Inode> {
+        self.inodes.iter_mut().find(|(of, _)| *of == local).map(|(_, inode)| inode)
+    }
+
+    /// An inode was removed.
+    pub(crate) fn removed_inode(&mut self, local: u64) {
+        self.mark(ItemKey::Inode(local));
+        self.inodes.retain(|(of, _)| *of != local);
     }
 
     /// An entry with this cookie and name was made, changed or removed.
@@ -74,7 +90,7 @@ pub struct MetaStore {
     pub(crate) next_local: u64,
     /// 0 until the store was formatted, or its `tag::META` item was loaded.
     pub(crate) reserved: u64,
-    pub(crate) inodes: BTreeMap<u64, Inode>,
+    pub(crate) inodes: Inodes,
     pub(crate) xattrs: XattrMap,
     pub(crate) index: DentryIndex,
     /// Entries that were loaded before the store's own item.
@@ -92,7 +108,7 @@ impl MetaStore {
             target,
             next_local: 0,
             reserved: 0,
-            inodes: BTreeMap::new(),
+            inodes: Inodes::default(),
             xattrs: BTreeMap::new(),
             index: DentryIndex::new(target),
             early_names: EarlyNames::default(),
@@ -150,6 +166,11 @@ impl MetaStore {
         self.inodes.len() as u64
     }
 
+    /// Bytes of memory for inodes.
+    pub fn inode_bytes(&self) -> usize {
+        self.inodes.bytes()
+    }
+
     /// Bytes of memory for directory entries and their names, without windows of directories that are being listed.
     pub fn dentry_bytes(&self) -> usize {
         self.index.bytes()
@@ -158,11 +179,11 @@ impl MetaStore {
     /// An inode.
     ///
     /// Errors: `Stale` if it does not exist (any more) on this target.
-    pub fn inode(&self, ino: Ino) -> Result<&Inode> {
+    pub fn inode(&self, ino: Ino) -> Result<Inode> {
         if ino.target() != self.target {
             return Err(Errno::Stale);
         }
-        self.inodes.get(&ino.local()).ok_or(Errno::Stale)
+        self.inodes.get(ino.local()).ok_or(Errno::Stale)
     }
 
     /// The facts for plans and permission checks. Errors: `Stale`.
@@ -184,7 +205,7 @@ impl MetaStore {
     ///
     /// Errors: `Stale`, `NotDir`.
     pub fn find(&self, dir: Ino, name: &Name) -> Result<Option<Named>> {
-        self.dir(dir)?;
+        self.check_dir(dir)?;
         Ok(self.index.find(dir.local(), name.as_bytes()))
     }
 
@@ -202,7 +223,7 @@ impl MetaStore {
     ///
     /// Errors: `Stale`, `NotDir`.
     pub fn readdir(&self, dir: Ino, cookie: u64, max: usize) -> Result<(Vec<ReadDirEntry>, bool)> {
-        self.dir(dir)?;
+        self.check_dir(dir)?;
         let mut entries = Vec::new();
         let mut bad = None;
         let end =
@@ -218,14 +239,15 @@ impl MetaStore {
     ///
     /// Errors: `Stale`, `NotDir`.
     pub fn visit_entries(&self, dir: Ino, visit: impl FnMut(&[u8], Named) -> bool) -> Result<()> {
-        self.dir(dir)?;
+        self.check_dir(dir)?;
         self.index.visit(dir.local(), visit);
         Ok(())
     }
 
     /// Parent of a directory. Errors: `Stale`, `NotDir`.
     pub fn parent(&self, dir: Ino) -> Result<Ino> {
-        self.dir(dir).map(|inode| inode.dir.parent)
+        let inode = self.inode(dir)?;
+        if inode.kind == Kind::Dir { Ok(inode.dir.parent) } else { Err(Errno::NotDir) }
     }
 
     /// Walks upward from directory `from`, which comes first, as long as this target owns the directories. Calls
@@ -250,9 +272,9 @@ impl MetaStore {
     }
 
     /// Target of a symbolic link. Errors: `Stale`, `Inval` for other kinds.
-    pub fn readlink(&self, ino: Ino) -> Result<&[u8]> {
+    pub fn readlink(&self, ino: Ino) -> Result<Box<[u8]>> {
         let inode = self.inode(ino)?;
-        if inode.kind == Kind::Symlink { Ok(&inode.symlink) } else { Err(Errno::Inval) }
+        if inode.kind == Kind::Symlink { Ok(inode.symlink) } else { Err(Errno::Inval) }
     }
 
     /// Whether a caller may open the inode for `want`. Errors: `Stale`, `IsDir`, `Loop`, `Access`.
@@ -271,8 +293,8 @@ impl MetaStore {
     }
 
     /// All inodes, ascending.
-    pub fn inodes(&self) -> impl Iterator<Item = (Ino, &Inode)> {
-        self.inodes.iter().map(|(&local, inode)| (self.ino(local), inode))
+    pub fn inodes(&self) -> impl Iterator<Item = (Ino, Inode)> {
+        self.inodes.iter(0).map(|(local, inode)| (self.ino(local), inode))
     }
 
     /// All entries with their directory and cookie, in that order. Holds one directory after the other in memory, so
@@ -302,9 +324,17 @@ impl MetaStore {
         Ino::new(self.target, local & Ino::MAX_LOCAL)
     }
 
-    pub(crate) fn dir(&self, dir: Ino) -> Result<&Inode> {
-        let inode = self.inode(dir)?;
-        if inode.kind == Kind::Dir { Ok(inode) } else { Err(Errno::NotDir) }
+    /// What checks ask of an inode. Errors: `Stale`.
+    pub(crate) fn brief(&self, ino: Ino) -> Result<Brief> {
+        if ino.target() != self.target {
+            return Err(Errno::Stale);
+        }
+        self.inodes.brief(ino.local()).ok_or(Errno::Stale)
+    }
+
+    /// Errors: `Stale`, `NotDir`.
+    fn check_dir(&self, dir: Ino) -> Result<()> {
+        if self.brief(dir)?.kind == Kind::Dir { Ok(()) } else { Err(Errno::NotDir) }
     }
 
     /// Ensures that `local` is never given out again.
@@ -342,8 +372,7 @@ impl MetaStore {
             symlink: new.symlink.as_slice().into(),
         };
         self.take_local(local, dirty);
-        self.inodes.insert(local, inode);
-        dirty.inode(local);
+        self.put_inode(local, inode, dirty);
     }
 
     /// The present value of an item.
@@ -358,7 +387,7 @@ impl MetaStore {
             ItemKey::Dentry { dir, cookie } => {
                 self.index.get(*dir, *cookie).map(|entry| codec::encode_dentry(&entry, out)).is_some()
             }
-            ItemKey::Inode(local) => self.inodes.get(local).map(|inode| codec::encode_inode(inode, out)).is_some(),
+            ItemKey::Inode(local) => self.inodes.get(*local).map(|inode| codec::encode_inode(&inode, out)).is_some(),
             ItemKey::Xattr { local, name } => {
                 self.xattrs.get(&(*local, name.clone())).map(|value| codec::encode_xattr(value, out)).is_some()
             }
@@ -384,6 +413,7 @@ impl MetaStore {
 
     /// Ends a change: appends the present value of every touched item to `txn`.
     pub(crate) fn emit(&self, dirty: Dirty, txn: &mut Txn) {
+        debug_assert!(dirty.inodes.iter().all(|(local, inode)| self.inodes.get(*local).as_ref() == Some(inode)));
         let mut encoded = Vec::new();
         for key in dirty.keys {
             #[cfg(test)]
@@ -396,6 +426,10 @@ impl MetaStore {
                 ItemKey::Dentry { dir, cookie } => {
                     let names = dirty.names.iter().filter(|(at, of, _)| (*at, *of) == (*dir, *cookie));
                     names.rev().any(|(.., name)| self.encode_dentry(*dir, *cookie, name, value))
+                }
+                ItemKey::Inode(local) => {
+                    let changed = dirty.inodes.iter().find(|(of, _)| of == local);
+                    changed.map(|(_, inode)| codec::encode_inode(inode, value)).is_some()
                 }
                 key => self.encode_item(key, value),
             });

@@ -5,6 +5,7 @@ mod acl;
 mod formats;
 mod harness;
 mod index;
+mod inodes;
 mod listing;
 mod model;
 mod permissions;
@@ -27,6 +28,6 @@ pub(crate) enum Bug {
 
 impl MetaStore {
     pub(crate) fn is_directory_key(&self, key: &ItemKey) -> bool {
-        matches!(key, ItemKey::Inode(local) if self.inodes.get(local).is_some_and(|i| i.kind == Kind::Dir))
+        matches!(key, ItemKey::Inode(local) if self.inodes.get(*local).is_some_and(|i| i.kind == Kind::Dir))
     }
 }

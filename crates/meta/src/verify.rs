@@ -62,7 +62,7 @@ impl MetaStore {
         findings.extend(counts.keys().map(|dir| format!("directory {dir} has entries and does not exist")));
         for (local, name) in self.xattrs.keys() {
             let is_list = [acl::ACCESS, acl::DEFAULT].contains(&&**name);
-            match self.inodes.get(local) {
+            match self.inodes.get(*local) {
                 None => findings.push(format!("inode {} has extended attributes and does not exist", self.ino(*local))),
                 Some(inode) if is_list && !inode.flags.has(InodeFlags::LISTS) => {
                     findings

@@ -373,7 +373,7 @@ pub async fn resume_pending<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E
         if work.destroy {
             destroy_later(worker, target, ino, target.zone.appended_lsn());
         } else if work.trim {
-            let inode = target.meta.borrow().inode(ino)?.clone();
+            let inode = target.meta.borrow().inode(ino)?;
             let (generation, by) =
                 (inode.objects.generation, target.sessions.slots.borrow().truncated_by(ino, inode.objects.generation));
             let by = by.and_then(|session| Some((session, target.sessions.begin_of(session)?)));

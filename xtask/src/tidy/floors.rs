@@ -64,6 +64,7 @@ const HOUSES: &[House] = &[
             "early_names",
             "index",
             "inode",
+            "inodes",
             "codec",
             "perm",
             "plan",

@@ -213,7 +213,7 @@ fn too_many_links() {
     let mut s = Story::new();
     let (root, open) = (Cred::root(), s.open);
     let file = s.make(&root, open, "f", NodeSpec::file(0o600)).unwrap();
-    s.c.stores[0].inodes.get_mut(&file.local()).unwrap().nlink = limits::LINK_MAX - 1;
+    assert!(s.c.stores[0].inodes.edit(file.local(), |inode| inode.nlink = limits::LINK_MAX - 1));
     s.c.link(&root, file, open, &name("a")).unwrap();
     assert_eq!(s.c.link(&root, file, open, &name("b")), Err(Errno::TooManyLinks));
     let checked = s.c.stores[0].check_parts(&[Part::Link { ino: file }]);

@@ -92,7 +92,7 @@ async fn look<E: Env>(
     if in_company && inode.objects.spread && !enough && std::mem::replace(before, now) != now {
         return Ok(None);
     }
-    let mut view = target.view_of(&meta, ino, inode);
+    let mut view = target.view_of(&meta, ino, &inode);
     if inode.objects.spread || (asker.is_some() && inode.layout == layout) {
         view.attr = inode.attr_with(ino, &gathered);
     }
@@ -112,7 +112,7 @@ fn plain<E: Env>(
     if inode.objects.spread || written {
         return Ok(None);
     }
-    let view = target.view_of(&meta, ino, inode);
+    let view = target.view_of(&meta, ino, &inode);
     drop(meta);
     let token = asker.and_then(|asker| target.grant_attributes(worker.now_ns(), asker, &view));
     worker.send_revocations(target);
@@ -176,7 +176,7 @@ impl<E: Env> RequestCx<E> {
                 meta.time_outranks(ino, objects.mtime, &mut txn)?;
             }
             let inode = meta.inode(ino)?;
-            let mut view = self.target.view_of(&meta, ino, inode);
+            let mut view = self.target.view_of(&meta, ino, &inode);
             if let Some(gathered) = gathered {
                 view.attr = inode.attr_with(ino, &gathered);
             }
@@ -238,7 +238,7 @@ impl<E: Env> RequestCx<E> {
             } else {
                 meta.settle(ino, &self.target.landed(ino), &mut txn)?;
             }
-            let mut view = self.target.view_of(&meta, ino, meta.inode(ino)?);
+            let mut view = self.target.view_of(&meta, ino, &meta.inode(ino)?);
             if wide {
                 // Every object is cut to the size before the answer is sent.
                 view.attr.size = size;
@@ -302,7 +302,7 @@ impl<E: Env> RequestCx<E> {
             let mut meta = self.target.meta.borrow_mut();
             meta.set_layout(&self.cred, ino, layout, advice, has_data, self.now, &mut txn)?;
             let inode = meta.inode(ino)?;
-            let mut view = self.target.view_of(&meta, ino, inode);
+            let mut view = self.target.view_of(&meta, ino, &inode);
             if let Some(gathered) = gathered {
                 view.attr = inode.attr_with(ino, &gathered);
             }
@@ -327,7 +327,7 @@ impl<E: Env> RequestCx<E> {
                 return Err(Errno::BadFd);
             }
             meta.mark_spread(ino, &mut txn)?;
-            let view = self.target.view_of(&meta, ino, meta.inode(ino)?);
+            let view = self.target.view_of(&meta, ino, &meta.inode(ino)?);
             let lsn = self.target.append(txn, Order::Plain);
             changing.end();
             (lsn, view)

@@ -161,7 +161,7 @@ impl<E: Env> RequestCx<E> {
             meta.set_pool(self.worker.pool());
             let spec = NodeSpec::file(mode).with_umask(umask);
             let ino = meta.tmpfile(&self.cred, dir, &spec, self.now, &mut txn)?;
-            let inode = self.target.view_of(&meta, ino, meta.inode(ino)?);
+            let inode = self.target.view_of(&meta, ino, &meta.inode(ino)?);
             drop(meta);
             let reply = Reply::Made { inode, created: true, lock: None };
             self.target.files.open.borrow_mut().open(self.session, ino, open);

@@ -34,7 +34,7 @@ pub fn plain_view(meta: &MetaStore, ino: Ino, inode: &Inode) -> InodeView {
 /// A directory as the listing of the one above shows it.
 pub fn directory_view(meta: &MetaStore, ino: Ino) -> Option<InodeView> {
     let inode = meta.inode(ino).ok().filter(|inode| inode.kind == Kind::Dir && !inode.objects.spread)?;
-    Some(plain_view(meta, ino, inode))
+    Some(plain_view(meta, ino, &inode))
 }
 
 impl<E: Env> RequestCx<E> {
@@ -82,7 +82,7 @@ impl<E: Env> RequestCx<E> {
 
     /// `Request::ReadLink`.
     pub fn readlink(&self, ino: Ino) -> Result<Reply> {
-        Ok(Reply::Bytes(self.target.meta.borrow().readlink(ino)?.to_vec()))
+        Ok(Reply::Bytes(self.target.meta.borrow().readlink(ino)?.into()))
     }
 
     /// `Request::ReadDir`.
@@ -111,7 +111,7 @@ impl<E: Env> RequestCx<E> {
             |ino: &Ino| !self.target.coherence.tokens.on() || !self.target.written_elsewhere(self.session, *ino);
         let view = |ino: Ino| {
             let inode = meta.inode(ino).ok().filter(|i| !i.objects.spread && (i.kind == Kind::Dir || known(&ino)));
-            inode.map(|i| self.target.view_of(&meta, ino, i))
+            inode.map(|i| self.target.view_of(&meta, ino, &i))
         };
         let tokens = |name: &Name, inode: Option<&InodeView>| {
             if !plus || !self.target.coherence.tokens.on() {

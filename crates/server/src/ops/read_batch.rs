@@ -257,7 +257,7 @@ impl<E: Env> RequestCx<E> {
         if !planted::is(Mistake::UncheckedAhead) {
             meta.check_open(&self.cred, part.ino, Want { read: true, write: false, exec: false })?;
         }
-        Ok(self.target.view_of(&meta, part.ino, inode))
+        Ok(self.target.view_of(&meta, part.ino, &inode))
     }
 
     /// The bytes of all plans, one after another; `None` if the disk failed.

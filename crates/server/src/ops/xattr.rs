@@ -58,7 +58,7 @@ impl<E: Env> RequestCx<E> {
         }
         let meta = self.target.meta.borrow();
         let inode = meta.inode(ino)?;
-        let mut view = self.target.view_of(&meta, ino, inode);
+        let mut view = self.target.view_of(&meta, ino, &inode);
         if let Some(gathered) = gathered {
             view.attr = inode.attr_with(ino, &gathered);
         }

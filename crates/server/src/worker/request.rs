@@ -136,7 +136,7 @@ impl<E: Env> RequestCx<E> {
         let inode = {
             let meta = self.target.meta.borrow();
             let Ok(inode) = meta.inode(dir) else { return };
-            self.target.view_of(&meta, dir, inode)
+            self.target.view_of(&meta, dir, &inode)
         };
         let token = self.target.grant_attributes(self.worker.now_ns(), self.session, &inode);
         self.worker.send_revocations(&self.target);
