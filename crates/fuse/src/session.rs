@@ -74,7 +74,7 @@ impl Session {
         if config.acl {
             // Linux makes the root's inode before INIT is answered, as one whose access control list is never kept
             // (`ACL_DONT_CACHE`). So each walk through the root by a caller who does not own it asks for the list.
-            // Up to Linux 6.17 this makes it one that is kept; later ones go on asking (docs/design/kernel_names.md).
+            // On older kernels this makes it one that is kept; newer ones go on asking (docs/design/kernel_names.md).
             let forgotten = Notifier::new(Arc::downgrade(&device)).inval_attr(Ino::ROOT);
             tracing::debug!(?forgotten, "the list of the root may be kept");
         }

@@ -1,9 +1,11 @@
 //! Access control lists and the flags of `chattr`, with the programs that people use: setfacl, getfacl, tar, chattr.
 
-use crate::harness::{Daemon, Place};
+use crate::harness::{Daemon, Place, errno, rerrno};
 use crate::two_mounts::Pair;
+use rustix::fs::{FallocateFlags, fallocate};
 use rustix::process::getuid;
 use std::fs;
+use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::Path;
 use std::process::Command;
@@ -168,5 +170,31 @@ fn a_mount_without_lists() {
         assert_eq!(shell(mount, NAMED, GROUP, "cat f"), "x\n[0]");
     }
     plain.stop();
+    pair.stop();
+}
+
+/// Goal: a file that may only grow keeps its bytes from whoever has it open to append, too. Method: holes, zeros and
+/// cuts through such a descriptor, on two mounts.
+#[test]
+fn append_only_files_keep_their_bytes() {
+    if !getuid().is_root() {
+        return;
+    }
+    let pair = Pair::new(1, &[], &[]);
+    done(&pair.a, "printf 0123456789 > f; chattr +a f");
+    for mount in [&pair.a, &pair.b] {
+        let file = fs::OpenOptions::new().append(true).open(mount.join("f")).expect("opened to append");
+        for flags in [
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            FallocateFlags::ZERO_RANGE,
+            FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE,
+        ] {
+            assert_eq!(rerrno(fallocate(&file, flags, 0, 4096)), libc::EPERM, "{flags:?}");
+        }
+        assert_eq!(errno(file.set_len(3)), libc::EPERM);
+        fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 65_536).expect("room");
+        (&file).write_all(b"+").expect("it grows");
+    }
+    assert_eq!(done(&pair.b, "cat f; chattr -a f"), "0123456789++");
     pair.stop();
 }

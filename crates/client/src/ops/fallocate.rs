@@ -22,7 +22,7 @@ use crate::telemetry::stats::Count;
 use crate::writeback::flush;
 use amphi_dlm::Mode;
 use amphi_pagecache::Dirty;
-use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, SetAttr, TimeSet, limits};
+use amphi_types::{ByteRange, Cred, Errno, FileFlags, ObjectId, Result, SetAttr, TimeSet, limits};
 use amphi_wire::{Reply, Request};
 use futures_util::future::join_all;
 use std::sync::Arc;
@@ -47,6 +47,11 @@ pub(crate) async fn fallocate(
     }
     let end = offset.checked_add(len).filter(|end| *end <= limits::FILE_MAX).ok_or(Errno::FileTooBig)?;
     let file = &open.file;
+    let flags = file.view().flags;
+    let only_adds = matches!(mode, Fallocate::Allocate | Fallocate::KeepSize);
+    if flags.has(FileFlags::IMMUTABLE) || (flags.has(FileFlags::APPEND) && !only_adds) {
+        return Err(Errno::Perm);
+    }
     let range = ByteRange::new(offset, end);
     let extends = matches!(mode, Fallocate::Allocate | Fallocate::ZeroRange { keep_size: false });
     {
