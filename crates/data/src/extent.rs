@@ -23,6 +23,7 @@ use crate::extents::{EXTENT_BLOCKS_MAX, Extent, Extents};
 use crate::grants::session_of;
 use crate::logged::Piece;
 use crate::memory::Memory;
+use amphi_quota::OwnerIndex;
 use amphi_types::item::{Txn, tag};
 use amphi_types::limits::BLOCK;
 use amphi_types::{Ino, ObjectId, SessionId, Timespec};
@@ -44,9 +45,12 @@ pub(crate) struct Object {
     outgrown: Option<Box<Outgrown>>,
     mtime_sec: i64,
     mtime_nsec: u32,
-    /// Whether the object's own item was loaded or written. False only during loading.
-    pub has_item: bool,
+    /// The number of its owner, and the highest bit if it has an item.
+    owner: u32,
 }
+
+/// The object's own item was loaded or written.
+const ITEM: u32 = OwnerIndex::END;
 
 const _: () = assert!(size_of::<Object>() == 64);
 
@@ -58,6 +62,24 @@ impl Object {
 
     pub fn set_mtime(&mut self, mtime: Timespec) {
         (self.mtime_sec, self.mtime_nsec) = (mtime.sec, mtime.nsec);
+    }
+
+    /// Whether the object's own item was loaded or written. False only during loading.
+    pub fn has_item(&self) -> bool {
+        self.owner & ITEM != 0
+    }
+
+    pub fn note_item(&mut self) {
+        self.owner |= ITEM;
+    }
+
+    /// To whom it is charged.
+    pub fn owner(&self) -> OwnerIndex {
+        OwnerIndex(self.owner & !ITEM)
+    }
+
+    pub fn set_owner(&mut self, owner: OwnerIndex) {
+        self.owner = self.owner & ITEM | owner.0;
     }
 
     /// Blocks of all extents.
@@ -336,7 +358,7 @@ pub(crate) fn decode_object(value: &[u8]) -> Option<Object> {
         mtime_sec: mtime.sec,
         mtime_nsec: mtime.nsec,
         generation: u64::from_le_bytes(generation),
-        has_item: true,
+        owner: ITEM,
         ..Object::default()
     })
 }

@@ -31,6 +31,7 @@
 #![forbid(unsafe_code)]
 
 pub mod alloc;
+mod charges;
 mod checksums;
 mod delayed;
 mod extent;

@@ -15,6 +15,7 @@ use crate::objects::Objects;
 use crate::plan::{Freed, ReadPlan, ReadSegment};
 use crate::recent::Recent;
 use crate::room::holes;
+use amphi_quota::Usage;
 use amphi_types::item::{ItemStore, Key, Txn, tag};
 use amphi_types::limits::{BLOCK, FILE_MAX};
 use amphi_types::{ByteRange, Errno, Ino, ObjectId, Result, Timespec};
@@ -75,6 +76,8 @@ pub struct DataStore {
     pub grants: Grants,
     /// The number of the memory in which delayed extents lie.
     pub(crate) memory: Option<u64>,
+    /// Blocks by account, while they are counted.
+    pub(crate) usage: Option<Usage>,
 }
 
 impl DataStore {
@@ -90,6 +93,7 @@ impl DataStore {
             delayed: Delayed::default(),
             grants: Grants::default(),
             memory: None,
+            usage: None,
         }
     }
 
@@ -99,7 +103,7 @@ impl DataStore {
     pub fn finish_load(&mut self) -> std::result::Result<(), String> {
         let mut alloc = Allocator::new(self.alloc.blocks());
         for (id, o) in self.objects.iter() {
-            if !o.has_item {
+            if !o.has_item() {
                 return Err(format!("object {} of {} has extents but no item of its own", id.stripe, id.ino));
             }
             let mut free_from = 0;
@@ -145,8 +149,10 @@ impl DataStore {
 
     /// Gives up delayed bytes whose memory is gone. Logged bytes or the disk show again what they hid.
     pub fn drop_delayed(&mut self, object: ObjectId, range: ByteRange, txn: &mut Txn) {
+        let weighed = self.weigh(object, range);
         self.delayed.cut_extents(object, range, txn);
         self.delayed.show_logged(object, range);
+        self.charge(object, range, weighed);
     }
 
     /// Highest byte of an object + 1, including delayed bytes.
@@ -375,6 +381,7 @@ impl DataStore {
         let mut placed = Vec::new();
         self.take_all(&holes, object, Purpose::Growth, 0, &mut placed)?;
         let end = self.end_of(object);
+        let weighed = self.weigh(object, range);
         let o = self.objects.or_default(object);
         let mut touched = BTreeSet::new();
         for &(at, run) in &placed {
@@ -386,8 +393,9 @@ impl DataStore {
             o.grow(range.end, false);
         }
         o.set_mtime(o.mtime().max(mtime));
-        o.has_item = true;
+        o.note_item();
         o.log_object(object, txn);
+        self.charge(object, range, weighed);
         Ok(())
     }
 
@@ -403,6 +411,7 @@ impl DataStore {
     pub fn destroy(&mut self, object: ObjectId, txn: &mut Txn) -> Freed {
         let mut freed = Freed::default();
         self.recent.forget(object, ByteRange::ALL);
+        let weighed = self.weigh(object, ByteRange::ALL);
         self.delayed.cut(object, ByteRange::ALL, txn);
         if let Some(o) = self.objects.remove(object) {
             for (at, e) in o.extents.iter() {
@@ -411,6 +420,7 @@ impl DataStore {
             }
             txn.delete(object_key(object));
         }
+        self.charge(object, ByteRange::ALL, weighed);
         self.pending += freed.blocks();
         freed
     }
@@ -426,11 +436,13 @@ impl DataStore {
         let mut freed = Freed::default();
         let mut left = items.max(1);
         while left > 0 {
-            let Some((id, o)) = self.objects.last_of(ino) else {
+            let Some(id) = self.objects.last_of(ino) else {
                 break;
             };
             self.recent.forget(id, ByteRange::ALL);
+            let weighed = self.weigh(id, ByteRange::ALL);
             left -= self.delayed.cut_last(id, left, txn);
+            let Some(o) = self.objects.get_mut(id) else { break };
             while left > 0
                 && let Some((at, e)) = o.extents.pop_last()
             {
@@ -443,6 +455,7 @@ impl DataStore {
                 self.objects.remove(id);
                 left -= 1;
             }
+            self.charge(id, ByteRange::ALL, weighed);
         }
         self.pending += freed.blocks();
         Destroyed { freed, done: self.objects.of(ino).next().is_none() }
@@ -525,6 +538,7 @@ impl DataStore {
             ));
         }
         self.delayed.check()?;
+        self.check_charges()?;
         let mut fresh = self.clone();
         fresh.finish_load()
     }
@@ -585,7 +599,7 @@ impl ItemStore for DataStore {
 
     fn value_of(&self, key: &[u8]) -> Option<Vec<u8>> {
         match DataKey::decode(key)? {
-            DataKey::Object(id) => self.objects.get(id).filter(|o| o.has_item).map(|o| o.value().to_vec()),
+            DataKey::Object(id) => self.objects.get(id).filter(|o| o.has_item()).map(|o| o.value().to_vec()),
             DataKey::Extent(id, at) => self.objects.get(id)?.extents.get(at).map(|e| extent_value(&e).to_vec()),
             DataKey::Memory => self.memory.map(|n| n.to_le_bytes().to_vec()),
             DataKey::Dirty(id, at) => self.delayed.value(id, at),

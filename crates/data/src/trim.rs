@@ -109,6 +109,8 @@ impl DataStore {
         }
         let mut touched = BTreeSet::new();
         self.recent.forget(plan.object, ByteRange::ALL);
+        let (object, bytes) = (plan.object, plan.bytes);
+        let weighed = self.weigh(object, bytes);
         // A hole does not move the end, not even a hole in delayed bytes behind the last block.
         let end = if plan.change == TrimChange::Punch { self.end_of(plan.object) } else { 0 };
         self.delayed.cut(plan.object, plan.bytes, txn);
@@ -138,9 +140,10 @@ impl DataStore {
         o.grow(end, false);
         // Other writes elsewhere in the object may be later than the time that this punch has taken.
         o.set_mtime(if plan.change == TrimChange::Punch { o.mtime().max(mtime) } else { mtime });
-        o.has_item = true;
+        o.note_item();
         o.log_object(plan.object, txn);
         self.note_freed(&freed);
+        self.charge(object, bytes, weighed);
         freed
     }
 

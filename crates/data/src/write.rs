@@ -156,6 +156,8 @@ impl DataStore {
         let mut freed = Freed::default();
         let mut touched = BTreeSet::new();
         self.recent.forget(plan.object, plan.aligned());
+        let (object, span) = (plan.object, plan.aligned());
+        let weighed = self.weigh(object, span);
         self.delayed.lent -= plan.lent;
         if let Some(loan) = plan.loan {
             // Another write may have mapped some of them since the plan was made.
@@ -190,9 +192,10 @@ impl DataStore {
         o.grow(plan.range.end, is_rewritten);
         // A write-back carries the time of its write, which may be earlier than the time of a direct write.
         o.set_mtime(o.mtime().max(mtime));
-        o.has_item = true;
+        o.note_item();
         o.log_object(plan.object, txn);
         self.note_freed(&freed);
+        self.charge(object, span, weighed);
         freed
     }
 
@@ -273,16 +276,18 @@ impl DataStore {
         now_ns: u64,
         txn: &mut Txn,
     ) {
+        let weighed = self.weigh(object, range);
         self.delayed.cut_extents(object, range, txn);
         let o = self.objects.or_default(object);
-        if !o.has_item {
+        if !o.has_item() {
             // With an item, the object is found among the objects of its file.
-            o.has_item = true;
+            o.note_item();
             o.log_object(object, txn);
         }
         let extent = DirtyExtent { end: range.end, mtime, memory: memory.clone(), logged: false };
         txn.put(dirty_key(object, range.start), dirty_value(range.start, &extent));
         self.delayed.put(object, range, mtime, memory, now_ns);
+        self.charge(object, range, weighed);
     }
 
     /// Gives up a plan. Its new blocks are free at once, because nothing durable ever pointed to them. Every write that

@@ -16,7 +16,7 @@ use amphi_data::{
 };
 use amphi_types::item::{ItemStore, Key, Txn};
 use amphi_types::limits::BLOCK;
-use amphi_types::{ByteRange, DataChecksums, Errno, Ino, ObjectId, Timespec};
+use amphi_types::{ByteRange, DataChecksums, Errno, Ino, ObjectId, Owner, Timespec};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -473,8 +473,21 @@ impl Bench {
         Ok(())
     }
 
+    /// Gives an owner to objects that have none, and now and then another one to an object that has.
+    fn own(&mut self) {
+        self.store.set_counting(!self.clock.is_multiple_of(29));
+        let owner = |n: u64| Owner { uid: (n % 3) as u32, gid: 7, project: (n % 2) as u32 };
+        for object in self.store.objects_of_nobody(None, usize::MAX) {
+            self.store.set_owner(object, owner(object.ino.0));
+        }
+        if self.clock.is_multiple_of(5) {
+            self.store.set_owner(id((self.clock / 5) as u8 % OBJECTS), owner(self.clock));
+        }
+    }
+
     fn step(&mut self, op: &Op) -> Result<(), String> {
         self.clock += 1;
+        self.own();
         let mut txn = Txn::default();
         match *op {
             Op::Write { object, start, len } => {

@@ -35,6 +35,8 @@ pub mod tag {
     pub const INTENT: u8 = b'T';
     /// `server`: configuration kept with the target.
     pub const CONFIG: u8 = b'C';
+    /// `server`: limits of an account (target 0 alone).
+    pub const QUOTA: u8 = b'Q';
 }
 
 /// Key of an item: tag, then the owner's own order-preserving (big-endian) encoding. At most 300 bytes.

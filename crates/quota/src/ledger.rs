@@ -1,0 +1,200 @@
+//! `Ledger`: the limits of all accounts, and which target has which share of them.
+//!
+//! Owns: the decision how much a target gets. Does not own: the messages, the items in which limits last (the server).
+//!
+//! The limits last, the shares do not: after a restart the ledger knows of no share, so it collects before it gives
+//! any. It numbers what it says. Numbers of a later start are larger, because they begin with its count.
+
+use crate::shares::Share;
+use amphi_types::{Account, Amount, Limits, TargetId};
+use std::collections::BTreeMap;
+
+/// Most that a target gets beyond what it needs: it asks once for each GiB, or for each 65,536 inodes.
+const EXTRA_MAX: Amount = Amount { blocks: 1 << 18, inodes: 1 << 16 };
+
+/// The ledger's answer to a target that needs more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// This is its share now. `refused`: it does not get all that it needs.
+    Is {
+        /// Number of the answer.
+        number: u64,
+        /// The share.
+        share: Share,
+        /// There is no more.
+        refused: bool,
+    },
+    /// First the other targets have to give back what they do not use: `collected` for each, then `ask` again.
+    Collect {
+        /// Number of the call.
+        number: u64,
+    },
+}
+
+/// What is kept of an account.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// What it may use.
+    pub limits: Limits,
+    /// Since when it has used more than its soft limit, seconds since the epoch; 0: it does not.
+    pub over_since_s: u64,
+}
+
+impl Standing {
+    /// Whether the soft limit counts like a hard one at this time.
+    fn is_due(&self, now_s: u64) -> bool {
+        self.over_since_s != 0 && now_s.saturating_sub(self.over_since_s) >= self.limits.grace_s
+    }
+
+    /// What it may use at this time.
+    pub fn most(&self, now_s: u64) -> Amount {
+        let limit = |amount: Amount| amount.each(amount, |n, _| if n == 0 { u64::MAX } else { n });
+        let hard = limit(self.limits.hard);
+        if self.is_due(now_s) { hard.min(limit(self.limits.soft)) } else { hard }
+    }
+}
+
+/// What has changed of an account by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Turn {
+    /// What is to be kept of it from now on.
+    pub standing: Standing,
+    /// It may use more or less than before: all targets have to forget what they know of it.
+    pub is_told: bool,
+}
+
+/// The share of a target, and the number of the answer or call that set it.
+#[derive(Clone, Copy, Debug, Default)]
+struct Given {
+    share: Amount,
+    number: u64,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Entry {
+    standing: Standing,
+    shares: BTreeMap<TargetId, Given>,
+    /// Whether all targets have said what they have, since the start and since the limits were set.
+    is_known: bool,
+    is_due: bool,
+}
+
+/// The limits, and the shares in them.
+#[derive(Clone, Debug, Default)]
+pub struct Ledger {
+    accounts: BTreeMap<Account, Entry>,
+    number: u64,
+}
+
+/// What is left of a limit.
+fn left(most: Amount, taken: Amount) -> Amount {
+    most.each(taken, |most, taken| if most == u64::MAX { most } else { most.saturating_sub(taken) })
+}
+
+impl Ledger {
+    /// Begins to number at this start of the target.
+    pub fn begin(&mut self, starts: u64) {
+        self.number = self.number.max(starts << 40);
+    }
+
+    /// Whether any account is limited.
+    pub fn is_on(&self) -> bool {
+        !self.accounts.is_empty()
+    }
+
+    /// What is kept of an account, if it is limited.
+    pub fn standing(&self, account: Account) -> Option<Standing> {
+        self.accounts.get(&account).map(|entry| entry.standing)
+    }
+
+    /// All limited accounts, ascending.
+    pub fn all(&self) -> impl Iterator<Item = (Account, Standing)> + '_ {
+        self.accounts.iter().map(|(account, entry)| (*account, entry.standing))
+    }
+
+    /// Sets or replaces what is kept of an account; without limits nothing is. All targets have to forget what they
+    /// know of it.
+    pub fn set(&mut self, account: Account, standing: Standing) {
+        if standing.limits.is_none() {
+            self.accounts.remove(&account);
+            return;
+        }
+        let entry = self.accounts.entry(account).or_default();
+        (entry.standing, entry.is_known) = (standing, false);
+    }
+
+    /// Notes what an account uses in all, if it has a soft limit. Returns what has changed by that, or by the time.
+    pub fn note(&mut self, account: Account, used: Amount, now_s: u64) -> Option<Turn> {
+        let entry = self.accounts.get_mut(&account)?;
+        let before = entry.standing;
+        let soft = entry.standing.limits.soft;
+        let beyond = |used: u64, soft: u64| soft != 0 && used > soft;
+        entry.standing.over_since_s = match beyond(used.blocks, soft.blocks) || beyond(used.inodes, soft.inodes) {
+            false => 0,
+            true if before.over_since_s == 0 => now_s.max(1),
+            true => before.over_since_s,
+        };
+        let is_due = entry.standing.is_due(now_s);
+        let is_told = is_due != entry.is_due;
+        if is_told {
+            (entry.is_due, entry.is_known) = (is_due, false);
+        }
+        (is_told || entry.standing != before).then_some(Turn { standing: entry.standing, is_told })
+    }
+
+    /// A target on which the account uses `used`, with what requests under way hold, needs `wanted` more. `collected`:
+    /// the others have just given back what they do not use. `targets`: how many there are.
+    pub fn ask(&mut self, account: Account, target: TargetId, need: Need, now_s: u64) -> Answer {
+        self.number += 1;
+        let number = self.number;
+        let Need { used, wanted, collected, targets } = need;
+        let Some(entry) = self.accounts.get_mut(&account) else {
+            return Answer::Is { number, share: Share::Unlimited, refused: false };
+        };
+        let most = entry.standing.most(now_s);
+        let others = entry.shares.iter().filter(|(of, _)| **of != target).map(|(_, given)| given.share);
+        let free = left(most, others.fold(Amount::default(), Amount::plus));
+        let needs = used.plus(wanted);
+        let fits = |needs: u64, wanted: u64, free: u64| wanted == 0 || needs <= free;
+        let refused =
+            !fits(needs.blocks, wanted.blocks, free.blocks) || !fits(needs.inodes, wanted.inodes, free.inodes);
+        if !collected && (refused || !entry.is_known) {
+            return Answer::Collect { number };
+        }
+        entry.is_known |= collected;
+        // It may have used up what it has by now.
+        let has = entry.shares.get(&target).map_or(used, |given| given.share).min(free);
+        let share = if refused {
+            has
+        } else {
+            let extra = left(free, needs).each(Amount::default(), |n, _| n / (2 * targets.max(1))).min(EXTRA_MAX);
+            needs.plus(extra).max(has).min(free)
+        };
+        entry.shares.insert(target, Given { share: share.max(used), number });
+        Answer::Is { number, share: Share::UpTo(share), refused }
+    }
+
+    /// A target has answered the call of this number: it has given back what the account does not use there, and uses
+    /// `used`. It counts no more if the target has been given more since.
+    pub fn collected(&mut self, account: Account, target: TargetId, number: u64, used: Amount) {
+        if let Some(entry) = self.accounts.get_mut(&account) {
+            let given = entry.shares.entry(target).or_default();
+            if number >= given.number {
+                *given = Given { share: used, number };
+            }
+        }
+    }
+}
+
+/// What a target needs.
+#[derive(Clone, Copy, Debug)]
+pub struct Need {
+    /// What the account uses there, with what requests under way hold.
+    pub used: Amount,
+    /// How much more it needs.
+    pub wanted: Amount,
+    /// The others have just given back what they do not use.
+    pub collected: bool,
+    /// How many targets there are.
+    pub targets: u64,
+}

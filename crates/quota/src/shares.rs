@@ -1,0 +1,162 @@
+//! `Shares`: how much of limits one target may use up without asking.
+//!
+//! Owns: the shares that the ledger has given to this target, and what requests under way hold of them. Does not own:
+//! what accounts use here (the caller passes it), the messages.
+//!
+//! While no account of the cluster is limited, nothing is looked up (`is_on`). Otherwise a target learns of an account
+//! when it is first charged: whether it is limited at all, and its share.
+//!
+//! The answers of the ledger to several questions may overtake each other. Each has a number, and older ones than the
+//! last are ignored.
+
+use amphi_types::{Account, Amount, Owner};
+use std::collections::BTreeMap;
+
+/// For how long the answer that there is no more is believed, ns. Otherwise each refused write of a program that does
+/// not give up would ask all targets.
+const REFUSED_NS: u64 = 20_000_000;
+
+/// What the ledger says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Share {
+    /// The account is not limited.
+    Unlimited,
+    /// The account may use this much here.
+    UpTo(Amount),
+}
+
+/// Whether a request finds room within the limits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Admission {
+    /// It does.
+    Yes,
+    /// The ledger has to be asked about this account.
+    Ask(Account),
+    /// The account has used up its limit.
+    No(Account),
+}
+
+/// One account.
+#[derive(Clone, Copy, Debug, Default)]
+struct Held {
+    /// The number of the answer that said so.
+    number: u64,
+    share: Option<Share>,
+    /// What requests under way may add.
+    held: Amount,
+    refused_until_ns: u64,
+}
+
+/// The shares of a target.
+#[derive(Clone, Debug, Default)]
+pub struct Shares {
+    on: bool,
+    accounts: BTreeMap<Account, Held>,
+}
+
+impl Shares {
+    /// Whether any account of the cluster is limited.
+    pub fn is_on(&self) -> bool {
+        self.on
+    }
+
+    /// From now on accounts are limited, or none is.
+    pub fn set_on(&mut self, on: bool) {
+        self.on = on;
+    }
+
+    /// What is known of an account, or of all, may be outdated.
+    pub fn forget(&mut self, account: Option<Account>) {
+        let outdated = self.accounts.iter_mut().filter(|(of, _)| account.is_none_or(|account| account == **of));
+        outdated.for_each(|(_, held)| (held.share, held.refused_until_ns) = (None, 0));
+        self.accounts.retain(|_, held| held.share.is_some() || !held.held.is_none() || held.number > 0);
+    }
+
+    /// Whether the owner may use `wanted` more. `used` says what an account uses here.
+    pub fn admit(&self, owner: Owner, wanted: Amount, now_ns: u64, used: impl Fn(Account) -> Amount) -> Admission {
+        if !self.on || wanted.is_none() {
+            return Admission::Yes;
+        }
+        for account in owner.accounts() {
+            let Some(held) = self.accounts.get(&account) else { return Admission::Ask(account) };
+            match held.share {
+                None => return Admission::Ask(account),
+                Some(Share::Unlimited) => {}
+                Some(Share::UpTo(share)) => {
+                    let now = used(account).plus(held.held);
+                    // What does not grow finds room beyond the limit, too.
+                    let fits = |now: u64, wanted: u64, share: u64| wanted == 0 || now.saturating_add(wanted) <= share;
+                    let blocks = fits(now.blocks, wanted.blocks, share.blocks);
+                    if !blocks || !fits(now.inodes, wanted.inodes, share.inodes) {
+                        let is_refused = now_ns < held.refused_until_ns;
+                        return if is_refused { Admission::No(account) } else { Admission::Ask(account) };
+                    }
+                }
+            }
+        }
+        Admission::Yes
+    }
+
+    /// A request under way may add this much, until `release`.
+    pub fn hold(&mut self, owner: Owner, amount: Amount) {
+        for account in owner.accounts() {
+            let held = self.accounts.entry(account).or_default();
+            held.held = held.held.plus(amount);
+        }
+    }
+
+    /// The request has ended, or what it adds is counted from now on.
+    pub fn release(&mut self, owner: Owner, amount: Amount) {
+        for account in owner.accounts() {
+            if let Some(held) = self.accounts.get_mut(&account) {
+                held.held = held.held.minus(amount);
+            }
+        }
+    }
+
+    /// What requests under way may add to an account.
+    pub fn held(&self, account: Account) -> Amount {
+        self.accounts.get(&account).map_or(Amount::default(), |held| held.held)
+    }
+
+    /// The ledger is asked about an account that uses `used` here. Until it answers, the account has no more than that,
+    /// with what requests under way hold, which is returned: a ledger that was started again knows of no share, and
+    /// takes this for all that the target has.
+    pub fn ask(&mut self, account: Account, used: Amount) -> Amount {
+        let number = self.accounts.get(&account).map_or(0, |held| held.number);
+        self.give_back(account, number, used)
+    }
+
+    /// The ledger's answer of this number. `refused`: there is no more.
+    pub fn told(&mut self, account: Account, number: u64, share: Share, refused: bool, now_ns: u64) {
+        let held = self.accounts.entry(account).or_default();
+        if number >= held.number {
+            (held.number, held.share) = (number, Some(share));
+            held.refused_until_ns = if refused { now_ns + REFUSED_NS } else { 0 };
+        }
+    }
+
+    /// The ledger takes back what the account does not use here: its share is what it uses. Returns that, with what
+    /// requests under way hold.
+    pub fn give_back(&mut self, account: Account, number: u64, used: Amount) -> Amount {
+        let held = self.accounts.entry(account).or_default();
+        let kept = used.plus(held.held);
+        if number >= held.number {
+            (held.number, held.share) = (number, Some(Share::UpTo(kept)));
+        }
+        kept
+    }
+
+    /// The first limited account of the owner that has fewer than `blocks` left of its share.
+    pub fn tight(&self, owner: Owner, blocks: u64, used: impl Fn(Account) -> Amount) -> Option<Account> {
+        if !self.on {
+            return None;
+        }
+        owner.accounts().find(|account| match self.accounts.get(account).and_then(|held| held.share) {
+            Some(Share::UpTo(share)) => share.blocks.saturating_sub(used(*account).blocks) < blocks,
+            Some(Share::Unlimited) => false,
+            // It may be limited.
+            None => true,
+        })
+    }
+}

@@ -1,0 +1,248 @@
+//! A model of a few targets and a ledger, with messages that arrive in any order.
+
+use super::*;
+use amphi_types::{Account, AccountKind, Amount, Limits, Owner, TargetId};
+use proptest::prelude::*;
+
+const USER: Account = Account { kind: AccountKind::User, id: 7 };
+const OWNER: Owner = Owner { uid: 7, gid: 8, project: 0 };
+
+fn blocks(blocks: u64) -> Amount {
+    Amount { blocks, inodes: 0 }
+}
+
+/// A message under way.
+#[derive(Clone, Debug)]
+enum Sent {
+    Ask { from: usize, used: Amount, wanted: Amount },
+    Told { to: usize, account: Account, answer: Answer },
+    Collect { to: usize, number: u64, round: usize },
+    Collected { from: usize, number: u64, round: usize, used: Amount },
+}
+
+/// A round of collecting, at whose end the one who asked is answered.
+#[derive(Clone, Debug)]
+struct Round {
+    left: usize,
+    from: usize,
+    used: Amount,
+    wanted: Amount,
+}
+
+struct Model {
+    ledger: Ledger,
+    shares: Vec<Shares>,
+    used: Vec<u64>,
+    sent: Vec<Sent>,
+    rounds: Vec<Round>,
+}
+
+impl Model {
+    fn new(targets: usize, limit: u64) -> Model {
+        let mut ledger = Ledger::default();
+        ledger.begin(1);
+        ledger.set(USER, Standing { limits: Limits { hard: blocks(limit), ..Limits::default() }, over_since_s: 0 });
+        let mut shares = vec![Shares::default(); targets];
+        shares.iter_mut().for_each(|shares| shares.set_on(true));
+        Model { ledger, shares, used: vec![0; targets], sent: Vec::new(), rounds: Vec::new() }
+    }
+
+    fn usage(&self, target: usize) -> impl Fn(Account) -> Amount {
+        let used = self.used[target];
+        move |_| blocks(used)
+    }
+
+    /// A write of `n` blocks; it is not tried again. Returns whether it was refused.
+    fn write(&mut self, target: usize, n: u64, now_ns: u64) -> bool {
+        match self.shares[target].admit(OWNER, blocks(n), now_ns, self.usage(target)) {
+            Admission::Yes => self.used[target] += n,
+            Admission::Ask(account) if account == USER => {
+                let used = self.shares[target].ask(USER, blocks(self.used[target]));
+                self.sent.push(Sent::Ask { from: target, used, wanted: blocks(n) });
+            }
+            Admission::Ask(account) => {
+                let answer = Answer::Is { number: 1, share: Share::Unlimited, refused: false };
+                self.sent.push(Sent::Told { to: target, account, answer });
+            }
+            Admission::No(_) => return true,
+        }
+        false
+    }
+
+    fn deliver(&mut self, at: usize, now_ns: u64) {
+        match self.sent.swap_remove(at) {
+            Sent::Ask { from, used, wanted } => self.ask(from, used, wanted, None),
+            Sent::Told { to, account, answer: Answer::Is { number, share, refused } } => {
+                self.shares[to].told(account, number, share, refused, now_ns);
+            }
+            Sent::Told { .. } => unreachable!("a call is sent as such"),
+            Sent::Collect { to, number, round } => {
+                let used = self.shares[to].give_back(USER, number, blocks(self.used[to]));
+                self.sent.push(Sent::Collected { from: to, number, round, used });
+            }
+            Sent::Collected { from, number, round, used } => {
+                self.ledger.collected(USER, TargetId(from as u16), number, used);
+                self.rounds[round].left -= 1;
+                if self.rounds[round].left == 0 {
+                    let Round { from, used, wanted, .. } = self.rounds[round].clone();
+                    self.ask(from, used, wanted, Some(round));
+                }
+            }
+        }
+    }
+
+    fn ask(&mut self, from: usize, used: Amount, wanted: Amount, round: Option<usize>) {
+        let targets = self.shares.len();
+        let need = Need { used, wanted, collected: round.is_some(), targets: targets as u64 };
+        match self.ledger.ask(USER, TargetId(from as u16), need, 0) {
+            Answer::Collect { number } if targets > 1 => {
+                let round = self.rounds.len();
+                self.rounds.push(Round { left: targets - 1, from, used, wanted });
+                let others = (0..targets).filter(|to| *to != from);
+                self.sent.extend(others.map(|to| Sent::Collect { to, number, round }));
+            }
+            Answer::Collect { .. } => {
+                let need = Need { collected: true, ..need };
+                let answer = self.ledger.ask(USER, TargetId(from as u16), need, 0);
+                self.sent.push(Sent::Told { to: from, account: USER, answer });
+            }
+            answer => self.sent.push(Sent::Told { to: from, account: USER, answer }),
+        }
+    }
+
+    fn settle(&mut self, now_ns: u64) {
+        while !self.sent.is_empty() {
+            self.deliver(0, now_ns);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 4000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Goal: whatever overtakes what, the account never gets beyond its limit; and what it has not used up it gets,
+    /// wherever it asks. Method: writes and removals on some targets, messages delivered in random order, restarts of
+    /// the ledger and of targets; at the end all that is left is written on one target, and then no block more.
+    #[test]
+    fn limits_hold_and_are_used_up(
+        targets in 1..5usize,
+        limit in 1..400u64,
+        steps in proptest::collection::vec((0..10u8, 0..5usize, 1..60u64, 0..64usize), 0..200),
+        last in 0..5usize,
+    ) {
+        let mut model = Model::new(targets, limit);
+        let (mut now_ns, mut starts) = (0, 1);
+        for (what, target, n, at) in steps {
+            let target = target % targets;
+            match what {
+                0..=3 => drop(model.write(target, n, now_ns)),
+                4 => model.used[target] = model.used[target].saturating_sub(n),
+                5 => now_ns += 30_000_000,
+                6 if at == 0 => {
+                    starts += 1;
+                    let standing = model.ledger.standing(USER).expect("it is limited");
+                    model.ledger = Ledger::default();
+                    model.ledger.begin(starts);
+                    model.ledger.set(USER, standing);
+                    // What was on its way from or to it ends with its connections.
+                    model.sent.clear();
+                }
+                7 if at == 1 => model.shares[target].forget(None),
+                _ if model.sent.is_empty() => {}
+                _ => model.deliver(at % model.sent.len(), now_ns),
+            }
+            let used: u64 = model.used.iter().sum();
+            prop_assert!(used <= limit, "{used} of {limit}");
+        }
+        let last = last % targets;
+        for n in (0..limit).map(|_| 1) {
+            if model.used.iter().sum::<u64>() == limit {
+                break;
+            }
+            // Once for each account, once for the share, and once more.
+            for _ in 0..4 {
+                let before = model.used[last];
+                now_ns += 30_000_000;
+                model.write(last, n, now_ns);
+                model.settle(now_ns);
+                if model.used[last] > before {
+                    break;
+                }
+            }
+        }
+        prop_assert_eq!(model.used.iter().sum::<u64>(), limit);
+        now_ns += 30_000_000;
+        for tried in 0..3 {
+            let refused = model.write(last, 1, now_ns);
+            model.settle(now_ns);
+            prop_assert!(refused || tried < 2, "it is refused in the end");
+        }
+        prop_assert_eq!(model.used.iter().sum::<u64>(), limit);
+    }
+}
+
+/// Goal: a soft limit counts like a hard one when its grace is over, and no more when less is used. Method: a story.
+#[test]
+fn soft_limits_count_after_their_grace() {
+    let mut ledger = Ledger::default();
+    let limits = Limits { hard: blocks(100), soft: blocks(50), grace_s: 10 };
+    ledger.set(USER, Standing { limits, over_since_s: 0 });
+    let need = |wanted| Need { used: blocks(60), wanted: blocks(wanted), collected: true, targets: 1 };
+    let refused = |ledger: &mut Ledger, wanted, now_s| match ledger.ask(USER, TargetId(0), need(wanted), now_s) {
+        Answer::Is { refused, .. } => refused,
+        Answer::Collect { .. } => unreachable!("it has collected"),
+    };
+    assert_eq!(ledger.note(USER, blocks(50), 1000), None);
+    let turn = ledger.note(USER, blocks(60), 1000).expect("it is over the soft limit");
+    assert_eq!((turn.standing.over_since_s, turn.is_told), (1000, false));
+    assert!(!refused(&mut ledger, 40, 1001) && refused(&mut ledger, 41, 1001));
+    assert_eq!(ledger.note(USER, blocks(60), 1009), None);
+    assert!(ledger.note(USER, blocks(60), 1010).is_some_and(|turn| turn.is_told), "the grace is over");
+    assert!(refused(&mut ledger, 1, 1010));
+    let turn = ledger.note(USER, blocks(50), 1020).expect("it is below again");
+    assert_eq!((turn.standing.over_since_s, turn.is_told), (0, true));
+    assert!(!refused(&mut ledger, 40, 1020));
+    ledger.set(USER, Standing::default());
+    assert!(!ledger.is_on() && ledger.standing(USER).is_none());
+}
+
+/// Goal: inodes and blocks are limited apart, and requests under way count. Method: a story on one target.
+#[test]
+fn inodes_and_blocks_are_limited_apart() {
+    let (mut shares, used) = (Shares::default(), |_| Amount { blocks: 10, inodes: 2 });
+    let one = Amount { blocks: 0, inodes: 1 };
+    assert_eq!(shares.admit(OWNER, one, 0, used), Admission::Yes, "nothing is limited");
+    shares.set_on(true);
+    assert_eq!(shares.admit(OWNER, one, 0, used), Admission::Ask(USER));
+    let group = Account { kind: AccountKind::Group, id: 8 };
+    shares.told(group, 1, Share::Unlimited, false, 0);
+    shares.told(USER, 1, Share::UpTo(Amount { blocks: 5, inodes: 3 }), false, 0);
+    assert_eq!(shares.admit(OWNER, one, 0, used), Admission::Yes, "blocks beyond the limit stop no inode");
+    assert_eq!(shares.admit(OWNER, blocks(1), 0, used), Admission::Ask(USER));
+    shares.hold(OWNER, one);
+    assert_eq!(shares.admit(OWNER, one, 0, used), Admission::Ask(USER));
+    shares.told(USER, 2, Share::UpTo(Amount { blocks: 5, inodes: 3 }), true, 0);
+    assert_eq!(shares.admit(OWNER, one, 1, used), Admission::No(USER));
+    assert_eq!(shares.admit(OWNER, one, 30_000_000, used), Admission::Ask(USER), "it may have changed");
+    assert_eq!(shares.give_back(USER, 3, Amount { blocks: 10, inodes: 2 }), Amount { blocks: 10, inodes: 3 });
+    shares.release(OWNER, one);
+    assert_eq!(shares.admit(OWNER, one, 0, used), Admission::Yes);
+    assert_eq!((shares.tight(OWNER, 1, used), shares.tight(OWNER, 0, used)), (Some(USER), None));
+}
+
+/// Goal: counts follow changes of owners and sizes. Method: a story.
+#[test]
+fn usage_is_counted_by_account() {
+    let mut usage = Usage::default();
+    let a = usage.number(OWNER);
+    let b = usage.number(Owner { project: 9, ..OWNER });
+    assert_eq!((a == b, usage.number(OWNER) == a, usage.owner(b).map(|o| o.project)), (false, true, Some(9)));
+    usage.charge(a, 0, 5);
+    usage.charge(b, 0, 7);
+    usage.charge(a, 5, 3);
+    usage.charge(OwnerIndex::NOBODY, 0, 9);
+    let project = Account { kind: AccountKind::Project, id: 9 };
+    assert_eq!((usage.used(USER), usage.used(project)), (10, 7));
+    usage.charge(b, 7, 0);
+    assert_eq!((usage.used(USER), usage.used(project), usage.all().count()), (3, 0, 2));
+}

@@ -1,0 +1,166 @@
+//! To whom storage is charged, and how much of it somebody may use.
+//!
+//! Owns: the vocabulary of quotas. Does not own: counting and limits (`amphi_quota`).
+//!
+//! Every inode, with the blocks of its objects, is charged to three *accounts*: its user, its group, and the project of
+//! the tree in which it lies. Project 0 means that it lies in no such tree.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// To whom an inode and the blocks of its objects are charged.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Owner {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Project of its tree, or 0.
+    pub project: u32,
+}
+
+impl Owner {
+    /// Its accounts: user, group, and the project if there is one.
+    pub fn accounts(self) -> impl Iterator<Item = Account> {
+        let project = (self.project != 0).then_some(Account { kind: AccountKind::Project, id: self.project });
+        let user = Account { kind: AccountKind::User, id: self.uid };
+        let group = Account { kind: AccountKind::Group, id: self.gid };
+        [Some(user), Some(group), project].into_iter().flatten()
+    }
+}
+
+/// What an account is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum AccountKind {
+    /// A user.
+    User,
+    /// A group.
+    Group,
+    /// A tree of directories.
+    Project,
+}
+
+impl AccountKind {
+    /// All of them.
+    pub const ALL: [AccountKind; 3] = [AccountKind::User, AccountKind::Group, AccountKind::Project];
+
+    /// Its name, as people write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            AccountKind::User => "user",
+            AccountKind::Group => "group",
+            AccountKind::Project => "project",
+        }
+    }
+
+    /// The kind of this name.
+    pub fn of_name(name: &str) -> Option<AccountKind> {
+        AccountKind::ALL.into_iter().find(|kind| kind.name() == name)
+    }
+}
+
+/// Somebody to whom storage is charged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Account {
+    /// Kind.
+    pub kind: AccountKind,
+    /// Number of the user, group or project.
+    pub id: u32,
+}
+
+impl fmt::Display for Account {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} {}", self.kind.name(), self.id)
+    }
+}
+
+/// Storage that is used or may be used.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Amount {
+    /// Blocks of 4096 bytes.
+    pub blocks: u64,
+    /// Inodes.
+    pub inodes: u64,
+}
+
+impl Amount {
+    /// As much as there can be.
+    pub const MAX: Amount = Amount { blocks: u64::MAX, inodes: u64::MAX };
+
+    /// Both, field by field, at most the largest number.
+    #[must_use]
+    pub fn plus(self, other: Amount) -> Amount {
+        self.each(other, u64::saturating_add)
+    }
+
+    /// What is left, field by field, at least 0.
+    #[must_use]
+    pub fn minus(self, other: Amount) -> Amount {
+        self.each(other, u64::saturating_sub)
+    }
+
+    /// The smaller number of each field.
+    #[must_use]
+    pub fn min(self, other: Amount) -> Amount {
+        self.each(other, u64::min)
+    }
+
+    /// The larger number of each field.
+    #[must_use]
+    pub fn max(self, other: Amount) -> Amount {
+        self.each(other, u64::max)
+    }
+
+    /// Whether each field is at most that of `room`.
+    pub fn fits(self, room: Amount) -> bool {
+        self.blocks <= room.blocks && self.inodes <= room.inodes
+    }
+
+    /// Whether it is nothing.
+    pub fn is_none(self) -> bool {
+        self == Amount::default()
+    }
+
+    /// Combines both field by field.
+    #[must_use]
+    pub fn each(self, other: Amount, f: impl Fn(u64, u64) -> u64) -> Amount {
+        Amount { blocks: f(self.blocks, other.blocks), inodes: f(self.inodes, other.inodes) }
+    }
+}
+
+/// What an account may use. 0 stands for no limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Beyond this it is refused more.
+    pub hard: Amount,
+    /// Beyond this it is refused more when `grace_s` have passed.
+    pub soft: Amount,
+    /// How long it may stay beyond `soft`, seconds.
+    pub grace_s: u64,
+}
+
+impl Limits {
+    /// How long an account may stay beyond its soft limit unless something else is said: a week, as on other file
+    /// systems.
+    pub const GRACE_S: u64 = 7 * 24 * 3600;
+
+    /// Whether nothing is limited.
+    pub fn is_none(&self) -> bool {
+        self.hard.is_none() && self.soft.is_none()
+    }
+}
+
+/// An account as people see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AccountView {
+    /// Which.
+    pub account: Account,
+    /// What it uses on all targets that could be asked.
+    pub used: Amount,
+    /// What it may use.
+    pub limits: Limits,
+    /// When it began to use more than its soft limit, seconds since the epoch; 0: it does not.
+    pub over_since_s: u64,
+    /// Targets that could not be asked. What they hold is not part of `used`.
+    pub silent: u16,
+}
