@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// Version byte of all values.
 pub(crate) const VERSION: u8 = 1;
+/// Version byte of an inode in a project, whose number (u32, little-endian) lies behind the structure.
+pub(crate) const IN_PROJECT: u8 = 2;
 
 /// A decoded key.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -130,11 +132,27 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 pub(crate) fn encode_inode(inode: &Inode, out: &mut Vec<u8>) {
+    let start = out.len();
     encode(inode, out);
+    if inode.owner.project != 0 {
+        out[start] = IN_PROJECT;
+        out.extend(inode.owner.project.to_le_bytes());
+    }
+}
+
+/// The parts of an inode's value: the value without its project, and the project.
+fn split_project(value: &[u8]) -> Option<(Vec<u8>, u32)> {
+    let (&version, rest) = value.split_first()?;
+    let (body, project) = rest.split_last_chunk::<4>()?;
+    let project = u32::from_le_bytes(*project);
+    (version == IN_PROJECT && project != 0).then(|| ([&[VERSION], body].concat(), project))
 }
 
 pub(crate) fn decode_inode(key: &[u8], value: &[u8]) -> Result<Inode, String> {
-    let inode: Inode = decode("inode", key, value)?;
+    let in_project = split_project(value);
+    let (value, project) = in_project.as_ref().map_or((value, 0), |(value, project)| (value.as_slice(), *project));
+    let mut inode: Inode = decode("inode", key, value)?;
+    inode.owner.project = project;
     let wrong = if inode.perm > 0o7777 {
         "permission bits"
     } else if inode.layout.check().is_err() {

@@ -7,7 +7,7 @@
 //! before a truncation is answered. An mtime of the objects counts only if it is newer than the moment at which an
 //! mtime was last set explicitly.
 
-use amphi_types::{Acls, Advice, Attr, FileFlags, Ino, Kind, Layout, Timespec};
+use amphi_types::{Acls, Advice, Attr, FileFlags, Ino, Kind, Layout, Owner, Timespec};
 use serde::{Deserialize, Serialize};
 
 /// Size that stat shows for a directory, bytes.
@@ -29,6 +29,9 @@ pub struct InodeOwner {
     pub uid: u32,
     /// Group.
     pub gid: u32,
+    /// Project of the tree in which it lies, or 0. In the item it lies behind the rest (`codec`).
+    #[serde(skip)]
+    pub project: u32,
 }
 
 /// Times of an inode.
@@ -217,6 +220,11 @@ impl Inode {
         attr
     }
 
+    /// To whom the inode and the blocks of its objects are charged.
+    pub fn charged(&self) -> Owner {
+        Owner { uid: self.owner.uid, gid: self.owner.gid, project: self.owner.project }
+    }
+
     /// The facts for plans and permission checks, but for the lists (`MetaStore::facts`).
     pub(crate) fn facts(&self, ino: Ino) -> Facts {
         Facts {
@@ -226,6 +234,7 @@ impl Inode {
             nlink: self.nlink,
             uid: self.owner.uid,
             gid: self.owner.gid,
+            project: self.owner.project,
             empty: self.dir.entries == 0,
             linkable: self.flags.has(InodeFlags::LINKABLE),
             parent: self.dir.parent,
@@ -253,6 +262,8 @@ pub struct Facts {
     pub uid: u32,
     /// Group.
     pub gid: u32,
+    /// Project of the tree in which it lies, or 0.
+    pub project: u32,
     /// A directory without entries. True for other kinds.
     pub empty: bool,
     /// The file was made without a name and never linked.

@@ -22,6 +22,7 @@ mod record;
 
 use crate::inode::InodeFlags;
 use crate::{Inode, Pending};
+use amphi_quota::Usage;
 use amphi_types::Kind;
 use block::Block;
 use record::{Record, Usual};
@@ -41,6 +42,8 @@ pub(crate) struct Inodes {
     targets: BTreeMap<u64, Box<[u8]>>,
     len: usize,
     bytes: usize,
+    /// Inodes by account, while they are counted.
+    usage: Option<Usage>,
 }
 
 /// What checks of names and links ask of an inode: the first fields of a record. The others need not be decoded.
@@ -98,6 +101,7 @@ impl Inodes {
 
     /// Puts an inode in, also in place of an earlier one.
     pub(crate) fn insert(&mut self, local: u64, inode: &Inode) {
+        self.charge(local, Some(inode));
         let (number, slot) = place(local);
         let block = self.blocks.entry(number).or_insert_with(|| {
             self.bytes += ENTRY_BYTES;
@@ -121,6 +125,7 @@ impl Inodes {
 
     /// Removes an inode. It is no error if there is none.
     pub(crate) fn remove(&mut self, local: u64) {
+        self.charge(local, None);
         let (number, slot) = place(local);
         let Some(block) = self.blocks.get_mut(&number) else { return };
         let before = block.bytes();
@@ -135,6 +140,43 @@ impl Inodes {
             self.bytes = self.bytes - before + block.bytes();
         }
         self.put_target(local, None);
+    }
+
+    /// Begins to count inodes by account, or ends to.
+    pub(crate) fn set_counting(&mut self, on: bool) {
+        if on == self.usage.is_some() {
+            return;
+        }
+        self.usage = on.then(|| {
+            let mut usage = Usage::default();
+            for (_, inode) in self.iter(0) {
+                let owner = usage.number(inode.charged());
+                usage.charge(owner, 0, 1);
+            }
+            usage
+        });
+    }
+
+    /// Inodes by account, while they are counted.
+    pub(crate) fn usage(&self) -> Option<&Usage> {
+        self.usage.as_ref()
+    }
+
+    /// The inode of this number becomes `after`.
+    fn charge(&mut self, local: u64, after: Option<&Inode>) {
+        if self.usage.is_none() {
+            return;
+        }
+        let before = self.get(local).map(|inode| inode.charged());
+        let after = after.map(Inode::charged);
+        if let (Some(usage), true) = (&mut self.usage, before != after) {
+            for (owner, was, is) in [(before, 1, 0), (after, 0, 1)] {
+                if let Some(owner) = owner {
+                    let number = usage.number(owner);
+                    usage.charge(number, was, is);
+                }
+            }
+        }
     }
 
     fn record(&self, local: u64) -> Option<(&Usual, &[u8])> {

@@ -125,6 +125,13 @@ pub enum Part {
         /// Its lists.
         acls: Acls,
     },
+    /// Puts an inode that a part before this one makes into a project.
+    SetProject {
+        /// Inode.
+        ino: Ino,
+        /// The project, not 0.
+        project: u32,
+    },
 }
 
 /// Why parts cannot be applied.
@@ -172,7 +179,8 @@ impl Part {
             | Part::Unlink { ino, .. }
             | Part::SetParent { ino, .. }
             | Part::TouchCtime { ino }
-            | Part::SetAcls { ino, .. } => *ino,
+            | Part::SetAcls { ino, .. }
+            | Part::SetProject { ino, .. } => *ino,
         }
     }
 
@@ -262,7 +270,7 @@ impl MetaStore {
                 self.planned(*ino)?;
             }
             // The inode is made by a part before this one.
-            Part::SetAcls { .. } => {}
+            Part::SetAcls { .. } | Part::SetProject { .. } => {}
         }
         Ok(())
     }
@@ -329,6 +337,7 @@ impl MetaStore {
             Part::SetParent { ino, parent } => self.edit(*ino, dirty, |inode| inode.dir.parent = *parent),
             Part::TouchCtime { ino } => self.edit(*ino, dirty, |inode| inode.times.ctime = at(inode)),
             Part::SetAcls { ino, acls } => self.put_acls(*ino, acls, dirty),
+            Part::SetProject { ino, project } => self.edit(*ino, dirty, |inode| inode.owner.project = *project),
         }
     }
 

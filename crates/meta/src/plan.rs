@@ -67,7 +67,7 @@ impl NodeSpec {
 }
 
 /// The parts that make the new inode that `cred` makes in `dir`. It inherits group and setgid bit from a setgid
-/// directory, layout and settings for mounts from any directory, and the lists of a directory with a default access
+/// directory, project, layout and settings for mounts from any directory, and the lists of a directory with a default access
 /// control list, which then counts instead of the umask.
 fn new_inode(cred: &Cred, dir: &Facts, spec: &NodeSpec, ino: Ino, linked: bool) -> impl Iterator<Item = Part> + use<> {
     let inherit = dir.perm & SETGID != 0;
@@ -104,7 +104,8 @@ fn new_inode(cred: &Cred, dir: &Facts, spec: &NodeSpec, ino: Ino, linked: bool) 
         linked,
     };
     let lists = (acls != Acls::default()).then_some(Part::SetAcls { ino, acls });
-    std::iter::once(Part::MakeInode(new)).chain(lists)
+    let project = (dir.project != 0).then_some(Part::SetProject { ino, project: dir.project });
+    std::iter::once(Part::MakeInode(new)).chain(lists).chain(project)
 }
 
 /// Makes inode `ino` with a name. `exists`: the name is taken.
@@ -147,7 +148,7 @@ pub fn tmpfile(cred: &Cred, dir: &Facts, spec: &NodeSpec, ino: Ino) -> Result<Ve
 /// Adds a further name for `file`. `exists`: the name is taken.
 ///
 /// Errors: `NotDir`, `Access`, `Exist`, `NoEnt` (removed directory or file), `Perm` for a directory and for a file that
-/// `chattr` has fixed, `TooManyLinks`.
+/// `chattr` has fixed, `TooManyLinks`, `CrossDevice` if the file lies in another project than the directory.
 pub fn link(cred: &Cred, dir: &Facts, name: &Name, exists: bool, file: &Facts) -> Result<Vec<Part>> {
     perm::search(cred, dir)?;
     if exists {
@@ -158,6 +159,9 @@ pub fn link(cred: &Cred, dir: &Facts, name: &Name, exists: bool, file: &Facts) -
         return Err(Errno::Perm);
     }
     perm::changeable(file)?;
+    if file.project != dir.project {
+        return Err(Errno::CrossDevice);
+    }
     if file.nlink == 0 && !file.linkable {
         return Err(Errno::NoEnt);
     }
@@ -221,7 +225,7 @@ pub struct Place<'a> {
 /// one.
 ///
 /// Errors: `NotDir`, `Access`, `Exist` (no replace), `NoEnt` (exchange without target, removed directory), `Perm`
-/// (sticky), `IsDir`, `NotEmpty`.
+/// (sticky), `IsDir`, `NotEmpty`, `CrossDevice` if it would lead into the tree of another project or out of it.
 pub fn rename(
     cred: &Cred,
     mode: RenameMode,
@@ -253,6 +257,13 @@ pub fn rename(
         }
     }
     let moves = from.dir.ino != to.dir.ino;
+    // Whoever moves a tree into another one has to copy it, so that it is charged there.
+    let crosses = |moved: &Facts, into: &Facts| into.project != moved.project;
+    if from.dir.project != to.dir.project
+        && (crosses(source, to.dir) || target.is_some_and(|target| exchange && crosses(target, from.dir)))
+    {
+        return Err(Errno::CrossDevice);
+    }
     if moves && is_dir(source) {
         // The directory's `..` changes.
         perm::access(cred, source, Want::WRITE)?;

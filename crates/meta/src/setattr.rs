@@ -28,7 +28,7 @@ fn time(set: TimeSet, now: Timespec) -> Timespec {
 fn check_flags(cred: &Cred, facts: &Facts, set: &SetAttr) -> Result<()> {
     let times = [set.atime, set.mtime];
     let given = times.into_iter().flatten().any(|time| matches!(time, TimeSet::At(_))) && set.ctime.is_none();
-    if set.perm.is_some() || set.uid.is_some() || set.gid.is_some() || given {
+    if set.perm.is_some() || set.uid.is_some() || set.gid.is_some() || set.project.is_some() || given {
         perm::changeable(facts)?;
     }
     let touched = times.contains(&Some(TimeSet::Now)) && facts.is(FileFlags::IMMUTABLE);
@@ -82,6 +82,13 @@ fn decide(cred: &Cred, inode: &Inode, facts: &Facts, set: &SetAttr, now: Timespe
             return Err(Errno::Perm);
         }
         next.owner.gid = gid;
+    }
+    if let Some(project) = set.project.filter(|project| *project != inode.owner.project) {
+        // Whoever could leave a project would leave its limit.
+        if !cred.may(Caps::SYS_ADMIN) {
+            return Err(Errno::Perm);
+        }
+        next.owner.project = project;
     }
     if let Some(bits) = set.perm {
         if !owner {

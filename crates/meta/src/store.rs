@@ -17,7 +17,7 @@ use crate::part::NewInode;
 use crate::perm::{self, Want};
 use crate::{Dentry, Facts, Inode, Named, Pending};
 use amphi_types::item::Txn;
-use amphi_types::{Attr, Cred, Errno, Ino, Kind, Layout, Name, Result, TargetId, Timespec};
+use amphi_types::{Account, Attr, Cred, Errno, Ino, Kind, Layout, Name, Owner, Result, TargetId, Timespec};
 use std::collections::BTreeMap;
 
 /// Step in which inode numbers are reserved.
@@ -174,6 +174,26 @@ impl MetaStore {
     /// Bytes of memory for directory entries and their names, without windows of directories that are being listed.
     pub fn dentry_bytes(&self) -> usize {
         self.index.bytes()
+    }
+
+    /// Begins to count inodes by account, or ends to. The begin looks at all inodes: 0.2 us for each.
+    pub fn set_counting(&mut self, on: bool) {
+        self.inodes.set_counting(on);
+    }
+
+    /// Inodes that an account has here, while they are counted.
+    pub fn used(&self, account: Account) -> u64 {
+        self.inodes.usage().map_or(0, |usage| usage.used(account))
+    }
+
+    /// All accounts that have inodes here, ascending.
+    pub fn accounts(&self) -> impl Iterator<Item = (Account, u64)> {
+        self.inodes.usage().into_iter().flat_map(|usage| usage.all())
+    }
+
+    /// To whom an inode is charged. Errors: `Stale`.
+    pub fn charged(&self, ino: Ino) -> Result<Owner> {
+        self.inode(ino).map(|inode| inode.charged())
     }
 
     /// An inode.
@@ -358,7 +378,7 @@ impl MetaStore {
                 (true, Kind::Dir) => 2,
                 (true, _) => 1,
             },
-            owner: InodeOwner { uid: new.uid, gid: new.gid },
+            owner: InodeOwner { uid: new.uid, gid: new.gid, project: 0 },
             rdev: new.rdev,
             size: new.symlink.len() as u64,
             blocks: 0,

@@ -9,6 +9,7 @@ mod inodes;
 mod listing;
 mod model;
 mod permissions;
+mod projects;
 mod reference;
 mod replay;
 mod rules;

@@ -152,6 +152,8 @@ pub struct SetAttr {
     pub ctime: Option<Timespec>,
     /// New flags, all of them.
     pub flags: Option<FileFlags>,
+    /// New project (`Owner`); 0: none.
+    pub project: Option<u32>,
     /// Clear setuid and setgid as a write or chown by an unprivileged caller does.
     pub kill_suidgid: bool,
     /// The caller has the file open for writing: no permission check for `size`.

@@ -12,7 +12,7 @@
 //! | entries | 0 |
 //! | state of objects, pending work, flags | none of them |
 //! | parent, as the difference from the block's | the block's |
-//! | owner, group | those of the block |
+//! | owner, group, project | those of the block |
 //! | layout, settings for mounts | those of the block |
 //! | time of creation, as the difference from the block's | none, it always follows |
 //! | mtime, as the difference from the time of creation | the time of creation |
@@ -36,7 +36,7 @@ use amphi_types::{Advice, Ino, Kind, Layout, Timespec};
 
 /// Longest target of a symbolic link that is part of the record, bytes.
 pub(super) const TARGET_MAX: usize = 60;
-/// Most bytes of a record: 162 of numbers, and a target.
+/// Most bytes of a record: 167 of numbers, and a target.
 const RECORD_MAX: usize = 240;
 /// Bytes for the number with the bits.
 const HEAD_MAX: usize = 3;
@@ -170,6 +170,7 @@ impl Record {
             self.bits |= OWNER;
             self.number(u64::from(inode.owner.uid));
             self.number(u64::from(inode.owner.gid));
+            self.number(u64::from(inode.owner.project));
         }
         if (inode.layout, inode.advice) != (usual.layout, usual.advice) {
             self.bits |= LAYOUT;
@@ -356,7 +357,11 @@ pub(super) fn decode(usual: &Usual, record: &[u8], beside: impl FnOnce() -> Box<
         false => usual.parent,
     };
     let owner = match fields.has(OWNER) {
-        true => InodeOwner { uid: fields.number() as u32, gid: fields.number() as u32 },
+        true => InodeOwner {
+            uid: fields.number() as u32,
+            gid: fields.number() as u32,
+            project: fields.number() as u32,
+        },
         false => usual.owner,
     };
     let (layout, advice) = fields.layout(usual);

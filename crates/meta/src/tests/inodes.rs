@@ -19,7 +19,7 @@ fn plain(now: Timespec) -> Inode {
         kind: Kind::File,
         perm: 0o644,
         nlink: 1,
-        owner: InodeOwner { uid: 1000, gid: 100 },
+        owner: InodeOwner { uid: 1000, gid: 100, project: 0 },
         rdev: 0,
         size: 0,
         blocks: 0,
@@ -66,7 +66,7 @@ fn change(rng: &mut Rng, inode: &mut Inode) {
         0 => inode.kind = rng.pick(&KINDS),
         1 => inode.perm = number(rng) as u16,
         2 => inode.nlink = number(rng) as u32,
-        3 => inode.owner = InodeOwner { uid: number(rng) as u32, gid: number(rng) as u32 },
+        3 => inode.owner = InodeOwner { uid: number(rng) as u32, gid: number(rng) as u32, project: number(rng) as u32 },
         4 => inode.rdev = number(rng) as u32,
         5 => inode.size = number(rng),
         6 => inode.blocks = number(rng),
@@ -178,7 +178,7 @@ fn the_longest_records_fit() {
         inode.times.ctime = other(sec, 2);
         inode.times.atime = other(sec, 3);
         inode.times.mtime_set_ctime = other(sec, 4);
-        inode.owner = InodeOwner { uid: number as u32, gid: number as u32 };
+        inode.owner = InodeOwner { uid: number as u32, gid: number as u32, project: number as u32 };
         inode.layout =
             Layout { pattern: Pattern::Striped, stripe_size: number as u32, stripe_count: number as u16, pool: 1 };
         inode.objects = ObjectsState { generation: number, spread: true, wide: true };

@@ -38,6 +38,7 @@ impl Run {
         if seed.is_multiple_of(3) {
             cluster.list_through_windows(1, 2);
         }
+        cluster.stores.iter_mut().for_each(|store| store.set_counting(true));
         let reference = Reference::new(cluster.now);
         Run { rng: Rng(seed), cluster, reference, inos: vec![Ino::ROOT], outcomes: Outcomes::new() }
     }
@@ -248,7 +249,11 @@ fn run(
             if dump(store, 1 + step % 7) != *items {
                 return Err(at("memory and log differ".into()));
             }
-            let recovered = recover(TargetId(t as u16), items, hash_mask).map_err(at)?;
+            let mut recovered = recover(TargetId(t as u16), items, hash_mask).map_err(at)?;
+            recovered.set_counting(true);
+            if !recovered.accounts().eq(store.accounts()) {
+                return Err(at("inodes are counted for other accounts than they belong to".into()));
+            }
             if !same(&recovered, store) {
                 return Err(at("a recovered store differs".into()));
             }

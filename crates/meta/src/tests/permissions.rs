@@ -8,7 +8,7 @@ use amphi_types::{Cred, Errno, Ino, Kind, Result, TargetId};
 fn inode(kind: Kind, perm: u16, uid: u32, gid: u32) -> Facts {
     let (store, _) = MetaStore::format(TargetId(0), 1, Default::default(), Some((0, 0)), 1);
     let root: Inode = store.inode(Ino::ROOT).unwrap().clone();
-    Inode { kind, perm, owner: InodeOwner { uid, gid }, ..root }.facts(Ino::ROOT)
+    Inode { kind, perm, owner: InodeOwner { uid, gid, project: 0 }, ..root }.facts(Ino::ROOT)
 }
 
 fn user(uid: u32, gid: u32, groups: &[u32]) -> Cred {
