@@ -10,6 +10,7 @@
 //! last are ignored.
 
 use amphi_types::{Account, Amount, Owner};
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
 /// For how long the answer that there is no more is believed, ns. Otherwise each refused write of a program that does
@@ -17,7 +18,7 @@ use std::collections::BTreeMap;
 const REFUSED_NS: u64 = 20_000_000;
 
 /// What the ledger says.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Share {
     /// The account is not limited.
     Unlimited,

@@ -297,7 +297,7 @@ fn load_item(
 ) -> Result<(), String> {
     match records::decode_item(key, value)? {
         Item::Session(id, _) => drop(sessions.insert(id)),
-        Item::CutOff(_) => {}
+        Item::CutOff(_) | Item::Quota(..) | Item::OtherAnswer => {}
         Item::Slot(id, slot, _) => {
             // Keys of slots lie before keys of sessions, so what no session follows is seen at the end.
             slots.entry(id).or_insert(slot);

@@ -10,7 +10,8 @@ use crate::records::{HomeRecord, SessionRecord, TxId};
 use crate::session::rights::Right;
 use amphi_env::Buf;
 use amphi_meta::{Facts, Gathered, Part};
-use amphi_types::{Cred, Errno, Ino, Kind, Layout, Name, Result, SessionId, TargetId, Timespec};
+use amphi_quota::Share;
+use amphi_types::{Account, Amount, Cred, Errno, Ino, Kind, Layout, Name, Owner, Result, SessionId, TargetId, Timespec};
 use amphi_wire::{Access, Answer, Call, ClusterMap, InodeView, Push, RequestId, TargetStatus, TokenGrant};
 use serde::{Deserialize, Serialize};
 
@@ -221,9 +222,53 @@ pub enum TargetRequest {
     Unanswered(SessionId, u64),
     /// `Right`: what the session may do with the stripes of a file of the target.
     Right(SessionId, Ino),
+    /// About quotas.
+    Quota(QuotaRequest),
+    /// `Outcome`: whether anything is limited. Asked of target 0 alone.
+    QuotaIsOn,
+    /// `Owners`: to whom these inodes of the target are charged.
+    Owners(Vec<Ino>),
+    /// `Done`: the objects of a file belong to this owner now.
+    SetOwner(Ino, Owner),
     /// `Done`: free the inodes that nobody can have open any more, when all targets of the server have finished what a
     /// crash left: one of them may have decided to give such an inode a name.
     Reap,
+}
+
+/// A question about quotas between targets.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub enum QuotaRequest {
+    /// `Share`: a target needs more of a limit. Asked of target 0 alone.
+    Share {
+        /// Whose limit.
+        account: Account,
+        /// Which target.
+        from: TargetId,
+        /// What the account uses there, with what requests under way hold.
+        used: Amount,
+        /// How much more.
+        wanted: Amount,
+    },
+    /// `Used`: what the account does not use at the target is taken back.
+    Collect {
+        /// Which.
+        account: Account,
+        /// Number of the call.
+        number: u64,
+    },
+    /// `Done`: what is known of an account, or of all, is outdated.
+    Changed {
+        /// Whether anything is limited.
+        on: bool,
+        /// Which; nothing: all.
+        account: Option<Account>,
+    },
+    /// `Used`: what an account uses.
+    Used(Account),
+    /// `Accounts`: accounts behind this one that use something.
+    Accounts(Option<Account>),
+    /// `Done` if the owner may use that much more.
+    Admit(Owner, Amount),
 }
 
 /// A cut of the objects of a file.
@@ -353,6 +398,21 @@ pub enum TargetReply {
     Refused(Errno),
     /// What a session may do with a file.
     Right(Right),
+    /// The share of a target in a limit.
+    Share {
+        /// Number of the answer.
+        number: u64,
+        /// The share.
+        share: Share,
+        /// There is no more.
+        refused: bool,
+    },
+    /// What an account uses.
+    Used(Amount),
+    /// Accounts with what they use, ascending.
+    Accounts(Vec<(Account, Amount)>),
+    /// Owners, in the order asked; nothing for inodes that have gone.
+    Owners(Vec<Option<Owner>>),
 }
 
 /// A directory and where a name in it leads.

@@ -37,7 +37,7 @@ const _: () =
 const OBJECTS_A_RECORD: usize = 1024;
 
 /// Targets other than `own` that may hold objects of the file.
-fn others(layout: &Layout, ino: Ino, own: TargetId) -> Vec<TargetId> {
+pub(crate) fn others(layout: &Layout, ino: Ino, own: TargetId) -> Vec<TargetId> {
     let stripes = layout.stripes().min(u32::from(layout.pool));
     let all: BTreeSet<TargetId> = (0..stripes).map(|s| layout.target(ino, s)).collect();
     all.into_iter().filter(|t| *t != own).collect()

@@ -23,6 +23,7 @@ mod moved;
 pub(crate) mod names;
 mod open;
 mod pages;
+pub(crate) mod quota;
 mod read_batch;
 mod read_way;
 mod remove;
@@ -83,6 +84,10 @@ fn is_repeatable(op: &Request) -> bool {
             | Request::FileLockClosed { .. }
             | Request::DirectoryShown { .. }
             | Request::WriteFailedKnown { .. }
+            | Request::Charged { .. }
+            | Request::Account { .. }
+            | Request::Accounts { .. }
+            | Request::NewProject
     )
 }
 
@@ -139,6 +144,7 @@ pub async fn execute<E: Env>(
     };
     let objects = contended::Objects::of(&call.op);
     let told = grant::teller(target, session, &call.op);
+    let charged = quota::charged_by(&call.op);
     if is_repeatable(&call.op) {
         if expired() {
             return (failed(Errno::TimedOut), None);
@@ -151,6 +157,7 @@ pub async fn execute<E: Env>(
         let tokens = tokens(&cx, &result);
         let mut answer = Answer { tokens, ..Answer::of(result) };
         objects.tell(worker, target, &mut answer);
+        cx.tell_tight(&charged, &mut answer);
         return (answer, payload);
     }
     let begin = target.sessions.slots.borrow_mut().begin(session, id);
@@ -199,7 +206,8 @@ pub async fn execute<E: Env>(
     let directory = cx.directory.take().filter(|_| result.is_ok()).map(Box::new);
     let mut answer = Answer { tokens, directory, ..Answer::of(result) };
     objects.tell(worker, target, &mut answer);
-    let answer = told(answer);
+    let mut answer = told(answer);
+    cx.tell_tight(&charged, &mut answer);
     running.done = true;
     target.sessions.slots.borrow_mut().finish(session, id, &answer);
     (answer, payload)
@@ -281,6 +289,11 @@ async fn dispatch<E: Env>(cx: &RequestCx<E>, op: Request, payload: Option<Buf>) 
         Request::WriteFailedKnown { id } => cx.write_failed_known(id),
         Request::Grant { give_back } => cx.grant(give_back).await,
         Request::RepresentFileLocks { locks } => cx.represent_file_locks(&locks),
+        Request::Charged { ino } => cx.charged(ino),
+        Request::Account { account } => Box::pin(cx.account(account)).await,
+        Request::Accounts { after } => Box::pin(cx.accounts(after)).await,
+        Request::SetLimits { account, limits } => Box::pin(cx.set_limits(account, limits)).await,
+        Request::NewProject => Box::pin(cx.new_project()).await,
         Request::Goodbye
         | Request::Status
         | Request::Tunables { .. }

@@ -5,7 +5,8 @@
 
 use amphi_meta::Part;
 use amphi_types::item::{Key, tag};
-use amphi_types::{SessionId, TargetId, Timespec};
+use amphi_quota::Standing;
+use amphi_types::{Account, AccountKind, SessionId, TargetId, Timespec};
 use amphi_wire::ClusterMap;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -141,6 +142,23 @@ pub fn map_key() -> Key {
     vec![tag::CONFIG, b'm']
 }
 
+/// Key of the limits of an account, on target 0.
+pub fn quota_key(account: Account) -> Key {
+    let kind = match account.kind {
+        AccountKind::User => b'u',
+        AccountKind::Group => b'g',
+        AccountKind::Project => b'p',
+    };
+    let mut key = vec![tag::QUOTA, kind];
+    key.extend(account.id.to_be_bytes());
+    key
+}
+
+/// Value of the limits of an account.
+pub fn quota_value(standing: Standing) -> Vec<u8> {
+    encode(&(standing.limits, standing.over_since_s))
+}
+
 /// An item of the server as read back.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Item {
@@ -158,6 +176,11 @@ pub enum Item {
     Home(HomeRecord),
     /// The cluster map.
     Map(ClusterMap),
+    /// The limits of an account.
+    Quota(Account, Standing),
+    /// The answer of a slot in the form of another version of the wire. Nobody can ask for it again, since clients of
+    /// that version are not let in.
+    OtherAnswer,
 }
 
 /// Appends the encoding of a value.
@@ -198,7 +221,8 @@ pub fn decode_item(key: &[u8], value: &[u8]) -> Result<Item, String> {
         (Some(tag::REPLY), 11) => {
             let id = SessionId(number(&key[1..9]).ok_or_else(bad)?);
             let slot = u16::from_be_bytes([key[9], key[10]]);
-            Ok(Item::Slot(id, slot, decode(&format!("slot {slot} of session {:x}", id.0), value)?))
+            let record = decode(&format!("slot {slot} of session {:x}", id.0), value);
+            Ok(record.map_or(Item::OtherAnswer, |record| Item::Slot(id, slot, record)))
         }
         (Some(tag::INTENT), 18) => {
             let intent: Intent = decode("intent", value)?;
@@ -210,6 +234,17 @@ pub fn decode_item(key: &[u8], value: &[u8]) -> Result<Item, String> {
         (Some(tag::CONFIG), 2) if key[1] == b'c' => Ok(Item::Cluster(decode("cluster record", value)?)),
         (Some(tag::CONFIG), 2) if key[1] == b'h' => Ok(Item::Home(decode("home record", value)?)),
         (Some(tag::CONFIG), 2) if key[1] == b'm' => Ok(Item::Map(decode("cluster map", value)?)),
+        (Some(tag::QUOTA), 6) => {
+            let kind = match key[1] {
+                b'u' => AccountKind::User,
+                b'g' => AccountKind::Group,
+                b'p' => AccountKind::Project,
+                _ => return Err(bad()),
+            };
+            let id = u32::from_be_bytes(key[2..].try_into().map_err(|_| bad())?);
+            let (limits, over_since_s) = decode("limits of an account", value)?;
+            Ok(Item::Quota(Account { kind, id }, Standing { limits, over_since_s }))
+        }
         _ => Err(bad()),
     }
 }
@@ -242,8 +277,14 @@ mod tests {
         assert_eq!(decode_item(&home_key(), &encode(&home)), Ok(Item::Home(home)));
         let map = ClusterMap { epoch: 3, cluster: 7, servers: Vec::new() };
         assert_eq!(decode_item(&map_key(), &encode(&map)), Ok(Item::Map(map)));
+        let account = Account { kind: AccountKind::Group, id: 77 };
+        let standing = Standing { over_since_s: 9, ..Standing::default() };
+        let item = decode_item(&quota_key(account), &quota_value(standing));
+        assert_eq!(item, Ok(Item::Quota(account, standing)));
+        let old = decode_item(&slot_key(SessionId(5), 1), &[0xff; 7]);
+        assert_eq!(old, Ok(Item::OtherAnswer), "an answer of another version");
         for n in 0..32 {
-            for t in [tag::SESSION, tag::REPLY, tag::INTENT, tag::CONFIG, 0] {
+            for t in [tag::SESSION, tag::INTENT, tag::CONFIG, tag::QUOTA, 0] {
                 let mut key = vec![t; n];
                 key.truncate(n);
                 assert!(decode_item(&key, &[0xff; 7]).is_err());

@@ -20,6 +20,7 @@ pub(crate) mod old_blocks;
 pub(crate) mod place;
 pub(crate) mod predicted;
 pub(crate) mod queues;
+pub(crate) mod quota;
 pub(crate) mod recover;
 mod release;
 pub(crate) mod shared_blocks;
@@ -45,6 +46,7 @@ use crate::zone_target::known_sessions::KnownSessions;
 use crate::zone_target::place::ClusterPlace;
 pub use crate::zone_target::queues::NameKey;
 use crate::zone_target::queues::TargetQueues;
+use crate::zone_target::quota::TargetQuota;
 use crate::zone_target::storage::DataStorage;
 use crate::zone_target::tx_table::TxTable;
 use crate::zone_target::unstable::Unstable;
@@ -109,6 +111,8 @@ pub struct Target<E: Env> {
     /// Operations over several targets that are under way here.
     pub txs: RefCell<TxTable>,
     freeing: Freeing,
+    /// Limits of what accounts may use, and counts of what they do.
+    pub quota: TargetQuota,
     /// Its place in the cluster.
     pub place: ClusterPlace,
     /// What is counted of it.

@@ -6,7 +6,7 @@ use crate::view::{
     DirEntry, DirectoryAfter, ExtentView, FileAhead, InodeView, ServerStatus, SessionStatus, TargetSpace, TargetStatus,
     Tokens,
 };
-use amphi_types::{ByteRange, Errno, Ino, Name, ObjectId, TargetId, TokenKey};
+use amphi_types::{AccountView, ByteRange, Errno, Ino, Name, ObjectId, Owner, TargetId, TokenKey};
 use serde::{Deserialize, Serialize};
 
 /// Replies.
@@ -140,6 +140,17 @@ pub enum Reply {
     FilesAhead(Vec<Result<FileAhead, Errno>>),
     /// Whether anybody waits for the end of a group.
     GroupWanted(bool),
+    /// To whom an inode is charged.
+    Owner(Owner),
+    /// Accounts, ascending.
+    Accounts {
+        /// Them.
+        accounts: Vec<AccountView>,
+        /// Whether more follow.
+        more: bool,
+    },
+    /// A number for a project.
+    Project(u32),
 }
 
 /// What a batch is told of contention.
@@ -171,8 +182,11 @@ pub struct Answer {
 /// What a session has of a target's room when an answer leaves.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
-    /// Blocks that no other session takes.
-    pub blocks: u64,
+    /// Blocks that no other session takes. Nothing: the request has to do with limits alone.
+    pub blocks: Option<u64>,
+    /// An owner of what the request concerns is near a limit of his: what is written there next has to go through, so
+    /// that the program is told if it is too much.
+    pub tight: bool,
     /// The last record of the target's log that survives a kill of its server. Of two answers the one with the later
     /// record is right, of two with the same record the one with fewer blocks.
     pub kept: u64,

@@ -6,7 +6,7 @@
 use crate::cluster::ServerInfo;
 use crate::file_lock::{FileLockOwner, FileLockSpec};
 use crate::message::{Access, HeldLock, LockExtent, LockMode, Make, RenameMode, XattrMode};
-use amphi_types::{AskedAdvice, ByteRange, DataChecksums, Ino, Layout, Name, ObjectId, SetAttr, Timespec};
+use amphi_types::{Account, AskedAdvice, ByteRange, DataChecksums, Ino, Layout, Limits, Name, ObjectId, SetAttr, Timespec};
 use serde::{Deserialize, Serialize};
 
 /// Requests. The comment names the reply. Permissions of `Call::cred` are checked by the server for every
@@ -517,6 +517,32 @@ pub enum Request {
         /// Number of the question.
         id: u64,
     },
+    /// `Owner`: to whom an inode is charged. To its target.
+    Charged {
+        /// Inode.
+        ino: Ino,
+    },
+    /// `Accounts`: an account. Everybody sees his own, his groups' and those of trees; the super-user sees all. To
+    /// target 0.
+    Account {
+        /// Which.
+        account: Account,
+    },
+    /// `Accounts`: accounts behind this one that use something or are limited, as many as fit. For the super-user
+    /// alone. To target 0.
+    Accounts {
+        /// Where to go on; nothing: at the start.
+        after: Option<Account>,
+    },
+    /// `Done`: limits an account from now on; without limits it is free again. For the super-user alone. To target 0.
+    SetLimits {
+        /// Which. User 0 has no limits: `Inval`.
+        account: Account,
+        /// Its limits.
+        limits: Limits,
+    },
+    /// `Project`: a number that no tree has. For the super-user alone. To target 0.
+    NewProject,
 }
 
 impl Request {

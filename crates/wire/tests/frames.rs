@@ -54,6 +54,7 @@ fn requests() -> Vec<Request> {
         mtime: Some(TimeSet::At(time(-1))),
         ctime: Some(time(i64::MIN)),
         flags: Some(FileFlags::IMMUTABLE),
+        project: Some(7),
         kill_suidgid: true,
         open_for_write: true,
     };

@@ -138,6 +138,7 @@ impl<E: Env> RequestCx<E> {
             data.accept(write.object, write.range, write.mtime, Rc::new(memory), now_ns, txn);
             accepted.rings |= is_first || data.delayed.has_whole();
         }
+        self.own(write.object);
         if write.object.stripe == 0 {
             self.note_accepted(write.object, write.kill_suidgid, &mut accepted.txn);
         }

@@ -15,7 +15,7 @@ use amphi_env::Env;
 use amphi_types::item::Txn;
 use amphi_types::limits::{BLOCK, FILE_MAX};
 use amphi_types::{ByteRange, Errno, ObjectId, Result, Timespec};
-use amphi_wire::{DATA_RUNS_MAX, EXTENTS_MAX, ExtentView, Reply};
+use amphi_wire::{Cover, DATA_RUNS_MAX, EXTENTS_MAX, ExtentView, Reply};
 use amphi_zone::{Lsn, Order};
 
 impl<E: Env> RequestCx<E> {
@@ -112,7 +112,9 @@ impl<E: Env> RequestCx<E> {
             let mut txn = Txn::default();
             self.target.storage.below.mind(&self.target, part.len());
             let how = Preallocate::KeepEnd;
+            let _admitted = self.admit_write(object, part, Cover::None).await?;
             self.plan_growth(|data| data.allocate(object, part, generation, how, mtime, &mut txn)).await?;
+            self.own(object);
             if object.stripe == 0 {
                 self.note_write(object, self.is_for_a_user(), &mut txn);
             }

@@ -148,11 +148,15 @@ impl<E: Env> RequestCx<E> {
         self.reserve(if self.may_extend(ino, &set)? { 256 } else { 0 }).await?;
         let guard = self.target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
         self.target.meta.borrow().check_setattr(&self.cred, ino, &set, self.now)?;
+        let _admitted = self.admit_gift(ino, set.uid, set.gid, set.project).await?;
         let mut changing = self.change_attributes(ino).await;
         let reply = match set.size {
             Some(size) => self.set_size(ino, &set, size, &mut changing).await?,
             None => self.set_plain(ino, &set, &mut changing).await?,
         };
+        if set.uid.is_some() || set.gid.is_some() || set.project.is_some() {
+            self.moved_to_owner(ino);
+        }
         drop(guard);
         Ok(reply)
     }

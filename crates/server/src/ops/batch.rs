@@ -194,6 +194,7 @@ impl<E: Env> RequestCx<E> {
                 bytes += u64::from(p.part.len);
                 self.target.counts.unstable.written(p.part.object, u64::from(p.part.len));
                 freed.absorb(self.target.data.borrow_mut().commit_write(p.plan, p.part.mtime, &mut txn));
+                self.own(p.part.object);
                 if p.part.object.stripe == 0 {
                     self.note_write(p.part.object, self.is_for_a_user(), &mut txn);
                 }
@@ -237,6 +238,10 @@ impl<E: Env> RequestCx<E> {
 
     async fn plan_part(&self, part: &BatchPart) -> Result<WritePlan> {
         let generation = self.check_part(part)?;
+        if self.is_limited(part.object, part.range(), part.cover) {
+            // Alone it waits for what there is of the limit, and holds it.
+            return Err(Errno::Again);
+        }
         if self.target.storage.below.is_anyone_alone() {
             return Err(Errno::Again);
         }
@@ -260,6 +265,9 @@ impl<E: Env> RequestCx<E> {
                     return false;
                 }
             };
+            if !self.admits_write_now(p.part.object, p.part.range(), p.part.cover) {
+                return true;
+            }
             let write = Accepting {
                 object: p.part.object,
                 range: p.part.range(),

@@ -235,12 +235,14 @@ impl<E: Env> RequestCx<E> {
         self.check_again(object)?;
         let generation = self.generation(object, generation, kind.server_lock);
         let WriteKind { mtime, kill_suidgid, checksums, cover, .. } = kind;
+        let admitted = self.admit_write(object, range, cover).await?;
+        self.check_again(object)?;
         if room == Room::Free && self.target.storage.below.is_anyone_alone() {
             return Ok(Step::Full(payload));
         }
         let write = Accepting { object, range, generation, mtime, kill_suidgid, checksums, cover, is_together: false };
         if let Some((lsn, reply)) = self.accept(&write, &payload, last) {
-            drop(span);
+            drop((span, admitted));
             self.kept(lsn).await?;
             self.lap(&mut since_ns, &self.worker.counters.write_log_ns);
             add(&self.worker.counters.write_bytes, range.len());
@@ -277,12 +279,14 @@ impl<E: Env> RequestCx<E> {
             let freed = {
                 let mut data = self.target.data.borrow_mut();
                 let freed = data.commit_write(plan, mtime, &mut txn);
+                drop(admitted);
                 for ((edge, image), physical) in edges.iter().zip(images).zip(places) {
                     physical.into_iter().for_each(|p| data.recent.put(object, edge.block(), p, image.clone()));
                 }
                 freed
             };
             edges.into_iter().for_each(Edge::finish);
+            self.own(object);
             if object.stripe == 0 {
                 self.note_write(object, kill_suidgid, &mut txn);
             }

@@ -62,6 +62,7 @@ impl<E: Env> RequestCx<E> {
             };
             let parts = plan::make(&self.cred, &place.dir, &name, place.child.is_some(), &spec, ino)?;
             let view = self.planned_view(&parts)?;
+            let _admitted = self.admit_inode(&parts).await?;
             let opens = open.map(|access| (ino, access));
             let reply = Reply::Made { inode: view, created: true, lock: None };
             match self.run_parts(parts, &[(dir, &name)], opens, async |_| Ok(reply)).await? {
@@ -154,12 +155,19 @@ impl<E: Env> RequestCx<E> {
     /// `Request::MakeTmp`.
     pub async fn make_tmp(&self, dir: Ino, mode: u16, umask: u16, open: Access) -> Result<Reply> {
         self.reserve(512).await?;
+        let spec = NodeSpec::file(mode).with_umask(umask);
+        let _admitted = {
+            let parts = {
+                let meta = self.target.meta.borrow();
+                plan::tmpfile(&self.cred, &meta.facts(dir)?, &spec, meta.next_ino()?)?
+            };
+            self.admit_inode(&parts).await?
+        };
         self.alive()?;
         let (lsn, reply) = {
             let mut txn = Txn::default();
             let mut meta = self.target.meta.borrow_mut();
             meta.set_pool(self.worker.pool());
-            let spec = NodeSpec::file(mode).with_umask(umask);
             let ino = meta.tmpfile(&self.cred, dir, &spec, self.now, &mut txn)?;
             let inode = self.target.view_of(&meta, ino, &meta.inode(ino)?);
             drop(meta);

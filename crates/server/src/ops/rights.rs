@@ -41,7 +41,7 @@ pub fn right_of<E: Env>(target: &Target<E>, ino: Ino, session: SessionId) -> Res
     }
     let access = target.files.open.borrow().access(session, ino);
     match access {
-        Some(access) => Ok(Right { access, wide: inode.objects.wide, layout: inode.layout }),
+        Some(access) => Ok(Right { access, wide: inode.objects.wide, layout: inode.layout, owner: inode.charged() }),
         None if target.reclaim.is_pending(session) => Err(Errno::Again),
         None => Err(Errno::BadFd),
     }

@@ -2,7 +2,7 @@
 //!
 //! Owns: the table of answers and its bound. Does not own: when a request is checked, who asks (`ops::rights`).
 
-use amphi_types::{Errno, Ino, Layout, ObjectId, SessionId, TargetId};
+use amphi_types::{Errno, Ino, Layout, ObjectId, Owner, SessionId, TargetId};
 use amphi_wire::Access;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -28,6 +28,8 @@ pub struct Right {
     pub wide: bool,
     /// Where its objects lie.
     pub layout: Layout,
+    /// To whom they are charged.
+    pub owner: Owner,
 }
 
 impl Right {
@@ -58,6 +60,12 @@ impl Rights {
         for key in gone {
             self.0.remove(&key);
         }
+    }
+
+    /// The file belongs to this owner now.
+    pub fn set_owner(&mut self, ino: Ino, owner: Owner) {
+        let of_file = (ino, SessionId(0))..=(ino, SessionId(u64::MAX));
+        self.0.range_mut(of_file).filter_map(|(_, right)| right.as_mut()).for_each(|right| right.owner = owner);
     }
 
     /// The session has ended.

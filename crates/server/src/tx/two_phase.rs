@@ -57,7 +57,7 @@ fn keys_of(part: &Part) -> Vec<(NameKey, Hold)> {
         }
         Part::TouchDir { dir, .. } => vec![shared(dir)],
         Part::MakeInode(new) => vec![alone(&new.ino)],
-        Part::SetAcls { ino, .. } => vec![alone(ino)],
+        Part::SetAcls { ino, .. } | Part::SetProject { ino, .. } => vec![alone(ino)],
         Part::Link { ino } | Part::Unlink { ino, .. } | Part::SetParent { ino, .. } => vec![alone(ino)],
         Part::TouchCtime { ino } => vec![shared(ino)],
     }
@@ -93,7 +93,7 @@ pub(super) fn changed_keys(parts: &[Part], named: &[(Ino, u64)]) -> Vec<Changed>
             }
             Part::TouchDir { dir, .. } => keys.push(joint(TokenKey::Attributes(*dir), dir_named(dir))),
             // Nobody knows of it yet.
-            Part::MakeInode(_) | Part::SetAcls { .. } => {}
+            Part::MakeInode(_) | Part::SetAcls { .. } | Part::SetProject { .. } => {}
             Part::Link { ino } | Part::Unlink { ino, .. } | Part::SetParent { ino, .. } | Part::TouchCtime { ino } => {
                 keys.push(alone(TokenKey::Attributes(*ino), false));
             }

@@ -14,6 +14,7 @@ use crate::zone_target::freeing::Freeing;
 use crate::zone_target::known_sessions::KnownSessions;
 use crate::zone_target::place::{ClusterPlace, KeptPlace};
 use crate::zone_target::queues::TargetQueues;
+use crate::zone_target::quota::TargetQuota;
 use crate::zone_target::release::release_freed;
 use crate::zone_target::storage::DataStorage;
 use crate::zone_target::tx_table::TxTable;
@@ -26,7 +27,8 @@ use amphi_env::Env;
 use amphi_meta::MetaStore;
 use amphi_object::DiskQueue;
 use amphi_types::item::{ItemStore, Txn, tag};
-use amphi_types::{Ino, SessionId, TargetId};
+use amphi_quota::Standing;
+use amphi_types::{Account, Ino, SessionId, TargetId};
 use amphi_zone::{Recovered, Zone};
 use futures_channel::mpsc;
 use std::cell::{Cell, RefCell};
@@ -42,6 +44,7 @@ pub struct Loading {
     txs: Vec<Intent>,
     cut_off: BTreeSet<SessionId>,
     kept: KeptPlace,
+    standings: Vec<(Account, Standing)>,
     is_empty: bool,
     /// About the first item that does not fit.
     wrong: Option<String>,
@@ -58,6 +61,7 @@ impl Loading {
             txs: Vec::new(),
             cut_off: BTreeSet::new(),
             kept: KeptPlace::default(),
+            standings: Vec::new(),
             is_empty: true,
             wrong: None,
         }
@@ -85,6 +89,8 @@ impl Loading {
                 Item::Cluster(record) => self.kept.cluster = Some(record),
                 Item::Home(record) => self.kept.home = Some(record),
                 Item::Map(record) => self.kept.map = Some(record),
+                Item::Quota(account, standing) => self.standings.push((account, standing)),
+                Item::OtherAnswer => {}
             },
         }
         Ok(())
@@ -118,7 +124,7 @@ impl<E: Env> Target<E> {
         reads: Rc<DiskQueue>,
     ) -> (Rc<Target<E>>, mpsc::Receiver<()>) {
         let id = zone.target();
-        let Loading { mut meta, data, slots, sessions, txs, cut_off, kept, is_empty, .. } = loaded;
+        let Loading { mut meta, data, slots, sessions, txs, cut_off, kept, standings, is_empty, .. } = loaded;
         let mut txn = Txn::default();
         if is_empty {
             let root = (id == Ino::ROOT.target()).then_some(root_owner);
@@ -151,6 +157,7 @@ impl<E: Env> Target<E> {
             files: OpenFiles::of(opens),
             txs: RefCell::new(TxTable::new(id, place.starts, txs)),
             freeing,
+            quota: TargetQuota::of(standings, place.starts),
             place,
             counts: TargetCounts {
                 zone: RefCell::default(),

@@ -1,0 +1,116 @@
+//! `TargetQuota`: what a target knows of limits, and counting what accounts use of it.
+//!
+//! Owns: the shares of this target, on target 0 the ledger, and who owns the objects here. Does not own: the rules of
+//! dealing limits out (`amphi_quota`), the questions between targets (`ops::quota`).
+//!
+//! A target counts while some account of the cluster is limited, or from when somebody has asked for what accounts use.
+//! The begin looks at all inodes and objects once. Owners of stripes of files of other targets are asked from their
+//! targets (`is_whole`).
+
+use crate::records;
+use crate::zone_target::Target;
+use amphi_env::Env;
+use amphi_quota::{Ledger, Shares, Standing};
+use amphi_types::item::Txn;
+use amphi_types::{Account, Amount, Ino, ObjectId, Owner, TargetId};
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+use std::rc::Rc;
+
+/// Quotas of one target.
+#[derive(Default)]
+pub struct TargetQuota {
+    /// How much of which limit this target may use up.
+    pub shares: RefCell<Shares>,
+    /// On target 0: the limits.
+    pub ledger: RefCell<Ledger>,
+    /// Whether the owners of all objects are known.
+    pub is_whole: Cell<bool>,
+    /// On target 0: whether it is looked from time to time who uses more than its soft limit.
+    pub watches: Cell<bool>,
+    /// On target 0: the last project that was given out.
+    pub last_project: Cell<u32>,
+    /// Accounts for which more is being asked ahead of need.
+    pub asking: RefCell<BTreeSet<Account>>,
+}
+
+impl TargetQuota {
+    /// With the limits that a start has found.
+    pub fn of(standings: Vec<(Account, Standing)>, starts: u64) -> TargetQuota {
+        let quota = TargetQuota::default();
+        {
+            let mut ledger = quota.ledger.borrow_mut();
+            ledger.begin(starts);
+            standings.into_iter().for_each(|(account, standing)| ledger.set(account, standing));
+        }
+        quota
+    }
+}
+
+/// Part of a limit that a request holds until it has ended.
+pub struct Admitted<E: Env> {
+    target: Rc<Target<E>>,
+    owner: Owner,
+    amount: Amount,
+}
+
+impl<E: Env> Drop for Admitted<E> {
+    fn drop(&mut self) {
+        self.target.quota.shares.borrow_mut().release(self.owner, self.amount);
+    }
+}
+
+impl<E: Env> Target<E> {
+    /// What an account uses here.
+    pub fn used(&self, account: Account) -> Amount {
+        Amount { blocks: self.data.borrow().used(account), inodes: self.meta.borrow().used(account) }
+    }
+
+    /// A request may add this much, until what this returns is dropped.
+    pub fn hold_share(self: &Rc<Self>, owner: Owner, amount: Amount) -> Admitted<E> {
+        self.quota.shares.borrow_mut().hold(owner, amount);
+        Admitted { target: self.clone(), owner, amount }
+    }
+
+    /// Begins to count. Returns the objects here of files of other targets: whose they are has to be asked.
+    pub fn begin_counting(&self) -> Vec<ObjectId> {
+        let mut data = self.data.borrow_mut();
+        if data.is_counting() {
+            return Vec::new();
+        }
+        let mut meta = self.meta.borrow_mut();
+        meta.set_counting(true);
+        data.set_counting(true);
+        let mut foreign = Vec::new();
+        for object in data.objects_of_nobody(None, usize::MAX) {
+            match meta.charged(object.ino) {
+                Ok(owner) => data.set_owner(object, owner),
+                Err(_) if object.ino.target() != self.id => foreign.push(object),
+                // Its inode has gone, and the object goes as well.
+                Err(_) => {}
+            }
+        }
+        self.quota.is_whole.set(foreign.is_empty());
+        foreign
+    }
+
+    /// The objects of a file here belong to this owner now.
+    pub fn set_owner(&self, ino: Ino, owner: Owner) {
+        let mut data = self.data.borrow_mut();
+        if data.is_counting() {
+            let objects: Vec<ObjectId> = data.objects_of(ino).map(|(object, _)| object).collect();
+            objects.into_iter().for_each(|object| data.set_owner(object, owner));
+        }
+        self.files.rights.borrow_mut().set_owner(ino, owner);
+    }
+
+    /// Adds to `txn` what is kept of an account.
+    pub fn keep_standing(&self, account: Account, standing: Option<Standing>, txn: &mut Txn) {
+        debug_assert!(self.id == TargetId(0), "target 0 has the limits");
+        match standing.filter(|standing| !standing.limits.is_none()) {
+            Some(standing) => txn.put(records::quota_key(account), records::quota_value(standing)),
+            None => txn.delete(records::quota_key(account)),
+        }
+    }
+}
+
