@@ -7,6 +7,7 @@ pub mod metrics;
 pub mod mount;
 pub mod mount_helper;
 pub mod mpiio;
+pub mod quota;
 pub mod run;
 pub mod server;
 pub mod stage;

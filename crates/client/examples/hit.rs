@@ -103,7 +103,7 @@ impl Handler for OneFile {
             _ => Ok(Reply::Done),
         };
         let payload = self.payload(&request.call.op);
-        let grant = Some(Box::new(Grant { blocks: u64::from(u32::MAX), kept: 1 }));
+        let grant = Some(Box::new(Grant { blocks: Some(u64::from(u32::MAX)), kept: 1, limits: Vec::new() }));
         self.connections.reply(request.route, Answer { grant, ..Answer::of(result) }, payload);
     }
     fn disconnected(&self, _: SessionId, _: ConnId, _: bool) {}

@@ -297,6 +297,12 @@ impl Client {
         self.start(ops::attr::getattr(self.mount.clone(), ctx.clone(), ino))
     }
 
+    /// The project to which an inode is charged, 0: none. Errors: `Stale`.
+    pub fn project(&self, ctx: &Ctx, ino: Ino) -> Pending<u32> {
+        let (mount, ctx) = (self.mount.clone(), ctx.clone());
+        self.start(async move { ops::xattr::quota::charged_project(&mount, &ctx, ino).await })
+    }
+
     /// What `chattr` has set. Errors: `Stale`.
     pub fn file_flags(&self, ctx: &Ctx, ino: Ino) -> Pending<FileFlags> {
         self.start(ops::attr::file_flags(self.mount.clone(), ctx.clone(), ino))

@@ -308,13 +308,20 @@ impl Mount {
     ) -> impl Future<Output = Result<(Answer, Option<Buf>)>> + Send + use<> {
         self.stats.count(Count::Calls);
         messages::note(&self.files, &call.op);
+        let target = call.target;
         let (answer, answered) = oneshot::channel();
         let out = Outgoing { lane, call, payload, pad, answer, deadline: None, insist };
         let queued = self.coherence.sharing.check().and_then(|()| self.queue.push_call(out));
+        let grants = self.writeback.grants.clone();
         async move {
             queued?;
             match answered.await {
-                Ok(outcome) => outcome,
+                Ok(outcome) => {
+                    if let Ok((Answer { grant: Some(grant), .. }, _)) = &outcome {
+                        grants.limits.told(target, grant);
+                    }
+                    outcome
+                }
                 Err(_) => Err(Errno::NotConnected),
             }
         }

@@ -587,6 +587,7 @@ fn set_attr<'a>(s: &k::SetattrIn) -> Operation<'a> {
         mtime: time(setattr::MTIME, setattr::MTIME_NOW, s.mtime, s.mtimensec),
         ctime: has(setattr::CTIME).then_some(Timespec { sec: s.ctime as i64, nsec: s.ctimensec.min(999_999_999) }),
         flags: None,
+        project: None,
         kill_suidgid: has(setattr::KILL_SUIDGID),
         open_for_write: has(setattr::FH) && has(setattr::SIZE),
     };

@@ -162,14 +162,10 @@ impl Ledger {
             return Answer::Collect { number };
         }
         entry.is_known |= collected;
-        // It may have used up what it has by now.
-        let has = entry.shares.get(&target).map_or(used, |given| given.share).min(free);
-        let share = if refused {
-            has
-        } else {
-            let extra = left(free, needs).each(Amount::default(), |n, _| n / (2 * targets.max(1))).min(EXTRA_MAX);
-            needs.plus(extra).max(has).min(free)
-        };
+        // It may have used up what it has by now. If it does not get all that it needs, it gets all that is left.
+        let has = entry.shares.get(&target).map_or(used, |given| given.share);
+        let extra = left(free, needs).each(Amount::default(), |n, _| n / (2 * targets.max(1))).min(EXTRA_MAX);
+        let share = needs.plus(extra).max(has).min(free);
         entry.shares.insert(target, Given { share: share.max(used), number });
         Answer::Is { number, share: Share::UpTo(share), refused }
     }

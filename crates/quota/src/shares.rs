@@ -9,7 +9,7 @@
 //! The answers of the ledger to several questions may overtake each other. Each has a number, and older ones than the
 //! last are ignored.
 
-use amphi_types::{Account, Amount, Owner};
+use amphi_types::{Account, Amount, Nearness, Owner};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
@@ -148,16 +148,15 @@ impl Shares {
         kept
     }
 
-    /// The first limited account of the owner that has fewer than `blocks` left of its share.
-    pub fn tight(&self, owner: Owner, blocks: u64, used: impl Fn(Account) -> Amount) -> Option<Account> {
-        if !self.on {
-            return None;
-        }
-        owner.accounts().find(|account| match self.accounts.get(account).and_then(|held| held.share) {
-            Some(Share::UpTo(share)) => share.blocks.saturating_sub(used(*account).blocks) < blocks,
-            Some(Share::Unlimited) => false,
-            // It may be limited.
-            None => true,
-        })
+    /// How near an owner is to a limit of blocks, and the account that is nearest. It is near if fewer than `margin`
+    /// blocks are left of its share, and while its share is not known.
+    pub fn nearness(&self, owner: Owner, margin: u64, used: impl Fn(Account) -> Amount) -> (Nearness, Option<Account>) {
+        let of = |account: Account| match self.accounts.get(&account).and_then(|held| held.share) {
+            Some(Share::Unlimited | Share::UpTo(Amount { blocks: u64::MAX, .. })) => Nearness::Unlimited,
+            Some(Share::UpTo(share)) if share.blocks.saturating_sub(used(account).blocks) >= margin => Nearness::Far,
+            _ => Nearness::Near,
+        };
+        let all = owner.accounts().filter(|_| self.on).map(|account| (of(account), Some(account)));
+        all.max_by_key(|(nearness, _)| *nearness).unwrap_or_default()
     }
 }

@@ -1,7 +1,7 @@
 //! A model of a few targets and a ledger, with messages that arrive in any order.
 
 use super::*;
-use amphi_types::{Account, AccountKind, Amount, Limits, Owner, TargetId};
+use amphi_types::{Account, AccountKind, Amount, Limits, Nearness, Owner, TargetId};
 use proptest::prelude::*;
 
 const USER: Account = Account { kind: AccountKind::User, id: 7 };
@@ -227,7 +227,12 @@ fn inodes_and_blocks_are_limited_apart() {
     assert_eq!(shares.give_back(USER, 3, Amount { blocks: 10, inodes: 2 }), Amount { blocks: 10, inodes: 3 });
     shares.release(OWNER, one);
     assert_eq!(shares.admit(OWNER, one, 0, used), Admission::Yes);
-    assert_eq!((shares.tight(OWNER, 1, used), shares.tight(OWNER, 0, used)), (Some(USER), None));
+    let near = |shares: &Shares, margin| shares.nearness(OWNER, margin, used);
+    assert_eq!((near(&shares, 1), near(&shares, 0).0), ((Nearness::Near, Some(USER)), Nearness::Far));
+    shares.told(USER, 9, Share::UpTo(Amount { blocks: u64::MAX, inodes: 3 }), false, 0);
+    assert_eq!(near(&shares, 1).0, Nearness::Unlimited, "inodes alone are limited");
+    shares.forget(Some(group));
+    assert_eq!(near(&shares, 1), (Nearness::Near, Some(group)), "it may be limited");
 }
 
 /// Goal: counts follow changes of owners and sizes. Method: a story.

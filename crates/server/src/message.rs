@@ -249,7 +249,7 @@ pub enum QuotaRequest {
         /// How much more.
         wanted: Amount,
     },
-    /// `Used`: what the account does not use at the target is taken back.
+    /// `Collected`: what the account does not use at the target is taken back.
     Collect {
         /// Which.
         account: Account,
@@ -409,6 +409,13 @@ pub enum TargetReply {
     },
     /// What an account uses.
     Used(Amount),
+    /// What an account uses and keeps.
+    Collected {
+        /// That, with what requests under way hold.
+        used: Amount,
+        /// Files are being removed, so that it may be less in a moment.
+        freeing: bool,
+    },
     /// Accounts with what they use, ascending.
     Accounts(Vec<(Account, Amount)>),
     /// Owners, in the order asked; nothing for inodes that have gone.

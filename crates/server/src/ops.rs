@@ -157,7 +157,7 @@ pub async fn execute<E: Env>(
         let tokens = tokens(&cx, &result);
         let mut answer = Answer { tokens, ..Answer::of(result) };
         objects.tell(worker, target, &mut answer);
-        cx.tell_tight(&charged, &mut answer);
+        cx.tell_nearness(&charged, &mut answer);
         return (answer, payload);
     }
     let begin = target.sessions.slots.borrow_mut().begin(session, id);
@@ -207,7 +207,7 @@ pub async fn execute<E: Env>(
     let mut answer = Answer { tokens, directory, ..Answer::of(result) };
     objects.tell(worker, target, &mut answer);
     let mut answer = told(answer);
-    cx.tell_tight(&charged, &mut answer);
+    cx.tell_nearness(&charged, &mut answer);
     running.done = true;
     target.sessions.slots.borrow_mut().finish(session, id, &answer);
     (answer, payload)

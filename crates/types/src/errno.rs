@@ -20,6 +20,8 @@ macro_rules! errnos {
             pub fn from_raw(raw: i32) -> Errno { match raw { $($raw => Errno::$name,)* _ => Errno::Io } }
             /// POSIX name, such as `ENOENT`.
             pub fn posix_name(self) -> &'static str { match self { $(Errno::$name => $posix,)* } }
+            /// Whether there is no room, for anybody or for the owner of the file.
+            pub fn is_no_room(self) -> bool { matches!(self, Errno::NoSpace | Errno::Quota) }
             /// One sentence for people.
             pub fn text(self) -> &'static str { match self { $(Errno::$name => $text,)* } }
         }

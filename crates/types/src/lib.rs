@@ -26,5 +26,5 @@ pub use errno::{Errno, Result};
 pub use ids::{Ino, ObjectId, SessionId, TargetId, TokenKey};
 pub use layout::{Advice, AskedAdvice, DataChecksums, IoMode, KernelCache, Layout, Pattern};
 pub use name::Name;
-pub use owner::{Account, AccountKind, AccountView, Amount, Limits, Owner};
+pub use owner::{Account, AccountKind, AccountView, Amount, Limits, Nearness, Owner};
 pub use range::{ByteRange, RangeSet};

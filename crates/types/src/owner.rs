@@ -150,6 +150,24 @@ impl Limits {
     }
 }
 
+/// How near the owner of a file is to his limits, on one target.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Nearness {
+    /// Nothing limits him.
+    #[default]
+    Unlimited,
+    /// He may use much more: each mount may have `FAR_BLOCKS` of his files in its cache before it hears again.
+    Far,
+    /// Each write has to be told whether it is too much.
+    Near,
+}
+
+impl Nearness {
+    /// Blocks that a mount may have accepted for a target while it writes files of somebody whose limit is far: 32 MiB,
+    /// which keeps the disk of a target busy while more is accepted.
+    pub const FAR_BLOCKS: u64 = 8192;
+}
+
 /// An account as people see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AccountView {

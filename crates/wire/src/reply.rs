@@ -6,7 +6,7 @@ use crate::view::{
     DirEntry, DirectoryAfter, ExtentView, FileAhead, InodeView, ServerStatus, SessionStatus, TargetSpace, TargetStatus,
     Tokens,
 };
-use amphi_types::{AccountView, ByteRange, Errno, Ino, Name, ObjectId, Owner, TargetId, TokenKey};
+use amphi_types::{AccountView, ByteRange, Errno, Ino, Name, Nearness, ObjectId, Owner, TargetId, TokenKey};
 use serde::{Deserialize, Serialize};
 
 /// Replies.
@@ -180,13 +180,13 @@ pub struct Answer {
 }
 
 /// What a session has of a target's room when an answer leaves.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Grant {
     /// Blocks that no other session takes. Nothing: the request has to do with limits alone.
     pub blocks: Option<u64>,
-    /// An owner of what the request concerns is near a limit of his: what is written there next has to go through, so
-    /// that the program is told if it is too much.
-    pub tight: bool,
+    /// Of inodes that the request has opened or written: how near their owners are to a limit here. Near to it, what is
+    /// written to such a file next has to go through, so that the program is told if it is too much.
+    pub limits: Vec<(Ino, Nearness)>,
     /// The last record of the target's log that survives a kill of its server. Of two answers the one with the later
     /// record is right, of two with the same record the one with fewer blocks.
     pub kept: u64,

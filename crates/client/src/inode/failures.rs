@@ -68,7 +68,7 @@ impl Failures {
         let mut state = self.state.lock();
         let count = self.count.load(SeqCst) + 1;
         let is_of_waiter = |w: &Watched| w.waits && w.range.contains(&lost);
-        if errno != Errno::NoSpace || lost.is_empty() || !state.watched.iter().any(is_of_waiter) {
+        if !errno.is_no_room() || lost.is_empty() || !state.watched.iter().any(is_of_waiter) {
             (state.last, state.owed) = (errno, count);
             if !lost.is_empty() {
                 state.lost = count;

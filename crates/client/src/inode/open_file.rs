@@ -238,7 +238,7 @@ impl OpenFile {
     /// Errors: the latest of them. The file shows what the servers have then, unless they could not be reached anyway.
     pub(crate) async fn tell_failures(&self) -> Result<()> {
         let told = self.take_error();
-        if told == Err(Errno::NoSpace) {
+        if told.is_err_and(Errno::is_no_room) {
             // The failed request may still be about to enter what follows.
             let upto = self.file.flights.lock().last();
             self.file.signal.until(|| !self.file.in_flight_upto(ByteRange::ALL, upto)).await;

@@ -416,7 +416,7 @@ async fn settle(
             // Its caller knows, and may go on where the file ends without it.
             file.settled().await;
             let kept = watch.lost_from().map_or(0, |from| from.saturating_sub(range.start));
-            return if e == Errno::NoSpace && kept > 0 { Ok(kept as usize) } else { Err(e) };
+            return if e.is_no_room() && kept > 0 { Ok(kept as usize) } else { Err(e) };
         }
     }
     Ok(range.len() as usize)

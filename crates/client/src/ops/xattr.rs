@@ -4,13 +4,14 @@
 //! `user.amphi.mode` (`auto`, `buffered`, `direct`), `user.amphi.kernel_cache` and `user.amphi.checksums` (`auto`,
 //! `on`, `off`); `user.amphi.counters` and `.counters.json` (read, requests by reason, locks and messages of a file
 //! that is open or cached here), `user.amphi.extents` and `user.amphi.unstable` (read, where it lies and what of it is
-//! not stable: see `extents`). None of them is listed: who copies all attributes of a file shall not take its place
+//! not stable: see `extents`); what belongs to quotas (see `quota`). None of them is listed: who copies all attributes of a file shall not take its place
 //! along, nor fail where another one is. Hidden, on any inode, for the super-user and the owner of the mount: see
 //! `control`.
 
 mod control;
 mod extents;
 mod layout;
+pub(crate) mod quota;
 
 use super::known;
 use crate::api::Ctx;
@@ -90,6 +91,7 @@ pub(crate) async fn get(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>) ->
                 let of = if of.is_empty() { None } else { Some(of.strip_prefix('.').ok_or(Errno::NoData)?) };
                 extents::get(&mount, &view, of).await
             }
+            own if quota::is_own(own) => quota::get(&mount, &ctx, ino, own).await,
             own => control::get(&mount, &ctx, own).await,
         };
     }
@@ -166,6 +168,7 @@ pub(crate) async fn set(
                     .ok_or_else(|| mount.complain(format!("{text:?} is none of auto, on, off")))?;
                 Request::SetLayout { ino, layout: None, advice: Some(AskedAdvice::Checksums(asked)) }
             }
+            own if quota::is_own(own) => return quota::set(&mount, &ctx, ino, own, text).await,
             own => return control::set(&mount, &ctx, own, text).await,
         };
         let mut told = change(&mount, &ctx, ino, op).await?;

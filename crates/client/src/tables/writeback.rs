@@ -8,6 +8,7 @@ pub(crate) mod closes;
 pub(crate) mod errors;
 pub(crate) mod free_space;
 pub(crate) mod grants;
+pub(crate) mod limited_files;
 pub(crate) mod small_files;
 pub(crate) mod spreading;
 

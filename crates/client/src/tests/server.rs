@@ -166,7 +166,7 @@ impl Server {
             _ => None,
         };
         let result = self.execute(call, payload, &mut out);
-        let grant = Some(Box::new(Grant { blocks: self.grant_blocks, kept: self.clock_ns }));
+        let grant = Some(Box::new(Grant { blocks: Some(self.grant_blocks), kept: self.clock_ns, limits: Vec::new() }));
         let contended = told && parts.is_none();
         let places = (0..parts.unwrap_or(0)).filter(|_| told).collect();
         let contended_parts = Some(Box::new(ContendedParts { places }));
@@ -425,6 +425,11 @@ impl Server {
             | Request::Goodbye
             | Request::Revoked { .. }
             | Request::DirectoryShown { .. }
+            | Request::Charged { .. }
+            | Request::Account { .. }
+            | Request::Accounts { .. }
+            | Request::SetLimits { .. }
+            | Request::NewProject
             | Request::WriteFailedKnown { .. }
             | Request::CompanyKnown { .. }
             | Request::CompanyKept { .. } => Reply::Done,

@@ -183,7 +183,10 @@ pub(crate) fn landed(mount: &Arc<Mount>, flight: &Flight, result: Result<()>) {
         Err(Errno::NoEnt | Errno::Stale) if flight.file.open_count() == 0 => None,
         Err(e) => {
             mount.stats.bytes(Count::WriteBackFailed, flight.range.len());
-            if let Some(silent) = mount.writeback.errors.note(e, mount.clock.now_ns()) {
+            if e == Errno::Quota {
+                // A matter between the program, which is told, and whoever has limited it.
+                tracing::debug!(ino = %flight.file.ino, range = ?flight.range, "write-back failed: {e}");
+            } else if let Some(silent) = mount.writeback.errors.note(e, mount.clock.now_ns()) {
                 tracing::warn!(ino = %flight.file.ino, range = ?flight.range, silent, "write-back failed: {e}");
             }
             Some(e)

@@ -38,7 +38,7 @@ pub(crate) fn cover(mount: &Arc<Mount>, file: &Inode, range: ByteRange) -> Optio
     for (object, piece) in layout.pieces(file.ino, range) {
         let target = layout.target(file.ino, object.stripe);
         let blocks = piece.align_out(BLOCK).len() / BLOCK;
-        if !mount.writeback.grants.cover(target, blocks) {
+        if !mount.writeback.grants.cover(file.ino, target, blocks) {
             return None;
         }
         match covered.blocks.iter_mut().find(|(of, _)| *of == target) {

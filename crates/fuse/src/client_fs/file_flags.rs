@@ -1,6 +1,11 @@
-//! The flags of `chattr` and `lsattr`, which the kernel sends as device control (`FS_IOC_GETFLAGS` and its relatives).
+//! The flags and the project of `chattr` and `lsattr`, which the kernel sends as device control (`FS_IOC_GETFLAGS` and
+//! its relatives).
 //!
-//! Owns: the two forms in which Linux writes the flags. Does not own: what they forbid (`meta::perm`).
+//! Owns: the two forms in which Linux writes the flags. Does not own: what they forbid (`meta::perm`), what a project is
+//! (`types::owner`).
+//!
+//! What is made in a directory with a project belongs to that project. So such a directory always shows the flag by
+//! which other file systems say that it passes its project on, and the flag cannot be set or cleared.
 
 use super::ClientFs;
 use crate::calls::{IoctlCall, IoctlReply};
@@ -14,6 +19,11 @@ const SET_FLAGS: [u32; 2] = [0x4008_6602, 0x4004_6602];
 const GET_XFLAGS: u32 = 0x801c_581f;
 const SET_XFLAGS: u32 = 0x401c_5820;
 const XFLAGS_BYTES: usize = 28;
+/// Where the project lies in it.
+const PROJECT: std::ops::Range<usize> = 12..16;
+/// `FS_XFLAG_PROJINHERIT`, and the same among the flags of the first form (`FS_PROJINHERIT_FL`).
+const INHERITS: u32 = 0x200;
+const INHERITS_SHORT: u32 = 0x2000_0000;
 
 /// Each flag in the first and in the second form.
 const BITS: [(FileFlags, u32, u32); 2] = [(FileFlags::IMMUTABLE, 0x10, 0x08), (FileFlags::APPEND, 0x20, 0x10)];
@@ -24,6 +34,7 @@ pub(super) enum Command {
     Get,
     GetLong,
     Set(FileFlags),
+    SetLong(FileFlags, u32),
 }
 
 impl Command {
@@ -35,13 +46,15 @@ impl Command {
         Ok(Some(match call.cmd {
             cmd if GET_FLAGS.contains(&cmd) => Command::Get,
             GET_XFLAGS => Command::GetLong,
-            cmd if SET_FLAGS.contains(&cmd) => Command::Set(decode(first()?, |(_, bit, _)| bit)?),
+            cmd if SET_FLAGS.contains(&cmd) => Command::Set(decode(first()? & !INHERITS_SHORT, |(_, bit, _)| bit)?),
             SET_XFLAGS => {
-                // Extent sizes and projects are not kept here.
-                if call.input.get(4..20).is_none_or(|rest| rest.iter().any(|byte| *byte != 0)) {
+                // Sizes of extents are not kept here.
+                let has_sizes = |bytes: &[u8]| [&bytes[4..12], &bytes[16..20]].concat().iter().any(|byte| *byte != 0);
+                if call.input.len() < XFLAGS_BYTES || has_sizes(call.input) {
                     return Err(Errno::NotSupported);
                 }
-                Command::Set(decode(first()?, |(_, _, bit)| bit)?)
+                let project = call.input[PROJECT].try_into().map(u32::from_ne_bytes).map_err(|_| Errno::Inval)?;
+                Command::SetLong(decode(first()? & !INHERITS, |(_, _, bit)| bit)?, project)
             }
             _ => return Ok(None),
         }))
@@ -66,9 +79,17 @@ fn encode(flags: FileFlags, bit: impl Fn((FileFlags, u32, u32)) -> u32) -> u32 {
 impl ClientFs {
     pub(super) fn file_flags(&self, caller: &Caller<'_>, ino: Ino, command: Command) -> Result<IoctlReply> {
         let reply = |output| Ok(IoctlReply { result: 0, output });
-        if let Command::Set(flags) = command {
+        let set = match command {
+            Command::Set(flags) => Some(SetAttr { flags: Some(flags), ..SetAttr::default() }),
+            Command::SetLong(flags, project) => {
+                let before = self.asked(caller, |ctx| self.client.project(ctx, ino))?;
+                let project = (project != before).then_some(project);
+                Some(SetAttr { flags: Some(flags), project, ..SetAttr::default() })
+            }
+            Command::Get | Command::GetLong => None,
+        };
+        if let Some(set) = set {
             let _changing = self.change(caller, ino);
-            let set = SetAttr { flags: Some(flags), ..SetAttr::default() };
             self.asked(caller, |ctx| self.client.setattr(ctx, ino, set, None))?;
             return reply(Vec::new());
         }
@@ -77,7 +98,10 @@ impl ClientFs {
             return reply(encode(flags, |(_, bit, _)| bit).to_ne_bytes().to_vec());
         }
         let mut output = vec![0; XFLAGS_BYTES];
-        output[..4].copy_from_slice(&encode(flags, |(_, _, bit)| bit).to_ne_bytes());
+        let project = self.asked(caller, |ctx| self.client.project(ctx, ino))?;
+        let inherits = if project == 0 { 0 } else { INHERITS };
+        output[..4].copy_from_slice(&(encode(flags, |(_, _, bit)| bit) | inherits).to_ne_bytes());
+        output[PROJECT].copy_from_slice(&project.to_ne_bytes());
         reply(output)
     }
 }
@@ -104,6 +128,13 @@ mod tests {
         }
         assert_eq!(call(SET_FLAGS[0], &0x20u32.to_ne_bytes()), Ok(Some(Command::Set(FileFlags::APPEND))));
         assert_eq!(call(SET_FLAGS[0], &[0; 3]), Err(Errno::Inval));
+        let mut long = [0; XFLAGS_BYTES];
+        long[..4].copy_from_slice(&(INHERITS | 0x10).to_ne_bytes());
+        long[PROJECT].copy_from_slice(&7u32.to_ne_bytes());
+        assert_eq!(call(SET_XFLAGS, &long), Ok(Some(Command::SetLong(FileFlags::APPEND, 7))));
+        assert_eq!(call(SET_XFLAGS, &long[..20]), Err(Errno::NotSupported));
+        long[4] = 1;
+        assert_eq!(call(SET_XFLAGS, &long), Err(Errno::NotSupported), "a size of extents");
         assert_eq!(call(GET_XFLAGS, &[]), Ok(Some(Command::GetLong)));
         assert_eq!(call(7, &[]), Ok(None));
     }

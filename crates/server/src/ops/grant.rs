@@ -65,7 +65,7 @@ fn concerns(op: &Request) -> bool {
 fn tell<E: Env>(target: &Target<E>, session: SessionId, answer: &mut Answer) {
     let kept = target.zone.kept_lsn().0;
     let blocks = target.data.borrow().grants.told(session, kept).unwrap_or(0);
-    answer.grant = Some(Box::new(Grant { blocks: Some(blocks), tight: false, kept }));
+    answer.grant = Some(Box::new(Grant { blocks: Some(blocks), limits: Vec::new(), kept }));
 }
 
 impl<E: Env> Target<E> {

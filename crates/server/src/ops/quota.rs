@@ -5,7 +5,7 @@
 //!
 //! Limits are looked at where room is: at a write that has no grant, an allocation, and whatever makes an inode or
 //! gives one to another owner. A write with a grant was accepted by its mount, so it is not refused; mounts are told in
-//! time that they must not accept any more (`Grant::tight`).
+//! time that they must not accept any more (`Grant::limits`).
 //!
 //! Invariants: what is admitted is held until it is counted (`Admitted`); the ledger's answer is waited for with the
 //! span of the write held, and collecting takes no span.
@@ -20,7 +20,7 @@ use amphi_meta::Part;
 use amphi_quota::{Admission, Answer, Need, Standing};
 use amphi_types::item::Txn;
 use amphi_types::{
-    Account, AccountKind, AccountView, Amount, ByteRange, Caps, Errno, Ino, Limits, ObjectId, Owner, Result, TargetId,
+    Account, AccountKind, AccountView, Amount, ByteRange, Caps, Errno, Ino, Limits, Nearness, ObjectId, Owner, Result, TargetId,
 };
 use amphi_wire::{Cover, Make, Reply, Request};
 use amphi_zone::Order;
@@ -34,6 +34,8 @@ use std::time::Duration;
 const LEDGER: TargetId = TargetId(0);
 /// Pause before it is looked again whether requests that were under way have left something.
 const AGAIN: Duration = Duration::from_millis(1);
+/// Pause before more of a limit is asked for ahead of need again.
+const AHEAD_EVERY: Duration = Duration::from_millis(20);
 /// How often that is looked for.
 const TRIES: usize = 1000;
 /// Pause before target 0 is asked again whether anything is limited, if it could not be reached.
@@ -44,6 +46,10 @@ const SOFT_EVERY: Duration = Duration::from_secs(30);
 const TOLD_WITHIN: Duration = Duration::from_secs(3);
 /// How long a question for all accounts waits for owners that a target is asking for.
 const WHOLE_WITHIN: Duration = Duration::from_secs(10);
+/// How long a refusal waits for files that are being removed.
+const FREED_WITHIN: Duration = Duration::from_secs(2);
+/// Pause before it is looked again what they have left.
+const FREED_LOOK: Duration = Duration::from_millis(5);
 /// Most inodes in one question for owners, and most accounts in one answer.
 const PAGE: usize = 1000;
 
@@ -75,6 +81,7 @@ pub fn learn_limits<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
 fn set_on<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, on: bool) {
     if on {
         begin_counting(worker, target);
+        target.quota.was_on.set(true);
     }
     target.quota.shares.borrow_mut().set_on(on);
 }
@@ -127,7 +134,8 @@ pub async fn answer<E: Env>(
         QuotaRequest::Share { account, from, used, wanted } => deal(worker, target, account, from, used, wanted).await,
         QuotaRequest::Collect { account, number } => {
             let used = target.used(account);
-            Ok(TargetReply::Used(target.quota.shares.borrow_mut().give_back(account, number, used)))
+            let used = target.quota.shares.borrow_mut().give_back(account, number, used);
+            Ok(TargetReply::Collected { used, freeing: is_freeing(target) })
         }
         QuotaRequest::Changed { on, account } => {
             set_on(worker, target, on);
@@ -183,6 +191,11 @@ fn accounts_behind<E: Env>(target: &Target<E>, after: Option<Account>) -> Target
     TargetReply::Accounts(all.into_iter().take(PAGE).map(|(account, _)| (account, target.used(account))).collect())
 }
 
+/// Whether files are being removed here.
+fn is_freeing<E: Env>(target: &Target<E>) -> bool {
+    !target.queues.destroying.borrow().is_empty()
+}
+
 /// Target 0 gives a target more of a limit, and collects from the others what they do not use if it has to.
 async fn deal<E: Env>(
     worker: &Rc<Worker<E>>,
@@ -192,12 +205,18 @@ async fn deal<E: Env>(
     used: Amount,
     wanted: Amount,
 ) -> Result<TargetReply> {
-    let mut collected = false;
+    let (mut collected, mut frees) = (false, false);
+    let until_ns = worker.now_ns() + FREED_WITHIN.as_nanos() as u64;
     loop {
         let need = Need { used, wanted, collected, targets: u64::from(worker.pool()) };
         let now_s = u64::try_from(worker.env.wall().sec).unwrap_or(0);
         let answer = target.quota.ledger.borrow_mut().ask(account, from, need, now_s);
         match answer {
+            // Whoever has just removed a file expects to have its room.
+            Answer::Is { refused: true, .. } if frees && worker.now_ns() < until_ns => {
+                worker.env.sleep(FREED_LOOK).await;
+                (collected, frees) = (false, false);
+            }
             Answer::Is { number, share, refused } => return Ok(TargetReply::Share { number, share, refused }),
             Answer::Collect { number } => {
                 let others = pool(worker).filter(|other| *other != from);
@@ -206,7 +225,8 @@ async fn deal<E: Env>(
                 });
                 for (other, reply) in join_all(asked).await {
                     // Of a target that cannot be reached, what is known of it counts.
-                    if let Ok(TargetReply::Used(used)) = reply {
+                    if let Ok(TargetReply::Collected { used, freeing }) = reply {
+                        frees |= freeing;
                         target.quota.ledger.borrow_mut().collected(account, other, number, used);
                     }
                 }
@@ -216,12 +236,13 @@ async fn deal<E: Env>(
     }
 }
 
-/// Asks target 0 for more of an account's limit.
+/// Asks target 0 for more of an account's limit. `is_ahead`: nobody waits for it, so less than that will do.
 async fn ask_more<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
     account: Account,
     wanted: Amount,
+    is_ahead: bool,
 ) -> Result<()> {
     let used = {
         let used = target.used(account);
@@ -230,7 +251,7 @@ async fn ask_more<E: Env>(
     let question = QuotaRequest::Share { account, from: target.id, used, wanted };
     match worker.insist_ask(LEDGER, TargetRequest::Quota(question)).await? {
         TargetReply::Share { number, share, refused } => {
-            target.quota.shares.borrow_mut().told(account, number, share, refused, worker.now_ns());
+            target.quota.shares.borrow_mut().told(account, number, share, refused && !is_ahead, worker.now_ns());
             Ok(())
         }
         _ => Err(Errno::Proto),
@@ -256,10 +277,11 @@ async fn admit<E: Env>(
             target.quota.shares.borrow().admit(owner, wanted, worker.now_ns(), |account| target.used(account));
         match admission {
             Admission::Yes => return Ok(Some(target.hold_share(owner, wanted))),
-            Admission::Ask(account) => ask_more(worker, target, account, wanted).await?,
+            Admission::Ask(account) => ask_more(worker, target, account, wanted, false).await?,
             Admission::No(account) => {
-                // Requests under way may use less than they hold, or have been counted already.
-                if target.quota.shares.borrow().held(account).is_none() {
+                // Requests under way may use less than they hold, or have been counted already; and whoever has just
+                // removed a file expects to have its room.
+                if target.quota.shares.borrow().held(account).is_none() && !is_freeing(target) {
                     return Err(Errno::Quota);
                 }
                 worker.env.sleep(AGAIN).await;
@@ -544,30 +566,34 @@ impl<E: Env> RequestCx<E> {
         if self.target.id == LEDGER { Ok(()) } else { Err(Errno::Proto) }
     }
 
-    /// Whether an owner of what was written or opened is near a limit, so that its mount has to let the next writes go
-    /// through. If so, more is asked for ahead of need.
-    fn is_tight(&self, object: ObjectId) -> bool {
-        let Some(owner) = self.owner_of(object) else { return false };
-        // What mounts have accepted, and may accept until they are told.
-        let margin = self.target.data.borrow().grants.total().saturating_mul(2).max(1);
-        let tight = self.target.quota.shares.borrow().tight(owner, margin, |account| self.target.used(account));
-        if let Some(account) = tight {
+    /// How near the owner of what was written or opened is to a limit here. If he is near, more is asked for ahead of
+    /// need.
+    fn nearness(&self, object: ObjectId) -> Nearness {
+        let Some(owner) = self.owner_of(object) else { return Nearness::Unlimited };
+        // What mounts may accept until they hear of it, and may have on its way.
+        let margin = 2 * Nearness::FAR_BLOCKS * self.target.sessions.count().max(1) as u64;
+        let shares = self.target.quota.shares.borrow();
+        let (nearness, account) = shares.nearness(owner, margin, |account| self.target.used(account));
+        drop(shares);
+        if let (Nearness::Near, Some(account)) = (nearness, account) {
             ask_ahead(&self.worker, &self.target, account, margin);
         }
-        tight.is_some()
+        nearness
     }
 
-    /// Says in an answer whether owners of what the request has opened or written are near a limit.
-    pub(super) fn tell_tight(&self, charged: &Charged, answer: &mut amphi_wire::Answer) {
-        if !self.target.quota.shares.borrow().is_on() {
+    /// Says in an answer how near owners of what the request has opened or written are to a limit.
+    pub(super) fn tell_nearness(&self, charged: &Charged, answer: &mut amphi_wire::Answer) {
+        if !self.target.quota.was_on.get() {
             return;
         }
-        let tight = match (charged, &answer.result) {
-            (Charged::Objects(objects), _) => objects.iter().any(|object| self.is_tight(*object)),
-            (Charged::Made, Ok(Reply::Made { inode, .. })) => self.is_tight(first_object(inode.attr.ino)),
+        let limits = match (charged, &answer.result) {
+            (Charged::Objects(objects), _) => objects.iter().map(|o| (o.ino, self.nearness(*o))).collect(),
+            (Charged::Made, Ok(Reply::Made { inode, .. })) => {
+                vec![(inode.attr.ino, self.nearness(first_object(inode.attr.ino)))]
+            }
             _ => return,
         };
-        answer.grant.get_or_insert_default().tight = tight;
+        answer.grant.get_or_insert_default().limits = limits;
     }
 }
 
@@ -603,9 +629,15 @@ fn ask_ahead<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, account: Ac
     }
     let (worker, target) = (worker.clone(), target.clone());
     worker.env.clone().spawn(async move {
-        let _ = ask_more(&worker, &target, account, Amount { blocks, inodes: 0 }).await;
-        worker.env.sleep(Duration::from_millis(20)).await;
-        target.quota.asking.borrow_mut().remove(&account);
+        let _ = ask_more(&worker, &target, account, Amount { blocks, inodes: 0 }, true).await;
+        // A target that is closed meanwhile is not kept open.
+        let target = {
+            let weak = Rc::downgrade(&target);
+            drop(target);
+            worker.env.sleep(AHEAD_EVERY).await;
+            weak.upgrade()
+        };
+        target.inspect(|target| drop(target.quota.asking.borrow_mut().remove(&account)));
     });
 }
 

@@ -24,6 +24,8 @@ pub struct TargetQuota {
     pub shares: RefCell<Shares>,
     /// On target 0: the limits.
     pub ledger: RefCell<Ledger>,
+    /// Whether anything was limited since the start: mounts may believe that files are near a limit.
+    pub was_on: Cell<bool>,
     /// Whether the owners of all objects are known.
     pub is_whole: Cell<bool>,
     /// On target 0: whether it is looked from time to time who uses more than its soft limit.

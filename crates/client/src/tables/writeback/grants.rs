@@ -16,9 +16,10 @@
 //! operation and no lock.
 
 use crate::inode::Inode;
+use crate::tables::writeback::limited_files::LimitedFiles;
 use amphi_pagecache::Room;
-use amphi_types::{ByteRange, Errno, Result, TargetId};
-use amphi_wire::{Answer, Grant};
+use amphi_types::{ByteRange, Errno, Ino, Nearness, Result, TargetId};
+use amphi_wire::Answer;
 use parking_lot::Mutex;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
@@ -67,26 +68,35 @@ impl TargetGrant {
     }
 }
 
-/// The grants of all targets.
-pub(crate) struct Grants([OnceLock<Box<[TargetGrant; PAGE]>>; PAGE]);
+/// The grants of all targets, and the files whose owners have a limit, for which less of a grant is used.
+pub(crate) struct Grants {
+    targets: [OnceLock<Box<[TargetGrant; PAGE]>>; PAGE],
+    pub(crate) limits: LimitedFiles,
+}
 
 impl Default for Grants {
     fn default() -> Grants {
-        Grants([const { OnceLock::new() }; PAGE])
+        Grants { targets: [const { OnceLock::new() }; PAGE], limits: LimitedFiles::default() }
     }
 }
 
 impl Grants {
     fn of(&self, target: TargetId) -> &TargetGrant {
         let at = usize::from(target.0);
-        let page = self.0[at / PAGE].get_or_init(|| Box::new(std::array::from_fn(|_| TargetGrant::default())));
+        let page = self.targets[at / PAGE].get_or_init(|| Box::new(std::array::from_fn(|_| TargetGrant::default())));
         &page[at % PAGE]
     }
 
-    /// Covers so many more blocks, if the grant has room for them.
+    /// Covers so many more blocks of a file, if the grant has room for them, and as far as the limits of its owner let
+    /// the mount accept them.
     #[inline]
-    pub(crate) fn cover(&self, target: TargetId, blocks: u64) -> bool {
-        self.of(target).update(|limit, used| (used + blocks <= limit).then_some((limit, used + blocks)))
+    pub(crate) fn cover(&self, ino: Ino, target: TargetId, blocks: u64) -> bool {
+        let most = match self.limits.nearness(ino) {
+            Nearness::Unlimited => u64::MAX,
+            Nearness::Far => Nearness::FAR_BLOCKS,
+            Nearness::Near => return false,
+        };
+        self.of(target).update(|limit, used| (used + blocks <= limit.min(most)).then_some((limit, used + blocks)))
     }
 
     /// So many blocks are not dirty any more.
@@ -102,15 +112,15 @@ impl Grants {
     }
 
     /// An answer says what the session has.
-    pub(crate) fn told(&self, target: TargetId, grant: &Grant) {
+    fn told(&self, target: TargetId, blocks: u64, kept: u64) {
         let of = self.of(target);
         let mut told = of.told.lock();
         of.asked.store(true, SeqCst);
-        if grant.kept < told.kept {
+        if kept < told.kept {
             return;
         }
-        told.blocks = if grant.kept == told.kept { grant.blocks.min(told.blocks) } else { grant.blocks };
-        told.kept = grant.kept;
+        told.blocks = if kept == told.kept { blocks.min(told.blocks) } else { blocks };
+        told.kept = kept;
         of.set_limit(&told);
     }
 
@@ -127,8 +137,10 @@ impl Grants {
 
     /// Applies what an answer says of the grant, if anything.
     pub(crate) fn told_by(&self, target: TargetId, answer: &Answer) {
-        if let Some(grant) = &answer.grant {
-            self.told(target, grant);
+        if let Some(grant) = &answer.grant
+            && let Some(blocks) = grant.blocks
+        {
+            self.told(target, blocks, grant.kept);
         }
     }
 
@@ -176,7 +188,7 @@ impl Grants {
 
 impl Room<Inode> for Grants {
     fn cover(&self, file: &Inode, offset: u64, blocks: u32) -> bool {
-        Grants::cover(self, target_at(file, offset), u64::from(blocks))
+        Grants::cover(self, file.ino, target_at(file, offset), u64::from(blocks))
     }
 
     fn uncover(&self, file: &Inode, offset: u64, blocks: u32) {
@@ -203,31 +215,31 @@ mod tests {
     #[test]
     fn no_more_is_covered_than_is_kept() {
         let grants = Grants::default();
-        let told = |kept, blocks| grants.told(T, &Grant { kept, blocks });
-        assert!(!grants.is_known(T) && !grants.cover(T, 1));
+        let told = |kept, blocks| grants.told(T, blocks, kept);
+        assert!(!grants.is_known(T) && !grants.cover(Ino(1), T, 1));
         told(5, 10);
-        assert!(grants.is_known(T) && grants.cover(T, 10) && !grants.cover(T, 1));
+        assert!(grants.is_known(T) && grants.cover(Ino(1), T, 10) && !grants.cover(Ino(1), T, 1));
         told(7, 4);
         told(6, 9);
         grants.uncover(T, 7);
-        assert!(grants.cover(T, 1) && !grants.cover(T, 1), "the latest record counts");
+        assert!(grants.cover(Ino(1), T, 1) && !grants.cover(Ino(1), T, 1), "the latest record counts");
         told(7, 9);
-        assert!(!grants.cover(T, 1), "of one record the least");
+        assert!(!grants.cover(Ino(1), T, 1), "of one record the least");
         told(8, 20);
         assert_eq!(grants.leave(T), 16);
         told(9, 18);
-        assert!(!grants.cover(T, 1), "what leaves is not used");
+        assert!(!grants.cover(Ino(1), T, 1), "what leaves is not used");
         told(10, 4);
         grants.has_left(T, 16);
         grants.uncover(T, 4);
-        assert!(grants.cover(T, 4) && !grants.cover(T, 1));
+        assert!(grants.cover(Ino(1), T, 4) && !grants.cover(Ino(1), T, 1));
         grants.unknown(T);
         told(10, 4);
         grants.uncover(T, 4);
-        assert!(!grants.cover(T, 1), "it has not said more since");
+        assert!(!grants.cover(Ino(1), T, 1), "it has not said more since");
         told(11, 4);
-        assert!(grants.cover(T, 4));
+        assert!(grants.cover(Ino(1), T, 4));
         grants.begin_anew(T);
-        assert!(!grants.is_known(T) && !grants.cover(T, 1));
+        assert!(!grants.is_known(T) && !grants.cover(Ino(1), T, 1));
     }
 }

@@ -1,0 +1,440 @@
+//! `amphi quota`: what users, groups and trees of directories use, and how much they may use.
+//!
+//! A tree is a directory with a project of its own, which everything in it inherits. Making one of a directory that has
+//! something in it visits all of that once.
+
+use amphi_host::control;
+use amphi_host::failure::{During, Failure, Outcome};
+use amphi_host::size;
+use clap::{Args, Subcommand};
+use serde::{Deserialize, Serialize};
+use std::io::IsTerminal;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+const QUOTA: &str = "user.amphi.quota";
+const PROJECT: &str = "user.amphi.project";
+/// How often progress is shown, inodes.
+const SHOW_EVERY: u64 = 1000;
+
+/// Show and set how much users, groups and directory trees may use.
+#[derive(Args, Debug)]
+pub struct Quota {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand, Debug)]
+enum Action {
+    /// Print what an account uses and may use; default: your own user and groups, and the tree that you are in
+    Show {
+        #[command(flatten)]
+        who: Who,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Print all users, groups and trees that use something or are limited
+    List {
+        /// Mount point, or any file or directory there; default: the only mount here
+        #[arg(long, short)]
+        mount: Option<PathBuf>,
+        /// As JSON
+        #[arg(long)]
+        json: bool,
+    },
+    /// Limit a user, a group or a tree; limits that are not named stay, 0 takes one away
+    Set {
+        #[command(flatten)]
+        who: Who,
+        /// Most bytes on storage; whoever writes more gets "Disk quota exceeded"
+        #[arg(long, value_parser = size::parse, value_name = "SIZE")]
+        bytes: Option<u64>,
+        /// Most bytes that it may use for longer than the grace time
+        #[arg(long, value_parser = size::parse, value_name = "SIZE")]
+        soft_bytes: Option<u64>,
+        /// Most files, directories and links
+        #[arg(long, value_name = "N")]
+        inodes: Option<u64>,
+        /// Most of them for longer than the grace time
+        #[arg(long, value_name = "N")]
+        soft_inodes: Option<u64>,
+        /// How long it may stay above a soft limit, such as 7d, 12h or 30m
+        #[arg(long, value_parser = duration, value_name = "TIME")]
+        grace: Option<u64>,
+    },
+    /// Take all limits of a user, a group or a tree away
+    Clear {
+        #[command(flatten)]
+        who: Who,
+    },
+    /// Count what a directory and everything below it use, without a limit: it becomes a tree
+    Track {
+        /// The directory
+        dir: PathBuf,
+    },
+    /// Make a tree ordinary directories again, without limits and counts of their own
+    Untrack {
+        /// The directory
+        dir: PathBuf,
+    },
+}
+
+#[derive(Args, Debug)]
+struct Who {
+    /// A user, by name or number
+    #[arg(long, short, group = "who", value_name = "USER")]
+    user: Option<String>,
+    /// A group, by name or number
+    #[arg(long, short, group = "who", value_name = "GROUP")]
+    group: Option<String>,
+    /// A directory with all that is in it
+    #[arg(long, short, group = "who", value_name = "DIR")]
+    tree: Option<PathBuf>,
+    /// Mount point, or any file or directory there; default: the only mount here
+    #[arg(long, short)]
+    mount: Option<PathBuf>,
+}
+
+/// An account as the mount shows it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Account {
+    kind: String,
+    id: u32,
+    used_bytes: u64,
+    used_inodes: u64,
+    bytes: u64,
+    soft_bytes: u64,
+    inodes: u64,
+    soft_inodes: u64,
+    grace_s: u64,
+    over_since_s: u64,
+    silent_targets: u16,
+}
+
+#[derive(Deserialize)]
+struct Page {
+    accounts: Vec<Account>,
+    more: bool,
+}
+
+/// Seconds of a time such as `7d`.
+fn duration(text: &str) -> Result<u64, String> {
+    let wrong = || format!("'{text}' is no time; write for example 7d, 12h, 30m or 90s");
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let number: u64 = number.parse().map_err(|_| wrong())?;
+    let unit = match unit {
+        "" | "s" => 1,
+        "m" => 60,
+        "h" => 3600,
+        "d" => 24 * 3600,
+        "w" => 7 * 24 * 3600,
+        _ => return Err(wrong()),
+    };
+    number.checked_mul(unit).ok_or_else(wrong)
+}
+
+/// Looks up a user or group of the machine: its number by its name, or the other way.
+fn look_up(table: &str, key: &str) -> Option<(String, u32)> {
+    let found = Command::new("getent").args([table, key]).output().ok()?;
+    let line = String::from_utf8(found.stdout).ok()?;
+    let mut fields = line.trim_end().split(':');
+    let (name, _, id) = (fields.next()?, fields.next()?, fields.next()?);
+    Some((name.to_string(), id.parse().ok()?))
+}
+
+fn number_of(table: &str, what: &str, text: &str) -> Outcome<u32> {
+    if let Ok(id) = text.parse() {
+        return Ok(id);
+    }
+    let unknown = || Failure::refused(format!("'{text}': there is no such {what} on this machine; name it by number"));
+    look_up(table, text).map(|(_, id)| id).ok_or_else(unknown)
+}
+
+/// The name of an account, as people know it.
+fn name_of(account: &Account) -> String {
+    let table = match account.kind.as_str() {
+        "user" => "passwd",
+        "group" => "group",
+        _ => return format!("tree {}", account.id),
+    };
+    let name = look_up(table, &account.id.to_string()).map(|(name, _)| name);
+    format!("{} {}", account.kind, name.unwrap_or_else(|| account.id.to_string()))
+}
+
+fn account(mount: &Path, kind: &str, id: u32) -> Outcome<Account> {
+    let text = control::read(mount, &format!("{QUOTA}.{kind}.{id}"))?;
+    serde_json::from_str(&text).map_err(|e| Failure::broken(format!("{}: {kind} {id}: {e}", mount.display())))
+}
+
+fn project(path: &Path) -> Outcome<u32> {
+    let text = control::read(path, PROJECT)?;
+    text.trim().parse().map_err(|_| Failure::broken(format!("{}: project {text:?}", path.display())))
+}
+
+/// Whether a directory is the top of a tree: the directory above it has another project, or is on another file system.
+fn is_top(dir: &Path, of: u32) -> Outcome<bool> {
+    let above = std::fs::canonicalize(dir).during(|| format!("look at {}", dir.display()))?;
+    let Some(above) = above.parent() else { return Ok(true) };
+    Ok(control::read_if_any(above, PROJECT).ok().flatten().is_none_or(|text| text.trim() != of.to_string()))
+}
+
+fn set_limits(mount: &Path, kind: &str, id: u32, words: &str) -> Outcome {
+    // Another file system would take the attribute and mean nothing by it.
+    control::read(mount, "user.amphi.mode")?;
+    control::write(mount, QUOTA, &format!("{kind} {id} {words}"), |_| {
+        let why = control::read_if_any(mount, "user.amphi.error").ok().flatten().filter(|why| !why.is_empty());
+        format!("{}: {kind} {id}: {}", mount.display(), why.unwrap_or_else(|| "the limits are refused".into()))
+    })
+}
+
+impl Quota {
+    /// Shows or sets.
+    pub fn run(self) -> Outcome {
+        match self.action {
+            Action::Show { who, json } => show(&who.accounts()?, json),
+            Action::List { mount, json } => {
+                let mount = control::find_mount(mount, " with -m")?;
+                show(&list(&mount)?, json)
+            }
+            Action::Set { who, bytes, soft_bytes, inodes, soft_inodes, grace } => {
+                let words = [
+                    ("bytes", bytes),
+                    ("soft_bytes", soft_bytes),
+                    ("inodes", inodes),
+                    ("soft_inodes", soft_inodes),
+                    ("grace_s", grace),
+                ];
+                let words: Vec<String> =
+                    words.iter().filter_map(|(name, value)| value.map(|value| format!("{name}={value}"))).collect();
+                if words.is_empty() {
+                    return Err(Failure::refused("say what to limit: --bytes, --soft-bytes, --inodes, --soft-inodes or --grace"));
+                }
+                let (mount, kind, id) = who.one(true)?;
+                set_limits(&mount, kind, id, &words.join(" "))?;
+                show(&[account(&mount, kind, id)?], false)
+            }
+            Action::Clear { who } => {
+                let (mount, kind, id) = who.one(false)?;
+                set_limits(&mount, kind, id, "bytes=0 soft_bytes=0 inodes=0 soft_inodes=0")?;
+                show(&[account(&mount, kind, id)?], false)
+            }
+            Action::Track { dir } => {
+                let id = make_tree(&dir)?;
+                show(&[account(&dir, "project", id)?], false)
+            }
+            Action::Untrack { dir } => untrack(&dir),
+        }
+    }
+}
+
+impl Who {
+    /// The one account that is named. `makes`: a directory becomes a tree if it is none.
+    fn one(&self, makes: bool) -> Outcome<(PathBuf, &'static str, u32)> {
+        if let Some(dir) = &self.tree {
+            let id = match project(dir)? {
+                0 if makes => make_tree(dir)?,
+                0 => return Err(Failure::refused(format!("{}: is no tree; amphi quota track makes it one", dir.display()))),
+                id if makes && !is_top(dir, id)? => {
+                    return Err(Failure::refused(format!(
+                        "{}: lies in tree {id} and has no limits of its own; limit the directory at its top, or move it out",
+                        dir.display()
+                    )));
+                }
+                id => id,
+            };
+            return Ok((dir.clone(), "project", id));
+        }
+        let mount = control::find_mount(self.mount.clone(), " with -m")?;
+        match (&self.user, &self.group) {
+            (Some(user), _) => Ok((mount, "user", number_of("passwd", "user", user)?)),
+            (_, Some(group)) => Ok((mount, "group", number_of("group", "group", group)?)),
+            _ => Err(Failure::refused("say whom: --user NAME, --group NAME or --tree DIR")),
+        }
+    }
+
+    /// What is named, or what concerns the caller.
+    fn accounts(&self) -> Outcome<Vec<Account>> {
+        if self.user.is_some() || self.group.is_some() || self.tree.is_some() {
+            let (mount, kind, id) = self.one(false)?;
+            return Ok(vec![account(&mount, kind, id)?]);
+        }
+        let here = PathBuf::from(".");
+        let is_here = || control::read_if_any(&here, PROJECT).ok().flatten().is_some();
+        let mount = match &self.mount {
+            Some(mount) => mount.clone(),
+            None if is_here() => here,
+            None => control::find_mount(None, " with -m")?,
+        };
+        let mut accounts = vec![account(&mount, "user", rustix::process::getuid().as_raw())?];
+        let mut groups: Vec<u32> = rustix::process::getgroups().unwrap_or_default().iter().map(|g| g.as_raw()).collect();
+        groups.push(rustix::process::getgid().as_raw());
+        groups.sort_unstable();
+        groups.dedup();
+        for group in groups {
+            accounts.push(account(&mount, "group", group)?);
+        }
+        match project(&mount)? {
+            0 => {}
+            id => accounts.push(account(&mount, "project", id)?),
+        }
+        Ok(accounts)
+    }
+}
+
+fn list(mount: &Path) -> Outcome<Vec<Account>> {
+    let mut all: Vec<Account> = Vec::new();
+    loop {
+        let name = match all.last() {
+            None => QUOTA.to_string(),
+            Some(last) => format!("{QUOTA}.after.{}.{}", last.kind, last.id),
+        };
+        let text = control::read(mount, &name)?;
+        let page: Page =
+            serde_json::from_str(&text).map_err(|e| Failure::broken(format!("{}: {e}", mount.display())))?;
+        let is_end = !page.more || page.accounts.is_empty();
+        all.extend(page.accounts);
+        if is_end {
+            return Ok(all);
+        }
+    }
+}
+
+/// Everything below a directory on its file system, the directory first; what vanishes meanwhile is left out.
+fn visit(dir: &Path, each: &mut impl FnMut(&Path) -> Outcome) -> Outcome {
+    let device = std::fs::symlink_metadata(dir).during(|| format!("look at {}", dir.display()))?.dev();
+    let mut left = vec![dir.to_path_buf()];
+    while let Some(path) = left.pop() {
+        let Ok(meta) = std::fs::symlink_metadata(&path) else { continue };
+        if meta.dev() != device {
+            continue;
+        }
+        // Other kinds have no attributes of this kind; they take no blocks.
+        if meta.is_dir() || meta.is_file() {
+            each(&path)?;
+        }
+        if meta.is_dir() {
+            let entries = std::fs::read_dir(&path).during(|| format!("list {}", path.display()))?;
+            left.extend(entries.flatten().map(|entry| entry.path()));
+        }
+    }
+    Ok(())
+}
+
+/// Puts a directory and everything below it into a project, and shows how far it has come.
+fn put_all(dir: &Path, id: u32) -> Outcome {
+    let mut done = 0u64;
+    let shows = std::io::stderr().is_terminal();
+    visit(dir, &mut |path| {
+        control::write(path, PROJECT, &id.to_string(), |e| format!("{}: {e}", path.display()))?;
+        done += 1;
+        if shows && done.is_multiple_of(SHOW_EVERY) {
+            eprint!("\r{done} files and directories");
+        }
+        Ok(())
+    })?;
+    if shows && done >= SHOW_EVERY {
+        eprintln!();
+    }
+    Ok(())
+}
+
+/// Makes a tree of a directory, unless it is one; its number.
+fn make_tree(dir: &Path) -> Outcome<u32> {
+    let before = project(dir)?;
+    if before != 0 {
+        if is_top(dir, before)? {
+            // Goes on where an earlier call was ended.
+            put_all(dir, before)?;
+            return Ok(before);
+        }
+        return Err(Failure::refused(format!(
+            "{}: lies in tree {before} already, and trees do not lie in one another",
+            dir.display()
+        )));
+    }
+    if !dir.is_dir() {
+        return Err(Failure::refused(format!("{}: is no directory", dir.display())));
+    }
+    // From here on what is made below inherits it; what is there already follows.
+    control::write(dir, PROJECT, "new", |e| format!("{}: cannot become a tree: {e}", dir.display()))?;
+    let id = project(dir)?;
+    put_all(dir, id)?;
+    Ok(id)
+}
+
+fn untrack(dir: &Path) -> Outcome {
+    let id = project(dir)?;
+    if id == 0 {
+        return Err(Failure::refused(format!("{}: is no tree", dir.display())));
+    }
+    if !is_top(dir, id)? {
+        return Err(Failure::refused(format!("{}: is not the top of tree {id}", dir.display())));
+    }
+    set_limits(dir, "project", id, "bytes=0 soft_bytes=0 inodes=0 soft_inodes=0")?;
+    put_all(dir, 0)
+}
+
+fn show(accounts: &[Account], json: bool) -> Outcome {
+    if json {
+        let text = serde_json::to_string(accounts).map_err(|e| Failure::broken(format!("write JSON: {e}")))?;
+        println!("{text}");
+        return Ok(());
+    }
+    println!("{:<20} {:>10} {:>10} {:>10} {:>9} {:>9} {:>9}", "", "used", "soft", "hard", "inodes", "soft", "hard");
+    for a in accounts {
+        let limit = |bytes| if bytes == 0 { "-".to_string() } else { size::show(bytes) };
+        let count = |n: u64| if n == 0 { "-".to_string() } else { n.to_string() };
+        println!(
+            "{:<20} {:>10} {:>10} {:>10} {:>9} {:>9} {:>9}{}",
+            name_of(a),
+            size::show(a.used_bytes),
+            limit(a.soft_bytes),
+            limit(a.bytes),
+            a.used_inodes,
+            count(a.soft_inodes),
+            count(a.inodes),
+            note(a)
+        );
+    }
+    if let Some(silent) = accounts.iter().map(|a| a.silent_targets).max().filter(|n| *n > 0) {
+        amphi_host::say::say(&format!("{silent} targets do not answer; what lies there is not counted"));
+    }
+    Ok(())
+}
+
+/// What is to be known of an account beside the numbers.
+fn note(a: &Account) -> String {
+    let is_full = (a.bytes != 0 && a.used_bytes >= a.bytes) || (a.inodes != 0 && a.used_inodes >= a.inodes);
+    if is_full {
+        return "  full".into();
+    }
+    if a.over_since_s == 0 {
+        return String::new();
+    }
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    match (a.over_since_s + a.grace_s).saturating_sub(now) {
+        0 => "  grace over".into(),
+        left if left >= 2 * 24 * 3600 => format!("  {} days of grace", left / (24 * 3600)),
+        left => format!("  {} h of grace", left.div_ceil(3600)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: times are read as people write them. Method: a table.
+    #[test]
+    fn times() {
+        for (text, seconds) in [("90", 90), ("90s", 90), ("30m", 1800), ("12h", 43_200), ("7d", 604_800), ("1w", 604_800)] {
+            assert_eq!(duration(text), Ok(seconds), "{text}");
+        }
+        for text in ["", "d", "1y", "-1d", "99999999999999999999s", "9999999999999999999w"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! `LimitedFiles`: files whose owners may not use more than so much (docs/design/quotas.md).
+//!
+//! Owns: which files these are, and how near their owners are to a limit, as targets have said. Does not own: limits
+//! (the servers), what follows from it: for a file whose owner is far from his limit little is accepted, and for one
+//! that is near nothing is, so that each write waits for its target and is told if it is too much.
+//!
+//! Bound: `FILES_MAX`. Beyond it all files count as near, until fewer are.
+
+use amphi_types::{Ino, Nearness, TargetId};
+use amphi_wire::Grant;
+use parking_lot::RwLock;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+/// Most files that are remembered.
+const FILES_MAX: usize = 65_536;
+
+/// Files by their number, with the target that has said last that they are near a limit, if any has.
+#[derive(Default)]
+pub(crate) struct LimitedFiles {
+    count: AtomicUsize,
+    files: RwLock<HashMap<Ino, Option<TargetId>>>,
+}
+
+impl LimitedFiles {
+    /// How near the owner of the file is to a limit.
+    #[inline]
+    pub(crate) fn nearness(&self, ino: Ino) -> Nearness {
+        match self.count.load(Relaxed) {
+            0 => Nearness::Unlimited,
+            count if count >= FILES_MAX => Nearness::Near,
+            _ => match self.files.read().get(&ino) {
+                None => Nearness::Unlimited,
+                Some(None) => Nearness::Far,
+                Some(Some(_)) => Nearness::Near,
+            },
+        }
+    }
+
+    /// An answer says so of some files. Each target speaks for itself: what is near its limit at one target stays so
+    /// until that target takes it back.
+    pub(crate) fn told(&self, target: TargetId, grant: &Grant) {
+        for &(ino, nearness) in &grant.limits {
+            if nearness == Nearness::Unlimited && self.count.load(Relaxed) == 0 {
+                continue;
+            }
+            let mut files = self.files.write();
+            let before = files.get(&ino).copied();
+            let is_elsewhere = before.flatten().is_some_and(|near| near != target);
+            let next = match nearness {
+                Nearness::Near => Some(Some(target)),
+                _ if is_elsewhere => before,
+                Nearness::Far => Some(None),
+                Nearness::Unlimited => None,
+            };
+            match next {
+                Some(next) if before.is_some() || files.len() < FILES_MAX => drop(files.insert(ino, next)),
+                Some(_) => {}
+                None => drop(files.remove(&ino)),
+            }
+            self.count.store(files.len(), Relaxed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a file stays near its limit until the target that said so takes it back, and too many files make all of
+    /// them near. Method: a story.
+    #[test]
+    fn targets_speak_for_themselves() {
+        use Nearness::{Far, Near, Unlimited};
+        let limited = LimitedFiles::default();
+        let say = |target, ino, nearness| {
+            limited.told(TargetId(target), &Grant { limits: vec![(Ino(ino), nearness)], ..Grant::default() });
+            limited.nearness(Ino(ino))
+        };
+        assert_eq!((say(1, 7, Unlimited), say(1, 7, Far), say(2, 7, Near)), (Unlimited, Far, Near));
+        assert_eq!((say(1, 7, Far), say(1, 7, Unlimited)), (Near, Near));
+        assert_eq!((say(2, 7, Far), limited.nearness(Ino(8)), say(1, 7, Unlimited)), (Far, Unlimited, Unlimited));
+        (0..FILES_MAX as u64).for_each(|ino| assert_eq!(say(1, ino, Far), Far));
+        assert_eq!(limited.nearness(Ino(u64::MAX)), Near);
+        assert_eq!((say(1, 0, Unlimited), limited.nearness(Ino(u64::MAX))), (Unlimited, Unlimited));
+    }
+}
