@@ -385,6 +385,11 @@ impl Client {
         self.start(ops::statfs::statfs(self.mount.clone(), ctx.clone()))
     }
 
+    /// Space as it is seen from an inode: that of its tree, if this has a limit.
+    pub fn statfs_at(&self, ctx: &Ctx, ino: Ino) -> Pending<StatFs> {
+        self.start(ops::statfs::statfs_at(self.mount.clone(), ctx.clone(), ino))
+    }
+
     /// Value of an extended attribute; see [`crate::api`] for the virtual ones.
     pub fn getxattr(&self, ctx: &Ctx, ino: Ino, name: &[u8]) -> Pending<Vec<u8>> {
         self.start(ops::xattr::get(self.mount.clone(), ctx.clone(), ino, name.to_vec()))

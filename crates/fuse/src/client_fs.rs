@@ -490,8 +490,8 @@ impl FileSystem for ClientFs {
         self.write_file(caller, ino, how, data)
     }
 
-    fn statfs(&self, caller: &Caller<'_>, _: Ino) -> Result<Statfs> {
-        let s = self.wait(caller, self.client.statfs(&Self::stream(caller)))?;
+    fn statfs(&self, caller: &Caller<'_>, ino: Ino) -> Result<Statfs> {
+        let s = self.wait(caller, self.client.statfs_at(&Self::stream(caller), ino))?;
         Ok(Statfs {
             blocks: s.blocks,
             free: s.blocks_free,

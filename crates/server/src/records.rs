@@ -4,8 +4,8 @@
 //! docs/DISK_FORMAT.md. Numbers in keys are big-endian, so keys of one session or one kind of intent lie together.
 
 use amphi_meta::Part;
-use amphi_types::item::{Key, tag};
 use amphi_quota::Standing;
+use amphi_types::item::{Key, tag};
 use amphi_types::{Account, AccountKind, SessionId, TargetId, Timespec};
 use amphi_wire::ClusterMap;
 use serde::de::DeserializeOwned;

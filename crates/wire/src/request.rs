@@ -6,7 +6,9 @@
 use crate::cluster::ServerInfo;
 use crate::file_lock::{FileLockOwner, FileLockSpec};
 use crate::message::{Access, HeldLock, LockExtent, LockMode, Make, RenameMode, XattrMode};
-use amphi_types::{Account, AskedAdvice, ByteRange, DataChecksums, Ino, Layout, Limits, Name, ObjectId, SetAttr, Timespec};
+use amphi_types::{
+    Account, AskedAdvice, ByteRange, DataChecksums, Ino, Layout, Limits, Name, ObjectId, SetAttr, Timespec,
+};
 use serde::{Deserialize, Serialize};
 
 /// Requests. The comment names the reply. Permissions of `Call::cred` are checked by the server for every

@@ -211,7 +211,9 @@ impl Quota {
                 let words: Vec<String> =
                     words.iter().filter_map(|(name, value)| value.map(|value| format!("{name}={value}"))).collect();
                 if words.is_empty() {
-                    return Err(Failure::refused("say what to limit: --bytes, --soft-bytes, --inodes, --soft-inodes or --grace"));
+                    return Err(Failure::refused(
+                        "say what to limit: --bytes, --soft-bytes, --inodes, --soft-inodes or --grace",
+                    ));
                 }
                 let (mount, kind, id) = who.one(true)?;
                 set_limits(&mount, kind, id, &words.join(" "))?;
@@ -237,7 +239,12 @@ impl Who {
         if let Some(dir) = &self.tree {
             let id = match project(dir)? {
                 0 if makes => make_tree(dir)?,
-                0 => return Err(Failure::refused(format!("{}: is no tree; amphi quota track makes it one", dir.display()))),
+                0 => {
+                    return Err(Failure::refused(format!(
+                        "{}: is no tree; amphi quota track makes it one",
+                        dir.display()
+                    )));
+                }
                 id if makes && !is_top(dir, id)? => {
                     return Err(Failure::refused(format!(
                         "{}: lies in tree {id} and has no limits of its own; limit the directory at its top, or move it out",
@@ -270,7 +277,8 @@ impl Who {
             None => control::find_mount(None, " with -m")?,
         };
         let mut accounts = vec![account(&mount, "user", rustix::process::getuid().as_raw())?];
-        let mut groups: Vec<u32> = rustix::process::getgroups().unwrap_or_default().iter().map(|g| g.as_raw()).collect();
+        let mut groups: Vec<u32> =
+            rustix::process::getgroups().unwrap_or_default().iter().map(|g| g.as_raw()).collect();
         groups.push(rustix::process::getgid().as_raw());
         groups.sort_unstable();
         groups.dedup();
@@ -430,7 +438,9 @@ mod tests {
     /// Goal: times are read as people write them. Method: a table.
     #[test]
     fn times() {
-        for (text, seconds) in [("90", 90), ("90s", 90), ("30m", 1800), ("12h", 43_200), ("7d", 604_800), ("1w", 604_800)] {
+        for (text, seconds) in
+            [("90", 90), ("90s", 90), ("30m", 1800), ("12h", 43_200), ("7d", 604_800), ("1w", 604_800)]
+        {
             assert_eq!(duration(text), Ok(seconds), "{text}");
         }
         for text in ["", "d", "1y", "-1d", "99999999999999999999s", "9999999999999999999w"] {

@@ -37,6 +37,7 @@ mod pipes;
 mod positions;
 mod posix;
 mod program_pairs;
+mod quota;
 mod ranges;
 mod reasons;
 mod refused;

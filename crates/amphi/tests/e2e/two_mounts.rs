@@ -50,6 +50,13 @@ impl Pair {
         self.place.fsck_members(servers);
     }
 
+    /// Kills all servers and starts them again.
+    pub fn restart_servers(&mut self) {
+        let servers = self.servers.len();
+        self.servers.drain(..).rev().for_each(Daemon::kill);
+        self.servers = (0..servers).map(|k| self.place.member(k, &[])).collect();
+    }
+
     fn both(&self) -> [(&PathBuf, &PathBuf); 2] {
         [(&self.a, &self.b), (&self.b, &self.a)]
     }

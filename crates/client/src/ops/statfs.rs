@@ -1,10 +1,11 @@
-//! statfs: the sum over all targets.
+//! statfs: the sum over all targets, or what a limited tree may use of it.
 
 use crate::api::{Ctx, StatFs};
 use crate::conn::replies::unexpected;
 use crate::mount::Mount;
+use crate::ops::xattr::quota::{account, charged_project};
 use crate::telemetry::stats::Count;
-use amphi_types::{Result, TargetId, limits};
+use amphi_types::{Account, AccountKind, Ino, Result, TargetId, limits};
 use amphi_wire::{Reply, Request};
 use futures_util::future::join_all;
 use std::sync::Arc;
@@ -31,4 +32,24 @@ pub(crate) async fn statfs(mount: Arc<Mount>, ctx: Ctx) -> Result<StatFs> {
         }
     }
     Ok(sum)
+}
+
+/// As `statfs`, for whoever looks from an inode: in a tree with a limit that is all there is, as on other file systems
+/// with such limits.
+pub(crate) async fn statfs_at(mount: Arc<Mount>, ctx: Ctx, ino: Ino) -> Result<StatFs> {
+    let mut space = statfs(mount.clone(), ctx.clone()).await?;
+    // Whoever cannot be asked for the tree is shown the whole.
+    let Ok(id @ 1..) = charged_project(&mount, &ctx, ino).await else { return Ok(space) };
+    let Ok(tree) = account(&mount, &ctx, Account { kind: AccountKind::Project, id }).await else { return Ok(space) };
+    let within = |hard: u64, soft: u64, used: u64, all: &mut u64, free: &mut u64| {
+        let limit = [hard, soft].into_iter().filter(|limit| *limit != 0).min();
+        if let Some(limit) = limit {
+            *all = limit.min(*all);
+            *free = limit.saturating_sub(used).min(*free);
+        }
+    };
+    let (hard, soft, used) = (tree.limits.hard, tree.limits.soft, tree.used);
+    within(hard.blocks, soft.blocks, used.blocks, &mut space.blocks, &mut space.blocks_free);
+    within(hard.inodes, soft.inodes, used.inodes, &mut space.inodes, &mut space.inodes_free);
+    Ok(space)
 }

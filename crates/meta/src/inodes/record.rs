@@ -357,11 +357,9 @@ pub(super) fn decode(usual: &Usual, record: &[u8], beside: impl FnOnce() -> Box<
         false => usual.parent,
     };
     let owner = match fields.has(OWNER) {
-        true => InodeOwner {
-            uid: fields.number() as u32,
-            gid: fields.number() as u32,
-            project: fields.number() as u32,
-        },
+        true => {
+            InodeOwner { uid: fields.number() as u32, gid: fields.number() as u32, project: fields.number() as u32 }
+        }
         false => usual.owner,
     };
     let (layout, advice) = fields.layout(usual);

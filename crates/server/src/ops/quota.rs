@@ -20,7 +20,8 @@ use amphi_meta::Part;
 use amphi_quota::{Admission, Answer, Need, Standing};
 use amphi_types::item::Txn;
 use amphi_types::{
-    Account, AccountKind, AccountView, Amount, ByteRange, Caps, Errno, Ino, Limits, Nearness, ObjectId, Owner, Result, TargetId,
+    Account, AccountKind, AccountView, Amount, ByteRange, Caps, Errno, Ino, Limits, Nearness, ObjectId, Owner, Result,
+    TargetId,
 };
 use amphi_wire::{Cover, Make, Reply, Request};
 use amphi_zone::Order;
@@ -55,6 +56,11 @@ const PAGE: usize = 1000;
 
 fn pool<E: Env>(worker: &Worker<E>) -> impl Iterator<Item = TargetId> + use<E> {
     (0..worker.pool()).map(TargetId)
+}
+
+/// Seconds since the epoch.
+fn now_s<E: Env>(worker: &Worker<E>) -> u64 {
+    u64::try_from(worker.env.wall().sec).unwrap_or(0)
 }
 
 /// Learns from target 0 whether anything is limited, however long that takes.
@@ -209,7 +215,7 @@ async fn deal<E: Env>(
     let until_ns = worker.now_ns() + FREED_WITHIN.as_nanos() as u64;
     loop {
         let need = Need { used, wanted, collected, targets: u64::from(worker.pool()) };
-        let now_s = u64::try_from(worker.env.wall().sec).unwrap_or(0);
+        let now_s = now_s(worker);
         let answer = target.quota.ledger.borrow_mut().ask(account, from, need, now_s);
         match answer {
             // Whoever has just removed a file expects to have its room.
@@ -439,8 +445,8 @@ impl<E: Env> RequestCx<E> {
             self.administrates()?;
         }
         self.is_ledger()?;
-        let replies = pool(&self.worker)
-            .map(|target| self.worker.ask(target, TargetRequest::Quota(QuotaRequest::Used(account))));
+        let replies =
+            pool(&self.worker).map(|target| self.worker.ask(target, TargetRequest::Quota(QuotaRequest::Used(account))));
         let (mut used, mut silent) = (Amount::default(), 0);
         for reply in join_all(replies).await {
             match reply {
@@ -673,11 +679,18 @@ pub fn watch_soft_limits<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>)
                 here.quota.watches.set(false);
                 return;
             }
+            let mut pause = SOFT_EVERY;
             for account in soft {
                 look_at(&worker, &here, account).await;
+                let standing = here.quota.ledger.borrow().standing(account).unwrap_or_default();
+                if standing.over_since_s != 0 {
+                    // Until its grace is over.
+                    let left_s = (standing.over_since_s + standing.limits.grace_s).saturating_sub(now_s(&worker));
+                    pause = if left_s == 0 { pause } else { pause.min(Duration::from_secs(left_s)) };
+                }
             }
             drop(here);
-            worker.env.sleep(SOFT_EVERY).await;
+            worker.env.sleep(pause).await;
         }
     });
 }
@@ -690,7 +703,7 @@ async fn look_at<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, account
         let Ok(TargetReply::Used(part)) = reply else { return };
         used = used.plus(part);
     }
-    let now_s = u64::try_from(worker.env.wall().sec).unwrap_or(0);
+    let now_s = now_s(worker);
     let turn = target.quota.ledger.borrow_mut().note(account, used, now_s);
     if let Some(turn) = turn {
         let mut txn = Txn::default();

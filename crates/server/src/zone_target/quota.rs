@@ -115,4 +115,3 @@ impl<E: Env> Target<E> {
         }
     }
 }
-

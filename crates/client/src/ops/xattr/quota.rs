@@ -55,7 +55,7 @@ async fn ask(mount: &Mount, ctx: &Ctx, op: Request) -> Result<(Vec<AccountView>,
     }
 }
 
-async fn account(mount: &Mount, ctx: &Ctx, account: Account) -> Result<AccountView> {
+pub(crate) async fn account(mount: &Mount, ctx: &Ctx, account: Account) -> Result<AccountView> {
     let (accounts, _) = ask(mount, ctx, Request::Account { account }).await?;
     accounts.first().copied().ok_or(Errno::Proto)
 }
