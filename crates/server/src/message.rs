@@ -258,19 +258,26 @@ pub enum QuotaRequest {
         /// Number of the call.
         number: u64,
     },
-    /// `Done`: what is known of an account, or of all, is outdated.
-    Changed {
-        /// Whether anything is limited.
-        on: bool,
-        /// Which; nothing: all.
-        account: Option<Account>,
-    },
+    /// `Done`: what is known of an account, or of all, is outdated. The target asks whether anything is limited.
+    Changed(Option<Account>),
     /// `Used`: what an account uses.
     Used(Account),
     /// `Accounts`: accounts behind this one that use something.
     Accounts(Option<Account>),
     /// `Done` if the owner may use that much more.
     Admit(Owner, Amount),
+}
+
+/// Whether a target is about to have more free space.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Freeing {
+    /// Not that it knows of.
+    #[default]
+    No,
+    /// Files without a name are open: their last close may be on its way, as no program waits for it.
+    Perhaps,
+    /// Files are being removed.
+    Yes,
 }
 
 /// A cut of the objects of a file.
@@ -415,8 +422,8 @@ pub enum TargetReply {
     Collected {
         /// That, with what requests under way hold.
         used: Amount,
-        /// Files are being removed, so that it may be less in a moment.
-        freeing: bool,
+        /// Whether it may be less in a moment.
+        freeing: Freeing,
     },
     /// Accounts with what they use, ascending.
     Accounts(Vec<(Account, Amount)>),

@@ -55,11 +55,11 @@ enum Action {
         /// Most bytes that it may use for longer than the grace time
         #[arg(long, value_parser = size::parse, value_name = "SIZE")]
         soft_bytes: Option<u64>,
-        /// Most files, directories and links
-        #[arg(long, value_name = "N")]
+        /// Most files, directories and links, such as 5000 or 2M
+        #[arg(long, value_parser = count, value_name = "N")]
         inodes: Option<u64>,
         /// Most of them for longer than the grace time
-        #[arg(long, value_name = "N")]
+        #[arg(long, value_parser = count, value_name = "N")]
         soft_inodes: Option<u64>,
         /// How long it may stay above a soft limit, such as 7d, 12h or 30m
         #[arg(long, value_parser = duration, value_name = "TIME")]
@@ -118,6 +118,22 @@ struct Account {
 struct Page {
     accounts: Vec<Account>,
     more: bool,
+}
+
+/// A number such as `5000`, `20k` or `2M`, in thousands.
+fn count(text: &str) -> Result<u64, String> {
+    let wrong = || format!("'{text}' is no number; write for example 5000, 20k or 2M");
+    let split = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let number: u64 = number.parse().map_err(|_| wrong())?;
+    let unit = match unit {
+        "" => 1,
+        "k" | "K" => 1000,
+        "m" | "M" => 1_000_000,
+        "g" | "G" => 1_000_000_000,
+        _ => return Err(wrong()),
+    };
+    number.checked_mul(unit).ok_or_else(wrong)
 }
 
 /// Seconds of a time such as `7d`.
@@ -247,7 +263,7 @@ impl Who {
                 }
                 id if makes && !is_top(dir, id)? => {
                     return Err(Failure::refused(format!(
-                        "{}: lies in tree {id} and has no limits of its own; limit the directory at its top, or move it out",
+                        "{}: lies in tree {id} and has no limits of its own; limit the top of that tree, or copy it out",
                         dir.display()
                     )));
                 }
@@ -435,7 +451,7 @@ fn note(a: &Account) -> String {
 mod tests {
     use super::*;
 
-    /// Goal: times are read as people write them. Method: a table.
+    /// Goal: times and numbers are read as people write them. Method: a table.
     #[test]
     fn times() {
         for (text, seconds) in
@@ -446,5 +462,9 @@ mod tests {
         for text in ["", "d", "1y", "-1d", "99999999999999999999s", "9999999999999999999w"] {
             assert!(duration(text).is_err(), "{text}");
         }
+        assert_eq!(
+            ["7", "20k", "2M", "x", "1.5M"].map(|text| count(text).ok()),
+            [Some(7), Some(20_000), Some(2_000_000), None, None]
+        );
     }
 }

@@ -10,7 +10,7 @@
 //! Invariants: what is admitted is held until it is counted (`Admitted`); the ledger's answer is waited for with the
 //! span of the write held, and collecting takes no span.
 
-use crate::message::{QuotaRequest, TargetReply, TargetRequest};
+use crate::message::{Freeing, QuotaRequest, TargetReply, TargetRequest};
 use crate::worker::Worker;
 use crate::worker::request::RequestCx;
 use crate::zone_target::Target;
@@ -49,6 +49,8 @@ const TOLD_WITHIN: Duration = Duration::from_secs(3);
 const WHOLE_WITHIN: Duration = Duration::from_secs(10);
 /// How long a refusal waits for files that are being removed.
 const FREED_WITHIN: Duration = Duration::from_secs(2);
+/// How long a refusal waits for the close of a file that has no name any more.
+const CLOSED_WITHIN: Duration = Duration::from_millis(100);
 /// Pause before it is looked again what they have left.
 const FREED_LOOK: Duration = Duration::from_millis(5);
 /// Most inodes in one question for owners, and most accounts in one answer.
@@ -73,7 +75,15 @@ pub fn learn_limits<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
                 return;
             }
             match worker.ask(LEDGER, TargetRequest::QuotaIsOn).await {
-                Ok(TargetReply::Outcome(true)) => return set_on(&worker, &here, true),
+                Ok(TargetReply::Outcome(true)) => {
+                    set_on(&worker, &here, true);
+                    if here.id == LEDGER {
+                        drop(here);
+                        // It may have ended before all were told of what was set last.
+                        tell_all(&worker, None).await;
+                    }
+                    return;
+                }
                 Ok(_) => return,
                 Err(_) => {
                     drop(here);
@@ -141,11 +151,13 @@ pub async fn answer<E: Env>(
         QuotaRequest::Collect { account, number } => {
             let used = target.used(account);
             let used = target.quota.shares.borrow_mut().give_back(account, number, used);
-            Ok(TargetReply::Collected { used, freeing: is_freeing(target) })
+            Ok(TargetReply::Collected { used, freeing: freeing(target) })
         }
-        QuotaRequest::Changed { on, account } => {
-            set_on(worker, target, on);
+        QuotaRequest::Changed(account) => {
             target.quota.shares.borrow_mut().forget(account);
+            // Of several changes the news may come in another order.
+            let is_on = !matches!(worker.ask(LEDGER, TargetRequest::QuotaIsOn).await, Ok(TargetReply::Outcome(false)));
+            set_on(worker, target, is_on);
             Ok(TargetReply::Done)
         }
         QuotaRequest::Used(account) => {
@@ -197,9 +209,24 @@ fn accounts_behind<E: Env>(target: &Target<E>, after: Option<Account>) -> Target
     TargetReply::Accounts(all.into_iter().take(PAGE).map(|(account, _)| (account, target.used(account))).collect())
 }
 
-/// Whether files are being removed here.
-fn is_freeing<E: Env>(target: &Target<E>) -> bool {
-    !target.queues.destroying.borrow().is_empty()
+/// Whether what is used here may be less in a moment.
+fn freeing<E: Env>(target: &Target<E>) -> Freeing {
+    if !target.queues.destroying.borrow().is_empty() {
+        return Freeing::Yes;
+    }
+    let (meta, open) = (target.meta.borrow(), target.files.open.borrow());
+    let has_no_name = |ino: Ino| meta.inode(ino).is_ok_and(|inode| inode.nlink == 0);
+    if open.inodes().any(has_no_name) { Freeing::Perhaps } else { Freeing::No }
+}
+
+/// Whether a refusal that has waited since then waits on.
+fn waits<E: Env>(worker: &Worker<E>, since_ns: u64, freeing: Freeing) -> bool {
+    let within = match freeing {
+        Freeing::No => return false,
+        Freeing::Perhaps => CLOSED_WITHIN,
+        Freeing::Yes => FREED_WITHIN,
+    };
+    worker.now_ns().saturating_sub(since_ns) < within.as_nanos() as u64
 }
 
 /// Target 0 gives a target more of a limit, and collects from the others what they do not use if it has to.
@@ -211,17 +238,17 @@ async fn deal<E: Env>(
     used: Amount,
     wanted: Amount,
 ) -> Result<TargetReply> {
-    let (mut collected, mut frees) = (false, false);
-    let until_ns = worker.now_ns() + FREED_WITHIN.as_nanos() as u64;
+    let (mut collected, mut frees) = (false, Freeing::No);
+    let since_ns = worker.now_ns();
     loop {
         let need = Need { used, wanted, collected, targets: u64::from(worker.pool()) };
         let now_s = now_s(worker);
         let answer = target.quota.ledger.borrow_mut().ask(account, from, need, now_s);
         match answer {
             // Whoever has just removed a file expects to have its room.
-            Answer::Is { refused: true, .. } if frees && worker.now_ns() < until_ns => {
+            Answer::Is { refused: true, .. } if waits(worker, since_ns, frees) => {
                 worker.env.sleep(FREED_LOOK).await;
-                (collected, frees) = (false, false);
+                (collected, frees) = (false, Freeing::No);
             }
             Answer::Is { number, share, refused } => return Ok(TargetReply::Share { number, share, refused }),
             Answer::Collect { number } => {
@@ -232,7 +259,7 @@ async fn deal<E: Env>(
                 for (other, reply) in join_all(asked).await {
                     // Of a target that cannot be reached, what is known of it counts.
                     if let Ok(TargetReply::Collected { used, freeing }) = reply {
-                        frees |= freeing;
+                        frees = frees.max(freeing);
                         target.quota.ledger.borrow_mut().collected(account, other, number, used);
                     }
                 }
@@ -275,6 +302,7 @@ async fn admit<E: Env>(
     wanted: Amount,
     alive: &impl Fn() -> Result<()>,
 ) -> Result<Option<Admitted<E>>> {
+    let since_ns = worker.now_ns();
     for _ in 0..TRIES {
         if !target.quota.shares.borrow().is_on() || wanted.is_none() {
             return Ok(None);
@@ -287,7 +315,8 @@ async fn admit<E: Env>(
             Admission::No(account) => {
                 // Requests under way may use less than they hold, or have been counted already; and whoever has just
                 // removed a file expects to have its room.
-                if target.quota.shares.borrow().held(account).is_none() && !is_freeing(target) {
+                let is_idle = target.quota.shares.borrow().held(account).is_none();
+                if is_idle && !waits(worker, since_ns, freeing(target)) {
                     return Err(Errno::Quota);
                 }
                 worker.env.sleep(AGAIN).await;
@@ -531,7 +560,7 @@ impl<E: Env> RequestCx<E> {
 
     /// All targets forget what they know of an account. Those that cannot be reached are told when they are back.
     async fn tell_all(&self, account: Option<Account>) {
-        let told = tell_all(&self.worker, &self.target, account);
+        let told = tell_all(&self.worker, account);
         let _ = timeout(&self.worker.env, TOLD_WITHIN, told).await;
     }
 
@@ -648,13 +677,12 @@ fn ask_ahead<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, account: Ac
 }
 
 /// All targets forget what they know of an account, or of all. Returns when all have answered.
-async fn tell_all<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, account: Option<Account>) {
-    let on = target.quota.ledger.borrow().is_on();
+async fn tell_all<E: Env>(worker: &Rc<Worker<E>>, account: Option<Account>) {
     let (sender, mut receiver) = futures_channel::mpsc::unbounded::<()>();
     for other in pool(worker) {
         let (worker, sender) = (worker.clone(), sender.clone());
         worker.env.clone().spawn(async move {
-            let _ = worker.insist(other, TargetRequest::Quota(QuotaRequest::Changed { on, account })).await;
+            let _ = worker.insist(other, TargetRequest::Quota(QuotaRequest::Changed(account))).await;
             drop(sender);
         });
     }
@@ -710,7 +738,7 @@ async fn look_at<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, account
         target.keep_standing(account, Some(turn.standing), &mut txn);
         target.append(txn, Order::Plain);
         if turn.is_told {
-            tell_all(worker, target, Some(account)).await;
+            tell_all(worker, Some(account)).await;
         }
     }
 }

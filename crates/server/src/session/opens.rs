@@ -37,6 +37,11 @@ impl Opens {
         count.writing += u64::from(access.write);
     }
 
+    /// All open inodes.
+    pub fn inodes(&self) -> impl Iterator<Item = Ino> {
+        self.inodes.keys().copied()
+    }
+
     /// One open of the session ends. False if it had none: its server restarted and it did not say it again.
     pub fn close(&mut self, session: SessionId, ino: Ino, access: Access) -> bool {
         let Some(sessions) = self.inodes.get_mut(&ino) else { return false };
