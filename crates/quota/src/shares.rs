@@ -13,9 +13,9 @@ use amphi_types::{Account, Amount, Nearness, Owner};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// For how long the answer that there is no more is believed, ns. Otherwise each refused write of a program that does
-/// not give up would ask all targets.
-const REFUSED_NS: u64 = 20_000_000;
+/// For how long the answer that there is no more is believed, ns: all targets are asked once in that time, however often
+/// a program tries.
+const REFUSED_NS: u64 = 5_000_000;
 
 /// What the ledger says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -33,7 +33,8 @@ pub enum Admission {
     Yes,
     /// The ledger has to be asked about this account.
     Ask(Account),
-    /// The account has used up its limit.
+    /// The account had used up its limit a moment ago. Whoever has not asked since he began waits and asks: he may have
+    /// removed something.
     No(Account),
 }
 

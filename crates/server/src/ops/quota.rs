@@ -303,6 +303,7 @@ async fn admit<E: Env>(
     alive: &impl Fn() -> Result<()>,
 ) -> Result<Option<Admitted<E>>> {
     let since_ns = worker.now_ns();
+    let mut has_asked = false;
     for _ in 0..TRIES {
         if !target.quota.shares.borrow().is_on() || wanted.is_none() {
             return Ok(None);
@@ -311,12 +312,15 @@ async fn admit<E: Env>(
             target.quota.shares.borrow().admit(owner, wanted, worker.now_ns(), |account| target.used(account));
         match admission {
             Admission::Yes => return Ok(Some(target.hold_share(owner, wanted))),
-            Admission::Ask(account) => ask_more(worker, target, account, wanted, false).await?,
+            Admission::Ask(account) => {
+                has_asked = true;
+                ask_more(worker, target, account, wanted, false).await?;
+            }
             Admission::No(account) => {
                 // Requests under way may use less than they hold, or have been counted already; and whoever has just
                 // removed a file expects to have its room.
                 let is_idle = target.quota.shares.borrow().held(account).is_none();
-                if is_idle && !waits(worker, since_ns, freeing(target)) {
+                if has_asked && is_idle && !waits(worker, since_ns, freeing(target)) {
                     return Err(Errno::Quota);
                 }
                 worker.env.sleep(AGAIN).await;
