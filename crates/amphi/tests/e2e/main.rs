@@ -37,6 +37,7 @@ mod pipes;
 mod positions;
 mod posix;
 mod program_pairs;
+mod python;
 mod ranges;
 mod reasons;
 mod refused;
