@@ -1,5 +1,5 @@
 # Two commands for newcomers: `make demo` and `make test`. Each does its own set-up.
-.PHONY: setup build dist demo test bench mpiio install install-files
+.PHONY: setup build dist demo test bench mpiio install install-files deb
 
 CARGO_PATH := $(HOME)/.cargo/bin:$(PATH)
 
@@ -31,6 +31,7 @@ PREFIX ?= /usr/local
 HELPERS ?= /sbin
 UNITS ?= $(PREFIX)/lib/systemd/system
 SYSUSERS ?= $(PREFIX)/lib/sysusers.d
+ZSH ?= $(PREFIX)/share/zsh/site-functions
 SHARE := $(DESTDIR)$(PREFIX)/share
 # What is installed, and the program that writes its manual (the same one, unless it is for another machine).
 BINARY ?= target/dist/amphi
@@ -46,9 +47,9 @@ install-files:
 	$(BINARY) man --dir $(SHARE)/man/man1
 	mv $(SHARE)/man/man1/*.8 $(SHARE)/man/man8
 	ln -sf mount.fuse.amphi.8 $(SHARE)/man/man8/mount.amphi.8
-	install -d $(SHARE)/bash-completion/completions $(SHARE)/zsh/site-functions $(SHARE)/fish/vendor_completions.d
+	install -d $(SHARE)/bash-completion/completions $(DESTDIR)$(ZSH) $(SHARE)/fish/vendor_completions.d
 	$(BINARY) completions bash > $(SHARE)/bash-completion/completions/amphi
-	$(BINARY) completions zsh > $(SHARE)/zsh/site-functions/_amphi
+	$(BINARY) completions zsh > $(DESTDIR)$(ZSH)/_amphi
 	$(BINARY) completions fish > $(SHARE)/fish/vendor_completions.d/amphi.fish
 	for name in mount.fuse.amphi mount.amphi; do ln -sf $(PREFIX)/bin/amphi $(DESTDIR)$(HELPERS)/$$name; done
 	for unit in deploy/systemd/*.service deploy/systemd/*.target; do \
@@ -56,4 +57,9 @@ install-files:
 	install -m 644 deploy/systemd/amphi.sysusers $(DESTDIR)$(SYSUSERS)/amphi.conf
 	install -d $(SHARE)/doc/amphi/examples
 	install -m 644 deploy/systemd/mnt-amphi.mount.example $(SHARE)/doc/amphi/examples/mnt-amphi.mount
-	if [ -d deploy/prometheus ]; then cp -r deploy/prometheus $(SHARE)/doc/amphi/examples; fi
+	install -d $(SHARE)/doc/amphi/examples/prometheus
+	install -m 644 deploy/prometheus/* $(SHARE)/doc/amphi/examples/prometheus
+
+# target/deb/amphi_VERSION_ARCHITECTURE.deb
+deb: dist mpiio
+	scripts/deb

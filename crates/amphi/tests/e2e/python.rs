@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// Goal: the package works against this build: files and their hints, attributes, checkpoints with a kill at each step,
-/// and its command of several processes. Method: its own tests, with `unittest` of the system's Python.
+/// and its example of several processes. Method: its own tests, with `unittest` of the system's Python.
 #[test]
 fn the_python_package_on_two_mounts() {
     let place = Place::new();
