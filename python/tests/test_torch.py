@@ -12,6 +12,10 @@ from amphifs import CheckpointDamaged, CheckpointError
 from amphifs.checkpoint import Reader
 
 torch = pytest.importorskip("torch")
+import torch.distributed.checkpoint as dcp  # noqa: E402
+from torch.distributed.checkpoint.api import CheckpointException  # noqa: E402
+
+import amphifs.dcp as atomic  # noqa: E402
 import amphifs.torch as checkpoints  # noqa: E402
 
 
@@ -154,6 +158,41 @@ def test_damage(place):
     assert checkpoints.load(f"{place}/c", verify=False)["a"].count_nonzero() == 1
 
 
+def test_distributed_checkpoint(place):
+    """Goal: a checkpoint of torch.distributed.checkpoint appears whole; after an error the old one stays."""
+    path = f"{place}/c"
+    dcp.save({"a": torch.ones(1000)}, storage_writer=atomic.AtomicWriter(path))
+    with pytest.raises(CheckpointException, match="exists; give another name"):
+        dcp.save({"a": torch.ones(1000)}, storage_writer=atomic.AtomicWriter(path))
+
+    class Failing(atomic.AtomicWriter):
+        def write_data(self, plan, planner):
+            super().write_data(plan, planner)
+            raise RuntimeError("planted")
+
+    for name in ("c", "d"):
+        with pytest.raises(CheckpointException, match="planted"):
+            dcp.save({"a": torch.zeros(1000)}, storage_writer=Failing(f"{place}/{name}", replace=True))
+    assert not os.path.exists(f"{place}/d")
+    back = {"a": torch.zeros(1000)}
+    dcp.load(back, checkpoint_id=path)
+    assert (back["a"] == 1).all()
+    # What failed before is no part of what comes then.
+    assert "__0_0.distcp" in os.listdir(f"{place}/.c.partial-dcp")
+    with open(f"{place}/.c.partial-dcp/stale", "w"):
+        pass
+    dcp.save({"a": torch.full((1000,), 2.0)}, storage_writer=atomic.AtomicWriter(path, replace=True))
+    dcp.save({"a": torch.full((1000,), 3.0)}, checkpoint_id=f"{place}/d", storage_writer=atomic.AtomicWriter(path))
+    for name, value in (("c", 2), ("d", 3)):
+        dcp.load(back, checkpoint_id=f"{place}/{name}")
+        assert (back["a"] == value).all()
+    assert sorted(os.listdir(place)) == ["c", "d"]
+    assert {".metadata", "__0_0.distcp"} <= set(os.listdir(path)) and "stale" not in os.listdir(path)
+    os.mkdir(f"{place}/folder")
+    with pytest.raises(CheckpointException, match="is no checkpoint of PyTorch"):
+        dcp.save({"a": torch.ones(1)}, storage_writer=atomic.AtomicWriter(f"{place}/folder", replace=True))
+
+
 def _rank(rank, path, rendezvous, answers):
     try:
         torch.distributed.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=3)
@@ -162,6 +201,13 @@ def _rank(rank, path, rendezvous, answers):
             state = {"rank": rank, "part": torch.randn(1 << 18)}
             checkpoints.save(state, path, replace=replace, timeout_s=120)
             assert equal(checkpoints.load(path), state)
+            torch.distributed.barrier()
+            shared = {"step": 5, "part": torch.full((1000,), 7.0), f"own{rank}": torch.full((10,), float(rank))}
+            dcp.save(shared, storage_writer=atomic.AtomicWriter(path + "-dcp", replace=replace))
+            torch.distributed.barrier()
+            back = {"part": torch.zeros(1000), "own2": torch.zeros(10)}
+            dcp.load(back, checkpoint_id=path + "-dcp")
+            assert (back["part"] == 7).all() and (back["own2"] == 2).all()
             torch.distributed.barrier()
         torch.distributed.destroy_process_group()
         answers.put(None)
@@ -182,7 +228,7 @@ def test_ranks(place, tmp_path):
     assert [answers.get(timeout=300) for _ in ranks] == [None] * 3
     for rank in ranks:
         rank.join()
-    assert os.listdir(place) == ["c"]
+    assert sorted(os.listdir(place)) == ["c", "c-dcp"]
     with Reader(f"{place}/c") as reader:
         assert reader.ranks == 3
         reader.check()
