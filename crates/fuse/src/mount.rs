@@ -150,8 +150,8 @@ fn check_mount_point(at: &Path) -> Result<PathBuf, MountError> {
     Ok(path)
 }
 
-/// What is at a mount point. An automount that has its place there is not made to mount anything: what it would wait for
-/// may be this very mount.
+/// What is at a mount point. An automount that has its place there is not made to mount anything: what it would wait
+/// for may be this very mount.
 pub fn look_at(path: &Path) -> std::io::Result<Stat> {
     Ok(rustix::fs::statat(rustix::fs::CWD, path, AtFlags::NO_AUTOMOUNT)?)
 }

@@ -2,7 +2,8 @@
 //! `NOTIFY_SOCKET` names.
 //!
 //! Owns: the protocol, the interval of the watchdog. Does not own: when something is told. Without a service manager
-//! nothing is told, and nobody who tells waits: a datagram that cannot be taken at once is dropped.
+//! nothing is told. That a process is ready or stops waits for a place in the queue of the socket, a few seconds at
+//! most; that it is alive waits for nothing, since it is told from the thread of a worker.
 
 use std::ffi::{OsStr, OsString};
 use std::os::linux::net::SocketAddrExt;
@@ -13,22 +14,25 @@ use std::time::Duration;
 /// Variables by which a service manager speaks to one process; its children are not meant.
 pub const VARIABLES: [&str; 3] = ["NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"];
 
+/// How long a state waits for a place in the queue of the service manager, which holds ten datagrams by default.
+const PATIENCE: Duration = Duration::from_secs(5);
+
 /// Longest text of a state that is shown, bytes.
 const STATUS_MAX: usize = 512;
 
 /// Says that everything is up, and what there is to use.
 pub fn ready(what: &str) {
-    tell(&format!("READY=1\nSTATUS=Serving {}", line(what)));
+    tell(&format!("READY=1\nSTATUS=Serving {}", line(what)), PATIENCE);
 }
 
 /// Says that the process ends in order, and what it does until then.
 pub fn stopping(what: &str) {
-    tell(&format!("STOPPING=1\nSTATUS={}", line(what)));
+    tell(&format!("STOPPING=1\nSTATUS={}", line(what)), PATIENCE);
 }
 
 /// Says that the process works.
 pub fn alive() {
-    tell("WATCHDOG=1");
+    tell("WATCHDOG=1", Duration::ZERO);
 }
 
 /// How often the service manager wants to hear that the process works: a third of the time after which it takes it for
@@ -54,22 +58,26 @@ fn within(len: &mut usize, c: char) -> Option<char> {
     (*len <= STATUS_MAX).then_some(c)
 }
 
-fn tell(state: &str) {
+fn tell(state: &str, patience: Duration) {
     if let Some(socket) = std::env::var_os("NOTIFY_SOCKET")
-        && let Err(e) = send(&socket, state)
+        && let Err(e) = send(&socket, state, patience)
     {
         tracing::debug!("the service manager is not told {state:?}: {e}");
     }
 }
 
-fn send(socket: &OsString, state: &str) -> std::io::Result<()> {
+fn send(socket: &OsString, state: &str, patience: Duration) -> std::io::Result<()> {
     let bytes = socket.as_bytes();
     let addr = match bytes.strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(OsStr::from_bytes(bytes))?,
     };
     let from = UnixDatagram::unbound()?;
-    from.set_nonblocking(true)?;
+    if patience.is_zero() {
+        from.set_nonblocking(true)?;
+    } else {
+        from.set_write_timeout(Some(patience))?;
+    }
     from.send_to_addr(state.as_bytes(), &addr).map(drop)
 }
 
@@ -90,15 +98,16 @@ mod tests {
             (OsString::from(format!("@{name}")), UnixDatagram::bind_addr(&of_name).expect("bind")),
         ];
         for (to, socket) in sockets {
-            send(&to, "READY=1\nSTATUS=x").expect("sent");
+            send(&to, "READY=1\nSTATUS=x", PATIENCE).expect("sent");
             let mut got = [0; 64];
             let len = socket.recv(&mut got).expect("received");
             assert_eq!(&got[..len], b"READY=1\nSTATUS=x");
             // Far more than the queue of a socket takes.
-            let dropped = (0..100_000).any(|_| send(&to, "WATCHDOG=1").is_err());
+            let dropped = (0..100_000).any(|_| send(&to, "WATCHDOG=1", Duration::ZERO).is_err());
             assert!(dropped, "what nobody reads is dropped");
+            assert!(send(&to, "READY=1", Duration::from_millis(1)).is_err(), "nor does a state wait for ever");
         }
-        assert!(send(&folder.path().join("none").into_os_string(), "READY=1").is_err());
+        assert!(send(&folder.path().join("none").into_os_string(), "READY=1", PATIENCE).is_err());
     }
 
     /// Goal: the watchdog counts for this process alone, three times in its time. Method: a table.

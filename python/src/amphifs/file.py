@@ -101,6 +101,9 @@ class File:
                 break
             done += moved
             left = _behind(left, moved)
+            # The end of a file that is no whole page; what is left could not be asked for.
+            if self.direct and moved % PAGE:
+                break
         return done
 
     def _check_direct(self, views: List[memoryview], offset: int) -> None:

@@ -145,11 +145,11 @@ impl Server {
 
 /// Tells the service manager again and again that the server works: after every worker has answered.
 async fn feed_watchdog(env: RealEnv, server: Weak<amphi_server::Server<RealEnv>>, every: Duration) {
-    while let Some(server) = server.upgrade() {
+    loop {
+        env.sleep(every).await;
+        let Some(server) = server.upgrade() else { return };
         server.hear_targets().await;
         amphi_host::notify::alive();
-        drop(server);
-        env.sleep(every).await;
     }
 }
 

@@ -21,6 +21,7 @@ mod give_up;
 mod handles;
 mod harness;
 mod ioctl;
+mod json_shapes;
 mod kept_listings;
 mod kernel_cache;
 mod lent_names;
