@@ -1,5 +1,5 @@
 # Two commands for newcomers: `make demo` and `make test`. Each does its own set-up.
-.PHONY: setup build dist demo test bench mpiio install
+.PHONY: setup build dist demo test bench mpiio install install-files deb
 
 CARGO_PATH := $(HOME)/.cargo/bin:$(PATH)
 
@@ -27,15 +27,39 @@ mpiio: setup
 	scripts/mpiio target/release/libamphi_mpiio.a target/mpiio
 
 PREFIX ?= /usr/local
-# Where mount(8) looks for the helper of a type.
+# Where mount(8) looks for the helper of a type, systemd for units, and both for users to make.
 HELPERS ?= /sbin
+UNITS ?= $(PREFIX)/lib/systemd/system
+SYSUSERS ?= $(PREFIX)/lib/sysusers.d
+ZSH ?= $(PREFIX)/share/zsh/site-functions
 SHARE := $(DESTDIR)$(PREFIX)/share
-install: dist mpiio
-	install -D target/dist/amphi $(DESTDIR)$(PREFIX)/bin/amphi
+# What is installed, and the program that writes its manual (the same one, unless it is for another machine).
+BINARY ?= target/dist/amphi
+SHIMS ?= target/mpiio
+install: dist mpiio install-files
+
+# The same without building: BINARY and SHIMS name what is there.
+install-files:
+	install -D $(BINARY) $(DESTDIR)$(PREFIX)/bin/amphi
 	install -d $(DESTDIR)$(PREFIX)/lib/amphi
-	install -m 755 target/mpiio/libamphi_mpiio_*.so $(DESTDIR)$(PREFIX)/lib/amphi
-	install -d $(SHARE)/man/man1 $(SHARE)/bash-completion/completions
-	target/dist/amphi man > $(SHARE)/man/man1/amphi.1
-	target/dist/amphi completions bash > $(SHARE)/bash-completion/completions/amphi
-	install -d $(DESTDIR)$(HELPERS)
+	for shim in $(wildcard $(SHIMS)/libamphi_mpiio_*.so); do install -m 644 $$shim $(DESTDIR)$(PREFIX)/lib/amphi || exit; done
+	install -d $(SHARE)/man/man1 $(SHARE)/man/man8 $(DESTDIR)$(HELPERS) $(DESTDIR)$(UNITS) $(DESTDIR)$(SYSUSERS)
+	$(BINARY) man --dir $(SHARE)/man/man1
+	mv $(SHARE)/man/man1/*.8 $(SHARE)/man/man8
+	ln -sf mount.fuse.amphi.8 $(SHARE)/man/man8/mount.amphi.8
+	install -d $(SHARE)/bash-completion/completions $(DESTDIR)$(ZSH) $(SHARE)/fish/vendor_completions.d
+	$(BINARY) completions bash > $(SHARE)/bash-completion/completions/amphi
+	$(BINARY) completions zsh > $(DESTDIR)$(ZSH)/_amphi
+	$(BINARY) completions fish > $(SHARE)/fish/vendor_completions.d/amphi.fish
 	for name in mount.fuse.amphi mount.amphi; do ln -sf $(PREFIX)/bin/amphi $(DESTDIR)$(HELPERS)/$$name; done
+	for unit in deploy/systemd/*.service deploy/systemd/*.target; do \
+	  sed 's|@BIN@|$(PREFIX)/bin|' $$unit > $(DESTDIR)$(UNITS)/$${unit##*/} || exit; done
+	install -m 644 deploy/systemd/amphi.sysusers $(DESTDIR)$(SYSUSERS)/amphi.conf
+	install -d $(SHARE)/doc/amphi/examples
+	install -m 644 deploy/systemd/mnt-amphi.mount.example $(SHARE)/doc/amphi/examples/mnt-amphi.mount
+	install -d $(SHARE)/doc/amphi/examples/prometheus
+	install -m 644 deploy/prometheus/* $(SHARE)/doc/amphi/examples/prometheus
+
+# target/deb/amphi_VERSION_ARCHITECTURE.deb
+deb: dist mpiio
+	scripts/deb

@@ -70,7 +70,6 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/env/src/real/", "system calls, io_uring, lending buffers to the kernel"),
     ("crates/fuse/src/", "system calls on /dev/fuse"),
     ("crates/sched/src/", "thread affinity"),
-    ("crates/amphi/src/cmd/mount_helper.rs", "a process that leaves its terminal"),
     ("crates/mpiio/src/segment.rs", "memory that the ranks of a job share"),
     ("crates/mpiio/src/segment/mapping.rs", "where that memory is mapped"),
     ("crates/mpiio/src/pace.rs", "futex"),

@@ -3,6 +3,7 @@
 pub mod fsck;
 pub mod layout;
 mod look;
+pub mod manual;
 pub mod metrics;
 pub mod mount;
 pub mod mount_helper;

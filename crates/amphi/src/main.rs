@@ -10,7 +10,7 @@ mod storage;
 mod storage_kind;
 
 use amphi_bench::demo;
-use amphi_host::failure::{During, Outcome};
+use amphi_host::failure::Outcome;
 use clap::{CommandFactory, Parser, Subcommand};
 use std::process::ExitCode;
 use tracing_subscriber::layer::SubscriberExt;
@@ -56,8 +56,7 @@ enum Command {
         /// Which shell
         shell: clap_complete::Shell,
     },
-    /// Print the manual page
-    Man,
+    Man(cmd::manual::Manual),
 }
 
 impl Command {
@@ -92,25 +91,8 @@ fn run(command: Command) -> Outcome {
             clap_complete::generate(shell, &mut Cli::command(), "amphi", &mut std::io::stdout());
             Ok(())
         }
-        Command::Man => {
-            let page = manual().during(|| "write the manual".into())?;
-            std::io::Write::write_all(&mut std::io::stdout(), &page).during(|| "write the manual".into())
-        }
+        Command::Man(c) => c.run(Cli::command()),
     }
-}
-
-/// One page with every subcommand behind the other, and theirs behind them.
-fn manual() -> std::io::Result<Vec<u8>> {
-    fn page(command: &clap::Command, title: &str, out: &mut Vec<u8>) -> std::io::Result<()> {
-        clap_mangen::Man::new(command.clone().display_name(title.to_owned())).title(title).render(out)?;
-        for sub in command.get_subcommands().filter(|s| s.get_name() != "help" && !s.is_hide_set()) {
-            page(sub, &format!("{title}-{}", sub.get_name()), out)?;
-        }
-        Ok(())
-    }
-    let mut out = Vec::new();
-    page(&Cli::command(), "amphi", &mut out)?;
-    Ok(out)
 }
 
 fn main() -> ExitCode {
@@ -179,7 +161,8 @@ mod tests {
         let command = Cli::command();
         command.clone().debug_assert();
         let known = options(&command);
-        let page = String::from_utf8(manual().expect("text")).expect("UTF-8").replace('\\', "");
+        let pages = cmd::manual::pages(command.clone()).expect("pages").into_iter().flat_map(|page| page.text);
+        let page = String::from_utf8(pages.collect()).expect("UTF-8").replace('\\', "");
         let mut script = Vec::new();
         clap_complete::generate(clap_complete::Shell::Bash, &mut command.clone(), "amphi", &mut script);
         let script = String::from_utf8(script).expect("UTF-8");

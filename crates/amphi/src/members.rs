@@ -284,6 +284,10 @@ fn tend(args: &[String], watched: &Watched, ready: mpsc::Sender<Outcome>) {
 
 fn spawn(args: &[String]) -> std::io::Result<Child> {
     let mut command = Command::new(std::env::current_exe()?);
+    // The service manager hears this process alone.
+    for name in amphi_host::notify::VARIABLES {
+        command.env_remove(name);
+    }
     command.args(args).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command.process_group(0).spawn()
 }

@@ -47,7 +47,7 @@ pub use file_system::FileSystem;
 pub use groups::GroupCache;
 pub use interrupt::Interrupt;
 pub use later::Later;
-pub use mount::{MountError, find_helper, is_dead};
+pub use mount::{MountError, find_helper, is_dead, look_at};
 pub use notify::Notifier;
 pub use null_fs::NullFs;
 pub use request::Caller;

@@ -17,7 +17,7 @@ mod fusermount;
 mod table;
 
 use crate::config::SessionConfig;
-use rustix::fs::{AtFlags, StatxFlags};
+use rustix::fs::{AtFlags, FileType, Stat, StatxFlags};
 use rustix::io::Errno as Raw;
 use rustix::mount::{MountFlags, UnmountFlags};
 use std::fmt;
@@ -129,7 +129,7 @@ pub(crate) fn mount(at: &Path, config: &SessionConfig) -> Result<(OwnedFd, Mount
 }
 
 fn check_mount_point(at: &Path) -> Result<PathBuf, MountError> {
-    let looked = std::fs::canonicalize(at).and_then(|p| std::fs::metadata(&p).map(|m| (p, m)));
+    let looked = std::fs::canonicalize(at).and_then(|p| look_at(&p).map(|m| (p, m)));
     let (path, meta) = match looked {
         Ok(found) => found,
         Err(e) if e.raw_os_error() == Some(libc::ENOTCONN) => return clear_dead_mount(at),
@@ -137,7 +137,7 @@ fn check_mount_point(at: &Path) -> Result<PathBuf, MountError> {
         Err(e) if e.kind() == std::io::ErrorKind::NotADirectory => return Err(MountError::NotADirectory(at.into())),
         Err(e) => return Err(MountError::MountPoint(at.into(), e)),
     };
-    if !meta.is_dir() {
+    if !FileType::from_raw_mode(meta.st_mode).is_dir() {
         return Err(MountError::NotADirectory(path));
     }
     if table::is_ours(&path) {
@@ -148,6 +148,12 @@ fn check_mount_point(at: &Path) -> Result<PathBuf, MountError> {
         return Err(MountError::AlreadyMounted(path));
     }
     Ok(path)
+}
+
+/// What is at a mount point. An automount that has its place there is not made to mount anything: what it would wait
+/// for may be this very mount.
+pub fn look_at(path: &Path) -> std::io::Result<Stat> {
+    Ok(rustix::fs::statat(rustix::fs::CWD, path, AtFlags::NO_AUTOMOUNT)?)
 }
 
 /// A mount that does not answer within this time counts as alive. A killed process releases its mount when the kernel

@@ -10,6 +10,7 @@ pub mod control;
 pub mod failure;
 pub mod idle;
 pub mod link;
+pub mod notify;
 pub mod say;
 pub mod signals;
 pub mod size;

@@ -12,8 +12,9 @@ pub fn say_error(text: &str) {
     say(&format!("amphi: {text}"));
 }
 
-/// Says that everything is up, and what there is to use, to whoever waits for it.
+/// Says that everything is up, and what there is to use, to whoever waits for it: also to the service manager.
 pub fn say_ready(what: impl std::fmt::Display) {
+    crate::notify::ready(&what.to_string());
     let mut out = std::io::stdout();
     let _ = writeln!(out, "ready {what}").and_then(|()| out.flush());
 }

@@ -10,9 +10,8 @@ use amphi_host::client::Running;
 use amphi_host::control;
 use amphi_host::failure::{Failure, Outcome};
 use amphi_host::idle::Idle;
-use rustix::fs::{Access, Mode};
+use rustix::fs::{Access, FileType, Mode};
 use rustix::io::Errno;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use std::time::Duration;
@@ -104,7 +103,7 @@ fn mount_failure(e: MountError) -> Failure {
 /// Checks a mount point before anything is started for it.
 pub fn check_mount_point(dir: &Path) -> Outcome {
     let refused = |why: String| Err(Failure::refused(format!("mount point {} {why}", dir.display())));
-    let meta = match std::fs::metadata(dir) {
+    let meta = match amphi_fuse::look_at(dir) {
         Ok(meta) => meta,
         // A dead mount of ours is cleared by mounting.
         Err(e) if e.raw_os_error() == Some(Errno::NOTCONN.raw_os_error()) => return Ok(()),
@@ -113,7 +112,7 @@ pub fn check_mount_point(dir: &Path) -> Outcome {
         }
         Err(e) => return refused(format!("cannot be looked at: {e}")),
     };
-    if !meta.is_dir() {
+    if !FileType::from_raw_mode(meta.st_mode).is_dir() {
         return refused("is not a directory".into());
     }
     let path = std::fs::canonicalize(dir).unwrap_or_default();
@@ -135,7 +134,7 @@ pub fn check_mount_point(dir: &Path) -> Outcome {
         return Ok(());
     }
     // What `fusermount3` asks for.
-    let sticky = meta.mode() & Mode::SVTX.bits() != 0 && meta.uid() != rustix::process::getuid().as_raw();
+    let sticky = meta.st_mode & Mode::SVTX.bits() != 0 && meta.st_uid != rustix::process::getuid().as_raw();
     if sticky || rustix::fs::access(dir, Access::WRITE_OK).is_err() {
         return refused("is not this user's to mount on; give a directory that he owns and may write to".into());
     }

@@ -288,6 +288,14 @@ impl<E: Env> Server<E> {
         &self.addrs
     }
 
+    /// Returns when every target of this server has answered, and so has every worker that has one. A target that has
+    /// failed answers that it has.
+    pub async fn hear_targets(&self) {
+        for target in self.worker.routes.local() {
+            let _ = self.worker.ask(*target, TargetRequest::Status).await;
+        }
+    }
+
     /// Stops in order: lets nobody in, answers what runs, checkpoints and closes every target. Clients that come
     /// back to the next run within their grace time go on.
     pub async fn stop(&self) -> Result<(), ServerError> {

@@ -223,7 +223,11 @@ pub fn text(snapshot: &Snapshot, version: &str) -> String {
     let mut all = Families::default();
     all.set("build_info", "The program that says this.", vec![("version", version.to_string())], 1.0);
     of_mount(snapshot, &mut all);
-    of_servers(snapshot, &mut all);
+    // The servers' counters are sums: without one of them they would go back, which Prometheus takes for a restart and
+    // counts the whole sum once more when it is there again. A gap is what it knows how to bridge.
+    if snapshot.cluster.servers.iter().all(|server| server.up) {
+        of_servers(snapshot, &mut all);
+    }
     of_cluster(snapshot, &mut all);
     of_jobs(snapshot, &mut all);
     let counters = all.counters.into_iter().map(|(name, family)| Metric { is_counter: true, name, family });

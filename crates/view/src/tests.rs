@@ -169,6 +169,10 @@ fn metrics_text() {
     let many = metrics::text(&now, "1.2.3");
     assert_eq!(many.matches("amphifs_job_bytes_total{").count(), 2 * 65, "the busiest and a rest");
     assert!(many.contains("jobid=\"_other\",op=\"read\"} 93600"));
+    // A sum that lacks a server would go back.
+    now.cluster.servers[0].up = false;
+    let less = metrics::text(&now, "1.2.3");
+    assert!(less.contains("amphifs_server_up{server=\"a\"} 0") && !less.contains("amphifs_server_requests_total"));
 }
 
 /// Goal: what cannot be read is an error that says what; fields that are not known do not matter. Method: by hand.

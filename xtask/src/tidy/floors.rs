@@ -197,6 +197,7 @@ const HOUSES: &[House] = &[
             "idle",
             "lib",
             "link",
+            "notify",
             "say",
             "signals",
             "size",

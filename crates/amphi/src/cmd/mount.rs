@@ -48,8 +48,9 @@ impl Mount {
                 return Err(e);
             }
         };
-        amphi_host::say::say_ready(session.mount_point().display());
+        self.mounting.say_ready(session.mount_point());
         stop.wait();
+        amphi_host::notify::stopping("Writing back what the mount has");
         amphi_process::mount::end(&session, running)
     }
 }

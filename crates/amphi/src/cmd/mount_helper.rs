@@ -15,7 +15,6 @@ use clap::{Parser, ValueEnum};
 use rustix::mount::MountFlags;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read};
-use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -55,7 +54,7 @@ pub fn run_if_named() -> Option<Outcome> {
 /// Mount an AmphiFS in the background, as mount(8) asks for it
 #[derive(Parser, Debug)]
 #[command(name = "mount.fuse.amphi", version, about)]
-struct MountHelper {
+pub struct MountHelper {
     /// Addresses of servers, with commas between them, or the absolute path of the data folder of a cluster of this
     /// machine
     source: OsString,
@@ -173,7 +172,7 @@ impl MountHelper {
     fn mount(&self, asked: Asked) -> Outcome {
         let binary = std::env::current_exe().during(|| "find this program".into())?;
         let mut command = Command::new(binary);
-        command.args(self.arguments(&asked)?).stdin(Stdio::null()).stdout(Stdio::piped());
+        command.args(self.arguments(&asked)?).arg("--background").stdin(Stdio::null()).stdout(Stdio::piped());
         // A journal that takes what this process says takes what the mount says later as well.
         let to_journal = asked.log.is_none() && std::env::var_os("JOURNAL_STREAM").is_some();
         match &asked.log {
@@ -187,8 +186,6 @@ impl MountHelper {
         if self.verbose {
             amphi_host::say::say(&format!("{command:?}"));
         }
-        // SAFETY: setsid(2) may be called between fork and exec, and touches no memory.
-        unsafe { command.pre_exec(|| rustix::process::setsid().map(drop).map_err(Into::into)) };
         let mut child = command.spawn().during(|| "start the mount".into())?;
         let mut line = String::new();
         let out = child.stdout.take().map(BufReader::new);

@@ -4,6 +4,7 @@ use crate::config_file::{ConfigFile, EXAMPLE};
 use crate::members;
 use crate::storage::{Storage, socket_mode, spin_us};
 use crate::storage_kind::Rotational;
+use amphi_env::{Env, RealEnv};
 use amphi_host::client::AtEnd;
 use amphi_host::cluster_key;
 use amphi_host::failure::{Failure, Outcome};
@@ -16,6 +17,7 @@ use amphi_server::{ServerConfig, run_threads};
 use clap::Args;
 use futures_channel::oneshot;
 use std::path::PathBuf;
+use std::rc::{Rc, Weak};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -141,6 +143,16 @@ impl Server {
     }
 }
 
+/// Tells the service manager again and again that the server works: after every worker has answered.
+async fn feed_watchdog(env: RealEnv, server: Weak<amphi_server::Server<RealEnv>>, every: Duration) {
+    loop {
+        env.sleep(every).await;
+        let Some(server) = server.upgrade() else { return };
+        server.hear_targets().await;
+        amphi_host::notify::alive();
+    }
+}
+
 /// Serves until a signal, or a panic of a worker.
 #[expect(clippy::disallowed_methods, reason = "the thread that waits for the workers")]
 fn serve(config: ServerConfig, workers: WorkerConfig, own: Option<OwnKey>) -> Outcome {
@@ -155,8 +167,11 @@ fn serve(config: ServerConfig, workers: WorkerConfig, own: Option<OwnKey>) -> Ou
             flag.store(panic, Ordering::Release);
             let _ = ended.send(());
         });
-        run_threads(config, workers, move |_env, server| {
+        run_threads(config, workers, move |env, server| {
             Box::pin(async move {
+                if let Some(every) = amphi_host::notify::watchdog() {
+                    env.spawn(feed_watchdog(env.clone(), Rc::downgrade(&server), every));
+                }
                 let _ = up.send(server.addrs().to_vec());
                 let _ = woken.send(());
                 let _ = ends.await;
@@ -184,6 +199,7 @@ fn serve(config: ServerConfig, workers: WorkerConfig, own: Option<OwnKey>) -> Ou
         if kept.is_ok() {
             amphi_host::say::say_ready(addrs.join(" "));
             stop.wait();
+            amphi_host::notify::stopping("Writing checkpoints");
         }
     }
     let _ = end.send(());

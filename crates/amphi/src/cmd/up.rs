@@ -41,6 +41,9 @@ pub struct Mounting {
     /// How long a reader of the kernel's requests polls before it sleeps, microseconds, if nobody else needs the core
     #[arg(long, default_value_t = FUSE_SPIN_US, value_parser = spin_us())]
     pub fuse_spin_us: u64,
+    /// Leave the session of the caller when the mount is there: for mount(8)
+    #[arg(long, hide = true)]
+    pub background: bool,
 }
 
 impl Mounting {
@@ -60,6 +63,16 @@ impl Mounting {
         let mut config = amphi_host::client::client_config(self.cache, &set)?;
         config.job_variables = self.job_env.iter().filter(|name| !name.is_empty()).cloned().collect();
         Ok(config)
+    }
+
+    /// Says that the mount is there, to whoever waits for it.
+    pub fn say_ready(&self, dir: &std::path::Path) {
+        // Not before: an automount lets those past that are in the process group of who began the mount, and makes
+        // everybody else wait for it.
+        if self.background {
+            let _ = rustix::process::setsid();
+        }
+        amphi_host::say::say_ready(dir.display());
     }
 
     /// As the mount wants it. `shared`: others than this process can change what is mounted.
@@ -220,8 +233,9 @@ impl Up {
                 return Err(e);
             }
         };
-        amphi_host::say::say_ready(session.mount_point().display());
+        self.mounting.say_ready(session.mount_point());
         stop.wait();
+        amphi_host::notify::stopping("Writing back what the mount has");
         amphi_process::mount::end(&session, running)
     }
 }
