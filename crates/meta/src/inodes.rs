@@ -23,7 +23,7 @@ mod record;
 use crate::inode::InodeFlags;
 use crate::{Inode, Pending};
 use amphi_quota::Usage;
-use amphi_types::Kind;
+use amphi_types::{Kind, Owner};
 use block::Block;
 use record::{Record, Usual};
 use std::collections::BTreeMap;
@@ -54,6 +54,12 @@ pub(crate) struct Brief {
     pub(crate) entries: u64,
     pub(crate) flags: InodeFlags,
     pub(crate) pending: Pending,
+}
+
+/// For whom an inode is counted. One that is being destroyed is nobody's any more, though it stays until its objects on
+/// all targets are certain to have gone.
+fn counted(inode: &Inode) -> Option<Owner> {
+    (!inode.pending.destroy).then(|| inode.charged())
 }
 
 /// Number of the block of an inode, and the inode's place in it.
@@ -149,8 +155,8 @@ impl Inodes {
         }
         self.usage = on.then(|| {
             let mut usage = Usage::default();
-            for (_, inode) in self.iter(0) {
-                let owner = usage.number(inode.charged());
+            for owner in self.iter(0).filter_map(|(_, inode)| counted(&inode)) {
+                let owner = usage.number(owner);
                 usage.charge(owner, 0, 1);
             }
             usage
@@ -167,8 +173,8 @@ impl Inodes {
         if self.usage.is_none() {
             return;
         }
-        let before = self.get(local).map(|inode| inode.charged());
-        let after = after.map(Inode::charged);
+        let before = self.get(local).as_ref().and_then(counted);
+        let after = after.and_then(counted);
         if let (Some(usage), true) = (&mut self.usage, before != after) {
             for (owner, was, is) in [(before, 1, 0), (after, 0, 1)] {
                 if let Some(owner) = owner {

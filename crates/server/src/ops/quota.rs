@@ -35,10 +35,10 @@ use std::time::Duration;
 const LEDGER: TargetId = TargetId(0);
 /// Pause before it is looked again whether requests that were under way have left something.
 const AGAIN: Duration = Duration::from_millis(1);
+/// How often a request asks for more of a limit: others may be quicker each time.
+const ASKS_MAX: u32 = 1000;
 /// Pause before more of a limit is asked for ahead of need again.
 const AHEAD_EVERY: Duration = Duration::from_millis(20);
-/// How often that is looked for.
-const TRIES: usize = 1000;
 /// Pause before target 0 is asked again whether anything is limited, if it could not be reached.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// How often it is looked who uses more than its soft limit.
@@ -48,7 +48,7 @@ const TOLD_WITHIN: Duration = Duration::from_secs(3);
 /// How long a question for all accounts waits for owners that a target is asking for.
 const WHOLE_WITHIN: Duration = Duration::from_secs(10);
 /// How long a refusal waits for files that are being removed.
-const FREED_WITHIN: Duration = Duration::from_secs(2);
+const FREED_WITHIN: Duration = Duration::from_secs(5);
 /// How long a refusal waits for the close of a file that has no name any more.
 const CLOSED_WITHIN: Duration = Duration::from_millis(100);
 /// Pause before it is looked again what they have left.
@@ -303,8 +303,8 @@ async fn admit<E: Env>(
     alive: &impl Fn() -> Result<()>,
 ) -> Result<Option<Admitted<E>>> {
     let since_ns = worker.now_ns();
-    let mut has_asked = false;
-    for _ in 0..TRIES {
+    let mut asked = 0;
+    loop {
         if !target.quota.shares.borrow().is_on() || wanted.is_none() {
             return Ok(None);
         }
@@ -312,15 +312,17 @@ async fn admit<E: Env>(
             target.quota.shares.borrow().admit(owner, wanted, worker.now_ns(), |account| target.used(account));
         match admission {
             Admission::Yes => return Ok(Some(target.hold_share(owner, wanted))),
-            Admission::Ask(account) => {
-                has_asked = true;
+            Admission::Ask(account) if asked < ASKS_MAX => {
+                asked += 1;
                 ask_more(worker, target, account, wanted, false).await?;
             }
+            Admission::Ask(_) => return Err(Errno::Quota),
             Admission::No(account) => {
                 // Requests under way may use less than they hold, or have been counted already; and whoever has just
                 // removed a file expects to have its room.
                 let is_idle = target.quota.shares.borrow().held(account).is_none();
-                if has_asked && is_idle && !waits(worker, since_ns, freeing(target)) {
+                let freeing = if is_idle { freeing(target) } else { Freeing::Yes };
+                if asked > 0 && !waits(worker, since_ns, freeing) {
                     return Err(Errno::Quota);
                 }
                 worker.env.sleep(AGAIN).await;
@@ -328,7 +330,6 @@ async fn admit<E: Env>(
         }
         alive()?;
     }
-    Err(Errno::Quota)
 }
 
 impl<E: Env> RequestCx<E> {
@@ -676,7 +677,9 @@ fn ask_ahead<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, account: Ac
             worker.env.sleep(AHEAD_EVERY).await;
             weak.upgrade()
         };
-        target.inspect(|target| drop(target.quota.asking.borrow_mut().remove(&account)));
+        if let Some(target) = target {
+            target.quota.asking.borrow_mut().remove(&account);
+        }
     });
 }
 
