@@ -38,6 +38,7 @@ use crate::directory::DirSink;
 use crate::environment::{Environments, Said};
 use crate::file_system::FileSystem;
 use crate::front::deferred::Deferred;
+use crate::front::exports::Exports;
 use crate::front::file_locks::FileLocks;
 use crate::front::handles::Handles;
 use crate::front::kept_listings::KeptListings;
@@ -84,6 +85,7 @@ pub struct ClientFs {
     rollbacks: Arc<Rollbacks>,
     kernel_view: Arc<KernelView>,
     deferred: Deferred,
+    exports: Exports,
     /// Bytes of the largest request. A request of this size may be a piece of a longer call.
     request_max_bytes: AtomicUsize,
 }
@@ -106,6 +108,7 @@ impl ClientFs {
             rollbacks: Arc::default(),
             kernel_view: Arc::default(),
             deferred: Deferred::default(),
+            exports: Exports::default(),
             request_max_bytes: AtomicUsize::new(usize::MAX),
         }
     }
@@ -287,6 +290,7 @@ impl FileSystem for ClientFs {
     }
 
     fn unmounted(&self) {
+        self.exports.stop();
         self.names.stop();
         self.client.set_pages(None);
         self.client.set_closes(None);
@@ -479,10 +483,13 @@ impl FileSystem for ClientFs {
             if let Ok(file) = self.handles.get(how.handle) {
                 self.client.kept_by_front(&file, how.offset, how.size);
             }
-        } else if how.size >= reads::LEND_MIN_BYTES
+        } else if (how.size >= reads::LEND_MIN_BYTES || self.exports.is_on())
             && let Ok(file) = self.handles.get(how.handle)
         {
-            self.client.warm_next(&file, how.offset, how.size);
+            if how.size >= reads::LEND_MIN_BYTES {
+                self.client.warm_next(&file, how.offset, how.size);
+            }
+            self.client.show(&file, how.offset, how.size);
         }
     }
 
@@ -504,6 +511,7 @@ impl FileSystem for ClientFs {
     }
 
     fn flush(&self, caller: &Caller<'_>, ino: Ino, handle: Handle, lock_owner: u64) -> Result<()> {
+        self.exports.raise(handle.0);
         self.sizes().has_taken(caller.tid, ino);
         let unlocked = self.locks_flushed(caller, ino, handle, lock_owner);
         let file = self.handles.get(handle)?;
@@ -511,6 +519,7 @@ impl FileSystem for ClientFs {
     }
 
     fn release(&self, _: Ino, handle: Handle) {
+        self.exports.raise(handle.0);
         self.locks_released(handle);
         self.rollbacks.closed(handle);
         if let Some(file) = self.handles.remove(handle) {

@@ -23,8 +23,14 @@ impl Inode {
         let mut known = self.known.lock();
         known.mtime = now;
         (known.mtime_local, known.mtime_set) = (true, false);
-        self.hints.atime_due.store(true, Relaxed);
+        self.access_may_be_due();
         self.size.map.change(tick);
+    }
+
+    /// A change has come, so that the next read may have to renew the access time.
+    pub(super) fn access_may_be_due(&self) {
+        self.hints.atime_due.store(true, Relaxed);
+        self.exported.access_is_due();
     }
 
     /// Notes a read at `now`, by the rule of relatime: the access time moves only if it is not later than the last

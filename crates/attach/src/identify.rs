@@ -1,0 +1,139 @@
+//! Finding out what a descriptor is.
+//!
+//! Owns: the questions to the kernel and to the mount, in order of what they cost, and who may ask. Does not own: what
+//! is remembered (`table`, `maps`).
+//!
+//! A child of `vfork` runs in the memory of its parent with descriptors of its own. What it learnt would count for the
+//! parent, so it learns nothing. Two signs tell it: the counter that the wrapper of `vfork` raises, and a page that
+//! reads 0 in a child of `fork` and holds the id of the process that this memory belongs to otherwise.
+
+use crate::table::{self, Shared};
+use crate::{VFORKS, maps, sys};
+use amphi_shm::layout::{HANDLES, VERSION};
+use amphi_shm::talk::{IDENTIFY, Identity, REQUEST_MAGIC, Request, SOCKET_PREFIX, WANT_BOARD, WANT_EXPORT};
+use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+
+/// The page that reads 0 after `fork`; 0: not made yet, 1: it cannot be made.
+static PAGE: AtomicUsize = AtomicUsize::new(0);
+/// Mounts whose memory could not be had: after so many, nothing is tried any more.
+static FAILED: AtomicU32 = AtomicU32::new(0);
+const FAILED_MAX: u32 = 3;
+
+/// Whether this memory belongs to the process that runs.
+pub(crate) fn is_own_memory() -> bool {
+    if VFORKS.load(SeqCst) != 0 {
+        return false;
+    }
+    let mut page = PAGE.load(SeqCst);
+    if page == 0 {
+        let made = sys::map_forked_page().unwrap_or(1);
+        page = match PAGE.compare_exchange(0, made, SeqCst, SeqCst) {
+            Ok(_) => made,
+            Err(other) => {
+                if made > 1 {
+                    // SAFETY: nobody has seen it.
+                    unsafe { sys::unmap(made, 4096) };
+                }
+                other
+            }
+        };
+    }
+    if page == 1 {
+        return false;
+    }
+    // SAFETY: a page of this process that stays.
+    let owner = unsafe { &*(page as *const AtomicU64) };
+    let own = u64::from(sys::own_pid());
+    match owner.compare_exchange(0, own, SeqCst, SeqCst) {
+        Ok(_) => true,
+        Err(pid) => pid == own,
+    }
+}
+
+/// Finds out what a descriptor is whose word is `seen`, and stores that.
+#[cold]
+#[inline(never)]
+pub(crate) fn identify(fd: i32, place: &AtomicU64, seen: u64) {
+    match sys::may_be_mounted(fd) {
+        Ok(true) => {}
+        Ok(false) => return table::learn(place, seen, None),
+        // No descriptor, or a kernel without the call.
+        Err(_) => return,
+    }
+    if FAILED.load(Relaxed) >= FAILED_MAX {
+        return table::learn(place, seen, None);
+    }
+    let mut answer = [0u8; size_of::<Identity>()];
+    let identity = match sys::ask(fd, IDENTIFY, &mut answer) {
+        Ok(_) => from_bytes(&answer),
+        Err(_) => return table::learn(place, seen, None),
+    };
+    if identity.version != VERSION as u32 || identity.is_shared == 0 || identity.handle as usize >= HANDLES {
+        return table::learn(place, seen, None);
+    }
+    if !is_own_memory() {
+        return;
+    }
+    let Some((board, map)) = memory_of(&identity) else {
+        FAILED.fetch_add(1, Relaxed);
+        return table::learn(place, seen, None);
+    };
+    sys::find_clock();
+    let (handle, generation) = (identity.handle as usize, identity.generation);
+    table::learn(place, seen, Some(Shared { map, board, handle, generation }));
+    if let Some(position) = table::position(fd) {
+        // Not known yet.
+        position.store(u64::MAX, Relaxed);
+    }
+}
+
+/// The board and the export, mapped.
+fn memory_of(identity: &Identity) -> Option<(usize, usize)> {
+    let (first, second) = identity.socket.split_at(8);
+    let socket = [u64::from_ne_bytes(first.try_into().ok()?), u64::from_ne_bytes(second.try_into().ok()?)];
+    let board = maps::known_board(socket);
+    if let Some(board) = board
+        && let Some(map) = maps::known_export(board, identity.export)
+    {
+        return Some((board, map));
+    }
+    if board.is_none() && !sys::address_space_is_unlimited() {
+        // What is mapped here would be missing to the program.
+        FAILED.store(FAILED_MAX, Relaxed);
+        return None;
+    }
+    let wanted = WANT_EXPORT | if board.is_none() { WANT_BOARD } else { 0 };
+    let request = Request { magic: REQUEST_MAGIC, wanted, secret: identity.secret };
+    let connection = sys::connect([SOCKET_PREFIX, &identity.socket]).ok()?;
+    let [first, second] = sys::exchange(&connection, &request.to_bytes()).ok()?;
+    let (board, export) = match board {
+        Some(board) => (board, first?),
+        None => (maps::add_board(&first?, socket)?, second?),
+    };
+    let map = maps::add_export(&export, board, identity.export, identity.slots as usize)?;
+    Some((board, map))
+}
+
+fn from_bytes(bytes: &[u8; size_of::<Identity>()]) -> Identity {
+    let word = |at: usize| {
+        let mut word = [0; 4];
+        word.copy_from_slice(&bytes[at..at + 4]);
+        u32::from_ne_bytes(word)
+    };
+    let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+    let name = |at: usize| {
+        let mut name = [0; 16];
+        name.copy_from_slice(&bytes[at..at + 16]);
+        name
+    };
+    Identity {
+        version: word(0),
+        is_shared: word(4),
+        handle: word(8),
+        generation: word(12),
+        export: long(16),
+        secret: name(24),
+        socket: name(40),
+        slots: long(56),
+    }
+}
