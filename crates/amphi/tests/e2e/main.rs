@@ -36,6 +36,7 @@ mod network;
 mod pipes;
 mod positions;
 mod posix;
+mod preload;
 mod program_pairs;
 mod ranges;
 mod reasons;

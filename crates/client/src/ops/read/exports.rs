@@ -35,7 +35,8 @@ pub(crate) fn lease_end_ns(mount: &Mount) -> u64 {
         return 0;
     }
     let end = mount.clock.boot_ns().saturating_add(LEASE_NS);
-    end.min(sharing.leases.all_until_ns.load(Relaxed))
+    // Alone, what is cached counts until the master says otherwise, as it does for hits.
+    if sharing.is_alone() { end } else { end.min(sharing.leases.all_until_ns.load(Relaxed)) }
 }
 
 /// The export of the file, which `make` makes for a length if there is none or it is too short. `None` if reads of this
