@@ -18,6 +18,9 @@ use std::process::ExitCode;
 const IMPORTS: &[(&str, &[&str])] = &[
     ("types", &[]),
     ("cart", &[]),
+    ("shm", &[]),
+    ("attach", &["shm"]),
+    ("preload", &["attach"]),
     ("wire", &["types"]),
     ("dlm", &["types"]),
     ("env", &["types"]),
@@ -29,8 +32,8 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("object", &["types", "env"]),
     ("pagecache", &["types", "env"]),
     ("server", &["types", "wire", "dlm", "env", "sched", "transport", "meta", "data", "zone", "object"]),
-    ("client", &["types", "wire", "dlm", "env", "transport", "pagecache"]),
-    ("fuse", &["types", "client"]),
+    ("client", &["types", "wire", "dlm", "env", "transport", "pagecache", "shm"]),
+    ("fuse", &["types", "client", "shm"]),
     ("mpiio", &["types"]),
     ("view", &[]),
     ("stage", &[]),
@@ -62,6 +65,12 @@ const IMPORTS: &[(&str, &[&str])] = &[
 
 /// Files that may contain `unsafe`, each with the reason.
 const UNSAFE: &[(&str, &str)] = &[
+    ("crates/attach/src/maps.rs", "memory that a mount shares"),
+    ("crates/attach/src/read.rs", "copies into the buffers of programs"),
+    ("crates/attach/src/sys.rs", "system calls"),
+    ("crates/attach/src/identify.rs", "a page that tells children of fork"),
+    ("crates/preload/src/", "functions of libc"),
+    ("crates/shm/src/memory.rs", "memory that a mount shares"),
     ("crates/cart/src/search.rs", "instructions that compare many keys at once"),
     ("crates/env/src/buf.rs", "parts of aligned memory"),
     ("crates/env/src/buf/memory.rs", "aligned memory"),

@@ -3,6 +3,11 @@
 //! Owns: the questions to the kernel and to the mount, in order of what they cost, and who may ask. Does not own: what
 //! is remembered (`table`, `maps`).
 //!
+//! The mount is asked twice. Another thread may put another file in the place of the number while the first question is
+//! on its way; the answer is then about the former file, and perhaps from after its close. If both answers are the same,
+//! the number meant this open file when the second question began, and no descriptor of it was closed between the
+//! answers. So whatever replaces it from then on raises the generation after the second answer.
+//!
 //! A child of `vfork` runs in the memory of its parent with descriptors of its own. What it learnt would count for the
 //! parent, so it learns nothing. Two signs tell it: the counter that the wrapper of `vfork` raises, and a page that
 //! reads 0 in a child of `fork` and holds the id of the process that this memory belongs to otherwise.
@@ -63,11 +68,7 @@ pub(crate) fn identify(fd: i32, place: &AtomicU64, seen: u64) {
     if FAILED.load(Relaxed) >= FAILED_MAX {
         return table::learn(place, seen, None);
     }
-    let mut answer = [0u8; size_of::<Identity>()];
-    let identity = match sys::ask(fd, IDENTIFY, &mut answer) {
-        Ok(_) => from_bytes(&answer),
-        Err(_) => return table::learn(place, seen, None),
-    };
+    let Some(identity) = ask(fd) else { return table::learn(place, seen, None) };
     if identity.version != VERSION as u32 || identity.is_shared == 0 || identity.handle as usize >= HANDLES {
         return table::learn(place, seen, None);
     }
@@ -79,12 +80,20 @@ pub(crate) fn identify(fd: i32, place: &AtomicU64, seen: u64) {
         return table::learn(place, seen, None);
     };
     sys::find_clock();
+    if ask(fd) != Some(identity) {
+        return table::doubt(place, seen);
+    }
     let (handle, generation) = (identity.handle as usize, identity.generation);
     table::learn(place, seen, Some(Shared { map, board, handle, generation }));
     if let Some(position) = table::position(fd) {
         // Not known yet.
         position.store(u64::MAX, Relaxed);
     }
+}
+
+fn ask(fd: i32) -> Option<Identity> {
+    let mut answer = [0u8; size_of::<Identity>()];
+    sys::ask(fd, IDENTIFY, &mut answer).ok().map(|_| from_bytes(&answer))
 }
 
 /// The board and the export, mapped.

@@ -84,7 +84,7 @@ fn look(fd: i32) -> Option<(&'static AtomicU64, u64, Shared)> {
             count(Way::Kernel);
             None
         }
-        Known::Nothing(_) => {
+        Known::Nothing => {
             if !table::note_read(place, word) {
                 count(Way::First);
                 return None;

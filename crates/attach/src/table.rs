@@ -4,9 +4,9 @@
 //!
 //! | kind | other bits |
 //! |---|---|
-//! | 0: nothing is known | 2: reads so far; 60: a stamp |
+//! | 0: nothing is known | 4: reads so far; 58: a stamp |
 //! | 1: an open file of a mount | 10: map; 2: board; 16: handle; 32: its generation |
-//! | 2: the kernel serves it | 62: a stamp |
+//! | 2: the kernel serves it | 58: a stamp |
 //!
 //! A word of kind 1 counts as long as the mount has not raised the generation of the handle, which it does before any
 //! close of the handle returns. Functions that change what a number means put a word of kind 0 with a new stamp there.
@@ -18,8 +18,12 @@ use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::Seq
 
 /// Descriptors that are looked at; those with higher numbers are the kernel's.
 pub(crate) const DESCRIPTORS: usize = 4096;
-/// Reads after which it is found out what a descriptor is: who reads a small file reads twice, and then closes it.
-const READS_FIRST: u64 = 2;
+/// Reads after which it is found out what a descriptor is. That costs as much as two reads through a mount; who reads a
+/// small file reads twice, and then closes it.
+const READS_FIRST: u64 = 7;
+const READS_SHIFT: u32 = 2;
+const READS: u64 = 0xf << READS_SHIFT;
+const STAMP_SHIFT: u32 = 6;
 
 const KIND: u64 = 3;
 const UNKNOWN: u64 = 0;
@@ -65,8 +69,8 @@ impl Shared {
 /// What a word says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Known {
-    /// Nothing yet; with the number of reads so far.
-    Nothing(u64),
+    /// Nothing yet.
+    Nothing,
     Shared(Shared),
     Kernel,
 }
@@ -84,7 +88,7 @@ pub(crate) fn position(fd: i32) -> Option<&'static AtomicU64> {
 #[inline]
 pub(crate) fn known(word: u64) -> Known {
     match word & KIND {
-        UNKNOWN => Known::Nothing(word >> 2 & 3),
+        UNKNOWN => Known::Nothing,
         SHARED => Known::Shared(Shared {
             map: (word >> 2 & 0x3ff) as usize,
             board: (word >> 12 & 3) as usize,
@@ -97,11 +101,10 @@ pub(crate) fn known(word: u64) -> Known {
 
 /// One more read of a descriptor of which nothing is known. Returns whether it is time to find out what it is.
 pub(crate) fn note_read(place: &AtomicU64, seen: u64) -> bool {
-    let reads = seen >> 2 & 3;
-    if reads >= READS_FIRST {
+    if (seen & READS) >> READS_SHIFT >= READS_FIRST {
         return true;
     }
-    let _ = place.compare_exchange(seen, seen + (1 << 2), SeqCst, Relaxed);
+    let _ = place.compare_exchange(seen, seen + (1 << READS_SHIFT), SeqCst, Relaxed);
     false
 }
 
@@ -109,13 +112,13 @@ pub(crate) fn note_read(place: &AtomicU64, seen: u64) -> bool {
 pub(crate) fn learn(place: &AtomicU64, seen: u64, shared: Option<Shared>) {
     let now = match shared {
         Some(shared) => shared.word(),
-        None => KERNEL | STAMP.fetch_add(1, Relaxed) << 2,
+        None => KERNEL | STAMP.fetch_add(1, Relaxed) << STAMP_SHIFT,
     };
     let _ = place.compare_exchange(seen, now, SeqCst, Relaxed);
 }
 
 fn unknown() -> u64 {
-    UNKNOWN | STAMP.fetch_add(1, Relaxed) << 4
+    UNKNOWN | STAMP.fetch_add(1, Relaxed) << STAMP_SHIFT
 }
 
 /// A word has stopped counting.
@@ -137,7 +140,7 @@ pub(crate) fn doubt_map(map: usize) {
 #[inline]
 pub fn forget(fd: i32) {
     if let Some(place) = word(fd)
-        && place.load(SeqCst) & (KIND | 3 << 2) != 0
+        && place.load(SeqCst) & (KIND | READS) != 0
     {
         place.store(unknown(), SeqCst);
     }

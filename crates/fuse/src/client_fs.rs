@@ -483,12 +483,18 @@ impl FileSystem for ClientFs {
             if let Ok(file) = self.handles.get(how.handle) {
                 self.client.kept_by_front(&file, how.offset, how.size);
             }
-        } else if (how.size >= reads::LEND_MIN_BYTES || self.exports.is_on())
+        } else if how.size >= reads::LEND_MIN_BYTES
             && let Ok(file) = self.handles.get(how.handle)
         {
-            if how.size >= reads::LEND_MIN_BYTES {
-                self.client.warm_next(&file, how.offset, how.size);
-            }
+            self.client.warm_next(&file, how.offset, how.size);
+        }
+    }
+
+    fn read_followed(&self, how: &ReadHow) {
+        if !how.into_page_cache
+            && self.exports.is_on()
+            && let Ok(file) = self.handles.get(how.handle)
+        {
             self.client.show(&file, how.offset, how.size);
         }
     }

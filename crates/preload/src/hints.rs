@@ -25,7 +25,7 @@ macro_rules! functions {
             );
 
             #[unsafe(no_mangle)]
-            unsafe extern "C-unwind" fn $name($($arg: $type),*) -> $result {
+            unsafe extern "C" fn $name($($arg: $type),*) -> $result {
                 $($before;)?
                 let result = real!($place, fn($($type),*) -> $result, ($($arg),*), else $other);
                 let after: fn($result) = $after;
@@ -99,17 +99,17 @@ fn control(place: &Real, fd: c_int, command: c_int, argument: *mut c_void) -> c_
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
+unsafe extern "C" fn fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
     control(&FCNTL, fd, command, argument)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn fcntl64(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
+unsafe extern "C" fn fcntl64(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
     // An old libc has the first name alone.
     control(if FCNTL64.address().is_some() { &FCNTL64 } else { &FCNTL }, fd, command, argument)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn __fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
+unsafe extern "C" fn __fcntl(fd: c_int, command: c_int, argument: *mut c_void) -> c_int {
     control(if FCNTL_INNER.address().is_some() { &FCNTL_INNER } else { &FCNTL }, fd, command, argument)
 }

@@ -9,7 +9,7 @@ pub(crate) static UNSHARE: Real = Real::new(c"unshare");
 pub(crate) static PRCTL: Real = Real::new(c"prctl");
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn unshare(flags: c_int) -> c_int {
+unsafe extern "C" fn unshare(flags: c_int) -> c_int {
     if flags & libc::CLONE_FILES != 0 {
         // From now on a number may mean different files in different threads.
         turn_off();
@@ -18,7 +18,7 @@ unsafe extern "C-unwind" fn unshare(flags: c_int) -> c_int {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
+unsafe extern "C" fn prctl(option: c_int, a: c_ulong, b: c_ulong, c: c_ulong, d: c_ulong) -> c_int {
     if option == libc::PR_SET_SECCOMP {
         // Calls that the program does not make itself may end it.
         turn_off();

@@ -34,7 +34,7 @@ fn is_served(fd: c_int) -> bool {
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn read(fd: c_int, into: *mut c_void, len: size_t) -> ssize_t {
+unsafe extern "C" fn read(fd: c_int, into: *mut c_void, len: size_t) -> ssize_t {
     if is_served(fd) {
         // SAFETY: the program vouches for its buffer.
         if let Some(n) = unsafe { read_next(fd, &[Piece { base: into, len }]) } {
@@ -48,13 +48,13 @@ unsafe extern "C-unwind" fn read(fd: c_int, into: *mut c_void, len: size_t) -> s
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn __read(fd: c_int, into: *mut c_void, len: size_t) -> ssize_t {
+unsafe extern "C" fn __read(fd: c_int, into: *mut c_void, len: size_t) -> ssize_t {
     // SAFETY: the same function.
     unsafe { read(fd, into, len) }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn __read_chk(fd: c_int, into: *mut c_void, len: size_t, room: size_t) -> ssize_t {
+unsafe extern "C" fn __read_chk(fd: c_int, into: *mut c_void, len: size_t, room: size_t) -> ssize_t {
     if len <= room && is_served(fd) {
         // SAFETY: the program vouches for its buffer.
         if let Some(n) = unsafe { read_next(fd, &[Piece { base: into, len }]) } {
@@ -69,7 +69,7 @@ unsafe extern "C-unwind" fn __read_chk(fd: c_int, into: *mut c_void, len: size_t
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn pread64(fd: c_int, into: *mut c_void, len: size_t, offset: off64_t) -> ssize_t {
+unsafe extern "C" fn pread64(fd: c_int, into: *mut c_void, len: size_t, offset: off64_t) -> ssize_t {
     if is_served(fd) {
         // SAFETY: the program vouches for its buffer.
         if let Some(n) = unsafe { read_at(fd, &[Piece { base: into, len }], offset) } {
@@ -80,19 +80,19 @@ unsafe extern "C-unwind" fn pread64(fd: c_int, into: *mut c_void, len: size_t, o
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn pread(fd: c_int, into: *mut c_void, len: size_t, offset: off64_t) -> ssize_t {
+unsafe extern "C" fn pread(fd: c_int, into: *mut c_void, len: size_t, offset: off64_t) -> ssize_t {
     // SAFETY: the same function where offsets have 64 bits.
     unsafe { pread64(fd, into, len, offset) }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn __pread64(fd: c_int, into: *mut c_void, len: size_t, offset: off64_t) -> ssize_t {
+unsafe extern "C" fn __pread64(fd: c_int, into: *mut c_void, len: size_t, offset: off64_t) -> ssize_t {
     // SAFETY: the same function.
     unsafe { pread64(fd, into, len, offset) }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn __pread64_chk(
+unsafe extern "C" fn __pread64_chk(
     fd: c_int,
     into: *mut c_void,
     len: size_t,
@@ -114,13 +114,7 @@ unsafe extern "C-unwind" fn __pread64_chk(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn __pread_chk(
-    fd: c_int,
-    into: *mut c_void,
-    len: size_t,
-    offset: off64_t,
-    room: size_t,
-) -> ssize_t {
+unsafe extern "C" fn __pread_chk(fd: c_int, into: *mut c_void, len: size_t, offset: off64_t, room: size_t) -> ssize_t {
     // SAFETY: the same function where offsets have 64 bits.
     unsafe { __pread64_chk(fd, into, len, offset, room) }
 }
@@ -133,7 +127,7 @@ unsafe fn pieces<'a>(vector: *const iovec, count: c_int) -> Option<&'a [Piece]> 
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
     if is_served(fd)
         // SAFETY: the program vouches for its buffers.
         && let Some(n) = unsafe { pieces(vector, count).and_then(|pieces| read_next(fd, pieces)) }
@@ -144,7 +138,7 @@ unsafe extern "C-unwind" fn readv(fd: c_int, vector: *const iovec, count: c_int)
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn preadv64(fd: c_int, vector: *const iovec, count: c_int, offset: off64_t) -> ssize_t {
+unsafe extern "C" fn preadv64(fd: c_int, vector: *const iovec, count: c_int, offset: off64_t) -> ssize_t {
     if is_served(fd)
         // SAFETY: the program vouches for its buffers.
         && let Some(n) = unsafe { pieces(vector, count).and_then(|pieces| read_at(fd, pieces, offset)) }
@@ -160,13 +154,13 @@ unsafe extern "C-unwind" fn preadv64(fd: c_int, vector: *const iovec, count: c_i
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn preadv(fd: c_int, vector: *const iovec, count: c_int, offset: off64_t) -> ssize_t {
+unsafe extern "C" fn preadv(fd: c_int, vector: *const iovec, count: c_int, offset: off64_t) -> ssize_t {
     // SAFETY: the same function where offsets have 64 bits.
     unsafe { preadv64(fd, vector, count, offset) }
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn preadv64v2(
+unsafe extern "C" fn preadv64v2(
     fd: c_int,
     vector: *const iovec,
     count: c_int,
@@ -190,13 +184,7 @@ unsafe extern "C-unwind" fn preadv64v2(
 }
 
 #[unsafe(no_mangle)]
-unsafe extern "C-unwind" fn preadv2(
-    fd: c_int,
-    vector: *const iovec,
-    count: c_int,
-    offset: off64_t,
-    flags: c_int,
-) -> ssize_t {
+unsafe extern "C" fn preadv2(fd: c_int, vector: *const iovec, count: c_int, offset: off64_t, flags: c_int) -> ssize_t {
     // SAFETY: the same function where offsets have 64 bits.
     unsafe { preadv64v2(fd, vector, count, offset, flags) }
 }

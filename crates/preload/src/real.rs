@@ -37,7 +37,7 @@ macro_rules! real {
         match $place.address() {
             // SAFETY: the function of this name in libc has this type.
             Some(at) => unsafe {
-                let function: unsafe extern "C-unwind" fn($($type),*) -> $result = core::mem::transmute(at);
+                let function: unsafe extern "C" fn($($type),*) -> $result = core::mem::transmute(at);
                 function($($value),*)
             },
             None => $other,

@@ -217,7 +217,7 @@ impl Inode {
             known.at = if change.is_some() { tick() } else { asked_at.at };
             self.hints.take(&view);
         }
-        self.access_may_be_due();
+        self.access_may_be_due(&known);
         let own_before = self.size.own_end();
         let current = latest && self.size.epoch.load(SeqCst) <= asked_at.at;
         let quiet = current && self.cached.dirty_bytes.load(SeqCst) == 0;

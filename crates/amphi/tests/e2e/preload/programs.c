@@ -45,7 +45,7 @@ static int open_file(const char *dir, int n) {
 /* Reads often enough that the descriptor is read without calls. */
 static void warm(int fd, int n) {
     unsigned char b[RECORD];
-    for (int i = 0; i < 8; i++) {
+    for (int i = 0; i < 14; i++) {
         CHECK(pread(fd, b, sizeof b, 0) == sizeof b);
         CHECK(is_of(b, sizeof b, n, 0));
     }
