@@ -68,7 +68,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/attach/src/maps.rs", "memory that a mount shares"),
     ("crates/attach/src/read.rs", "copies into the buffers of programs"),
     ("crates/attach/src/sys.rs", "system calls"),
-    ("crates/attach/src/identify.rs", "a page that tells children of fork"),
+    ("crates/attach/src/owner.rs", "a page that tells children of fork"),
     ("crates/preload/src/", "functions of libc"),
     ("crates/shm/src/memory.rs", "memory that a mount shares"),
     ("crates/cart/src/search.rs", "instructions that compare many keys at once"),

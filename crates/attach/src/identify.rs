@@ -1,59 +1,23 @@
 //! Finding out what a descriptor is.
 //!
-//! Owns: the questions to the kernel and to the mount, in order of what they cost, and who may ask. Does not own: what
-//! is remembered (`table`, `maps`).
+//! Owns: the questions to the kernel and to the mount, in order of what they cost. Does not own: who may learn
+//! something (`owner`), what is remembered (`table`, `maps`).
 //!
 //! The mount is asked twice. Another thread may put another file in the place of the number while the first question is
 //! on its way; the answer is then about the former file, and perhaps from after its close. If both answers are the same,
 //! the number meant this open file when the second question began, and no descriptor of it was closed between the
 //! answers. So whatever replaces it from then on raises the generation after the second answer.
-//!
-//! A child of `vfork` runs in the memory of its parent with descriptors of its own. What it learnt would count for the
-//! parent, so it learns nothing. Two signs tell it: the counter that the wrapper of `vfork` raises, and a page that
-//! reads 0 in a child of `fork` and holds the id of the process that this memory belongs to otherwise.
 
+use crate::owner::is_own_memory;
 use crate::table::{self, Shared};
-use crate::{VFORKS, maps, sys};
+use crate::{maps, sys};
 use amphi_shm::layout::{HANDLES, VERSION};
 use amphi_shm::talk::{IDENTIFY, Identity, REQUEST_MAGIC, Request, SOCKET_PREFIX, WANT_BOARD, WANT_EXPORT};
-use core::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed, Ordering::SeqCst};
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// The page that reads 0 after `fork`; 0: not made yet, 1: it cannot be made.
-static PAGE: AtomicUsize = AtomicUsize::new(0);
 /// Mounts whose memory could not be had: after so many, nothing is tried any more.
 static FAILED: AtomicU32 = AtomicU32::new(0);
 const FAILED_MAX: u32 = 3;
-
-/// Whether this memory belongs to the process that runs.
-pub(crate) fn is_own_memory() -> bool {
-    if VFORKS.load(SeqCst) != 0 {
-        return false;
-    }
-    let mut page = PAGE.load(SeqCst);
-    if page == 0 {
-        let made = sys::map_forked_page().unwrap_or(1);
-        page = match PAGE.compare_exchange(0, made, SeqCst, SeqCst) {
-            Ok(_) => made,
-            Err(other) => {
-                if made > 1 {
-                    // SAFETY: nobody has seen it.
-                    unsafe { sys::unmap(made, 4096) };
-                }
-                other
-            }
-        };
-    }
-    if page == 1 {
-        return false;
-    }
-    // SAFETY: a page of this process that stays.
-    let owner = unsafe { &*(page as *const AtomicU64) };
-    let own = u64::from(sys::own_pid());
-    match owner.compare_exchange(0, own, SeqCst, SeqCst) {
-        Ok(_) => true,
-        Err(pid) => pid == own,
-    }
-}
 
 /// Finds out what a descriptor is whose word is `seen`, and stores that.
 #[cold]
@@ -69,6 +33,7 @@ pub(crate) fn identify(fd: i32, place: &AtomicU64, seen: u64) {
         return table::learn(place, seen, None);
     }
     let Some(identity) = ask(fd) else { return table::learn(place, seen, None) };
+    table::note_answer(identity.is_shared != 0);
     if identity.version != VERSION as u32 || identity.is_shared == 0 || identity.handle as usize >= HANDLES {
         return table::learn(place, seen, None);
     }

@@ -1,6 +1,7 @@
 //! The thin side of access without the kernel: reads of descriptors on a mount from memory that the mount shares.
 //!
-//! Owns: which descriptors of this process are open files of a mount (`table`), finding that out (`identify`), the
+//! Owns: which descriptors of this process are open files of a mount (`table`), finding that out (`identify`), who may learn
+//! it (`owner`), the
 //! memory (`maps`), and the reads themselves (`read`). Does not own: the symbols that programs call (`preload`), the
 //! layout and the rules of the memory (`shm`).
 //!
@@ -16,6 +17,7 @@
 
 mod identify;
 mod maps;
+mod owner;
 mod read;
 mod report;
 mod sys;
@@ -24,20 +26,8 @@ mod table;
 #[expect(clippy::disallowed_methods, reason = "tests are outside programs")]
 mod tests;
 
-pub use read::{Piece, read_at, read_next};
+pub use owner::VFORKS;
+pub use read::{Piece, read_at, read_next, set_strict};
 pub use report::{Way, count, counts, is_counting, set_counting};
 pub use sys::{Failure, read as real_read, write_all};
 pub use table::{forget, forget_from, is_known_foreign, is_off, turn_off};
-
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed};
-
-/// Children of `vfork` that run in this memory: they have descriptors of their own.
-pub static VFORKS: AtomicU32 = AtomicU32::new(0);
-
-/// Bytes are copied through the kernel, so that a bad buffer gives EFAULT instead of a signal.
-pub(crate) static STRICT: AtomicBool = AtomicBool::new(false);
-
-/// Copies through the kernel from now on.
-pub fn set_strict() {
-    STRICT.store(true, Relaxed);
-}

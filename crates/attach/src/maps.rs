@@ -7,7 +7,8 @@
 //! way when an export was given up reads memory that is mapped, whatever has come into its place; it finds the word of
 //! its descriptor or the state of the export changed.
 
-use crate::{identify, sys, table};
+use crate::owner::is_own_memory;
+use crate::{sys, table};
 use amphi_shm::layout::{
     BOARD_BYTES, BOARD_MAGIC, BoardHead, EXPORT_MAGIC, HANDLES, HEAD_BYTES, Head, SLOT_BYTES, SLOTS_MAX, Slot, VERSION,
     data_offset, export_bytes,
@@ -148,8 +149,11 @@ pub(crate) fn add_board(fd: &sys::Owned, socket: [u64; 2]) -> Option<usize> {
 
 /// Maps an export of so many slots.
 pub(crate) fn add_export(fd: &sys::Owned, board: usize, id: u64, slots: usize) -> Option<usize> {
+    if slots == 0 || slots > SLOTS_MAX {
+        return None;
+    }
     let bytes = export_bytes(slots);
-    if slots == 0 || slots > SLOTS_MAX || !sys::length(fd).is_ok_and(|len| len >= bytes as u64) {
+    if !sys::length(fd).is_ok_and(|len| len >= bytes as u64) {
         return None;
     }
     let left = |place: &Place| {
@@ -183,7 +187,7 @@ pub(crate) fn add_export(fd: &sys::Owned, board: usize, id: u64, slots: usize) -
 pub(crate) fn leave(map: usize) {
     let Some(place) = PLACES.get(map) else { return };
     // A child of `vfork` would do that to its parent.
-    if !identify::is_own_memory() || place.state.compare_exchange(READY, BUSY, SeqCst, Relaxed).is_err() {
+    if !is_own_memory() || place.state.compare_exchange(READY, BUSY, SeqCst, Relaxed).is_err() {
         return;
     }
     table::doubt_map(map);

@@ -14,10 +14,10 @@
 
 use crate::report::{Way, count};
 use crate::table::{self, Known, Shared};
-use crate::{STRICT, identify, maps, sys};
+use crate::{identify, maps, sys};
 use amphi_shm::rules::{self, Miss};
 use core::ffi::c_void;
-use core::sync::atomic::{AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst, fence};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Acquire, Ordering::Relaxed, Ordering::SeqCst, fence};
 
 /// A buffer of a program.
 #[repr(C)]
@@ -31,6 +31,14 @@ pub struct Piece {
 
 /// Longest read that is served here: what one read of a mount is atomic for.
 const READ_MAX: u64 = 8 << 20;
+
+/// Bytes are copied through the kernel, so that a bad buffer gives EFAULT instead of a signal.
+static STRICT: AtomicBool = AtomicBool::new(false);
+
+/// Copies through the kernel from now on.
+pub fn set_strict() {
+    STRICT.store(true, Relaxed);
+}
 
 /// Where the next byte goes.
 struct Cursor<'a> {

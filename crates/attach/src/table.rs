@@ -4,9 +4,9 @@
 //!
 //! | kind | other bits |
 //! |---|---|
-//! | 0: nothing is known | 4: reads so far; 58: a stamp |
+//! | 0: nothing is known | 10: reads so far; 52: a stamp |
 //! | 1: an open file of a mount | 10: map; 2: board; 16: handle; 32: its generation |
-//! | 2: the kernel serves it | 58: a stamp |
+//! | 2: the kernel serves it | 52: a stamp |
 //!
 //! A word of kind 1 counts as long as the mount has not raised the generation of the handle, which it does before any
 //! close of the handle returns. Functions that change what a number means put a word of kind 0 with a new stamp there.
@@ -14,16 +14,18 @@
 //! number that was closed and used again meanwhile is asked for again. A child of `fork` has the words of its parent,
 //! which count there as well: its descriptors are the same open files.
 
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 
 /// Descriptors that are looked at; those with higher numbers are the kernel's.
 pub(crate) const DESCRIPTORS: usize = 4096;
 /// Reads after which it is found out what a descriptor is. That costs as much as two reads through a mount; who reads a
 /// small file reads twice, and then closes it.
 const READS_FIRST: u64 = 7;
+/// How often that number doubles while mounts answer that they do not share what is read.
+const DOUBLED_MAX: u32 = 7;
 const READS_SHIFT: u32 = 2;
-const READS: u64 = 0xf << READS_SHIFT;
-const STAMP_SHIFT: u32 = 6;
+const READS: u64 = 0x3ff << READS_SHIFT;
+const STAMP_SHIFT: u32 = 12;
 
 const KIND: u64 = 3;
 const UNKNOWN: u64 = 0;
@@ -34,6 +36,8 @@ static WORDS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTO
 /// Where the position of a descriptor probably is.
 static POSITIONS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
 static STAMP: AtomicU64 = AtomicU64::new(1);
+/// Answers of mounts, one after the other, that they do not share a file.
+static UNSHARED: AtomicU32 = AtomicU32::new(0);
 static OFF: AtomicBool = AtomicBool::new(false);
 
 /// Every call goes to the kernel from now on.
@@ -101,11 +105,21 @@ pub(crate) fn known(word: u64) -> Known {
 
 /// One more read of a descriptor of which nothing is known. Returns whether it is time to find out what it is.
 pub(crate) fn note_read(place: &AtomicU64, seen: u64) -> bool {
-    if (seen & READS) >> READS_SHIFT >= READS_FIRST {
+    let first = READS_FIRST << UNSHARED.load(Relaxed).min(DOUBLED_MAX);
+    if (seen & READS) >> READS_SHIFT >= first {
         return true;
     }
     let _ = place.compare_exchange(seen, seen + (1 << READS_SHIFT), SeqCst, Relaxed);
     false
+}
+
+/// A mount has answered whether it shares a file.
+pub(crate) fn note_answer(is_shared: bool) {
+    if is_shared {
+        UNSHARED.store(0, Relaxed);
+    } else if UNSHARED.load(Relaxed) < DOUBLED_MAX {
+        UNSHARED.fetch_add(1, Relaxed);
+    }
 }
 
 /// Stores what a descriptor is if its word is still `seen`.

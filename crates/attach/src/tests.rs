@@ -1,5 +1,6 @@
 //! Reads from memory that a mount has made, without a mount.
 
+use crate::owner::{VFORKS, is_own_memory};
 use crate::read::{Piece, read_at};
 use crate::table::{self, Known, Shared};
 use crate::{maps, sys};
@@ -126,10 +127,10 @@ fn words_hold_what_they_are_made_of() {
 #[test]
 fn the_process_and_the_clock() {
     let _turn = TURN.lock();
-    assert!(crate::identify::is_own_memory() && crate::identify::is_own_memory());
-    crate::VFORKS.fetch_add(1, Relaxed);
-    assert!(!crate::identify::is_own_memory(), "a child of vfork runs");
-    crate::VFORKS.fetch_sub(1, Relaxed);
+    assert!(is_own_memory() && is_own_memory());
+    VFORKS.fetch_add(1, Relaxed);
+    assert!(!is_own_memory(), "a child of vfork runs");
+    VFORKS.fetch_sub(1, Relaxed);
     sys::find_clock();
     let text = std::fs::read_to_string("/proc/uptime").unwrap();
     let uptime: f64 = text.split(' ').next().unwrap().parse().unwrap();

@@ -26,7 +26,7 @@ impl CachedFile for Inode {
 
     #[inline]
     fn changes(&self, range: ByteRange) {
-        self.exported.bytes_change(range.start, range.end);
+        self.exported().bytes_change(range.start, range.end);
     }
 }
 

@@ -38,7 +38,6 @@ use crate::directory::DirSink;
 use crate::environment::{Environments, Said};
 use crate::file_system::FileSystem;
 use crate::front::deferred::Deferred;
-use crate::front::exports::Exports;
 use crate::front::file_locks::FileLocks;
 use crate::front::handles::Handles;
 use crate::front::kept_listings::KeptListings;
@@ -85,7 +84,6 @@ pub struct ClientFs {
     rollbacks: Arc<Rollbacks>,
     kernel_view: Arc<KernelView>,
     deferred: Deferred,
-    exports: Exports,
     /// Bytes of the largest request. A request of this size may be a piece of a longer call.
     request_max_bytes: AtomicUsize,
 }
@@ -108,7 +106,6 @@ impl ClientFs {
             rollbacks: Arc::default(),
             kernel_view: Arc::default(),
             deferred: Deferred::default(),
-            exports: Exports::default(),
             request_max_bytes: AtomicUsize::new(usize::MAX),
         }
     }
@@ -290,7 +287,7 @@ impl FileSystem for ClientFs {
     }
 
     fn unmounted(&self) {
-        self.exports.stop();
+        self.handles.exports.stop();
         self.names.stop();
         self.client.set_pages(None);
         self.client.set_closes(None);
@@ -492,7 +489,7 @@ impl FileSystem for ClientFs {
 
     fn read_followed(&self, how: &ReadHow) {
         if !how.into_page_cache
-            && self.exports.is_on()
+            && self.handles.exports.is_on()
             && let Ok(file) = self.handles.get(how.handle)
         {
             self.client.show(&file, how.offset, how.size);
@@ -517,7 +514,7 @@ impl FileSystem for ClientFs {
     }
 
     fn flush(&self, caller: &Caller<'_>, ino: Ino, handle: Handle, lock_owner: u64) -> Result<()> {
-        self.exports.raise(handle.0);
+        self.handles.exports.raise(handle.0);
         self.sizes().has_taken(caller.tid, ino);
         let unlocked = self.locks_flushed(caller, ino, handle, lock_owner);
         let file = self.handles.get(handle)?;
@@ -525,7 +522,6 @@ impl FileSystem for ClientFs {
     }
 
     fn release(&self, _: Ino, handle: Handle) {
-        self.exports.raise(handle.0);
         self.locks_released(handle);
         self.rollbacks.closed(handle);
         if let Some(file) = self.handles.remove(handle) {

@@ -69,8 +69,6 @@ pub(crate) struct Inode {
     /// What a front end caches of it.
     pub(crate) pages: FilePages,
     pub(crate) range: RangeLock,
-    /// What shows it to programs of this machine.
-    pub(crate) exported: Exported,
     pub(crate) cached: CachedBytes,
     pub(crate) flights: Mutex<Flights>,
     pub(crate) fills: Fills,
@@ -93,8 +91,7 @@ impl Inode {
             size: FileSize::new(view.attr.size, asked_at.rule, exported.clone()),
             life: Life::default(),
             pages: FilePages::new(exported.clone()),
-            range: RangeLock::new(exported.clone()),
-            exported,
+            range: RangeLock::new(exported),
             cached: CachedBytes::new(mount),
             flights: Mutex::default(),
             fills: Fills::default(),
@@ -115,7 +112,7 @@ impl Inode {
         known.opens.push(access);
         if access.write {
             // Stores to pages that the kernel has already are possible from now on.
-            self.exported.all_change();
+            self.exported().all_change();
         }
     }
 
@@ -287,6 +284,12 @@ impl Inode {
     pub(crate) fn access_count(&self) -> u32 {
         let known = self.known.lock();
         (known.opens.len() + known.closes.len() + known.closing.len()) as u32
+    }
+
+    /// What shows it to programs of this machine.
+    #[inline]
+    pub(crate) fn exported(&self) -> &Exported {
+        self.range.exported()
     }
 
     /// Gives it another export, or none.

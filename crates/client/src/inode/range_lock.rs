@@ -63,6 +63,12 @@ impl RangeLock {
         RangeLock(Arc::new(Shared { exported, ..Shared::default() }))
     }
 
+    /// What it holds programs up in.
+    #[inline]
+    pub(super) fn exported(&self) -> &Exported {
+        &self.0.exported
+    }
+
     /// Gives the file another export, or none.
     pub(super) fn export(&self, export: Option<Arc<Export>>) {
         // Nothing is granted or released meanwhile.

@@ -32,7 +32,7 @@ impl Inode {
         self.hints.atime_due.store(true, Relaxed);
         let (atime, changed) = Self::accessed_and_changed(known);
         if atime <= changed {
-            self.exported.access_is_due();
+            self.exported().access_is_due();
         }
     }
 

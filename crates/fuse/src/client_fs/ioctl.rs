@@ -156,7 +156,7 @@ impl ClientFs {
                 done(0)
             }
             IDENTIFY => {
-                let identity = self.exports.identify(&self.client, call.handle.0, &file);
+                let identity = self.handles.exports.identify(&self.client, call.handle.0, &file);
                 Ok(IoctlReply { result: 0, output: identity.to_bytes().to_vec() })
             }
             GET_MODE => Ok(IoctlReply { result: 0, output: (file.io_mode() as u32).to_ne_bytes().to_vec() }),

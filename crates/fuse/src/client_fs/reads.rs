@@ -19,7 +19,7 @@ impl ClientFs {
     pub(super) fn read_file(&self, caller: &Caller<'_>, how: &ReadHow, sink: &mut ReadSink<'_>) -> Result<()> {
         let file = self.handles.get(how.handle)?;
         let ctx = Self::stream(caller);
-        if self.exports.is_on() {
+        if self.handles.exports.is_on() {
             self.client.passed(&file, how.offset);
         }
         let hints = Hints { for_pages: how.into_page_cache, ..self.hints(how.size, how.flags) };
@@ -37,7 +37,7 @@ impl ClientFs {
         let size = sink.size();
         let pending = self.client.read(&ctx, &file, how.offset, size, hints);
         let (names, ino, what) = (self.names.lender.clone(), file.ino(), *how);
-        let shows = self.exports.is_on().then(|| (self.client.clone(), file.clone()));
+        let shows = self.handles.exports.is_on().then(|| (self.client.clone(), file.clone()));
         let answer = move |later: Later, result: Result<Segments>| match result {
             Ok(segments) => {
                 let parts: Vec<Segment> = segments.into_parts().collect();

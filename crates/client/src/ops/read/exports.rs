@@ -52,7 +52,7 @@ pub(crate) fn export(
     }
     let file = &open.file;
     let size = file.size();
-    if let Some(export) = file.exported.get()
+    if let Some(export) = file.exported().get()
         && export.fits(size)
     {
         return Some(export);
@@ -65,7 +65,7 @@ pub(crate) fn export(
 /// The file's export was given up: its memory goes.
 pub(crate) fn unexport(mount: &Mount, ino: Ino) {
     if let Some(file) = mount.files.get(ino)
-        && file.exported.get().is_some_and(|export| export.is_given_up())
+        && file.exported().get().is_some_and(|export| export.is_given_up())
     {
         file.export(None);
     }
@@ -75,14 +75,14 @@ pub(crate) fn unexport(mount: &Mount, ino: Ino) {
 pub(crate) fn passed(mount: &Arc<Mount>, open: &OpenFile, offset: u64) {
     let shared = &open.streams.shared;
     let from = shared.read_to.load(Relaxed);
-    if offset > from && offset == shared.shown_to.load(Relaxed) && open.file.exported.get().is_some() {
+    if offset > from && offset == shared.shown_to.load(Relaxed) && open.file.exported().get().is_some() {
         read_ahead(mount, open, ByteRange::new(from, offset), open.file.size());
     }
 }
 
 /// Shows what the program that has just read `len` bytes at `offset` by a call will probably read next.
 pub(crate) fn show(mount: &Arc<Mount>, open: &OpenFile, offset: u64, len: u64) {
-    let Some(export) = open.file.exported.get() else { return };
+    let Some(export) = open.file.exported().get() else { return };
     if !open.flags.read || open.flags.direct {
         return;
     }
