@@ -66,6 +66,7 @@ impl Drop for Probe {
 }
 
 /// The child: does what is told on standard input until that ends.
+#[expect(clippy::disallowed_types, reason = "it reads by the functions of libc, as programs do")]
 pub fn probe(path: &Path) -> Outcome {
     let mut file = std::fs::File::open(path).during(|| format!("open {}", path.display()))?;
     let memory = super::raw::pattern(SPAN);
@@ -79,6 +80,7 @@ pub fn probe(path: &Path) -> Outcome {
     Ok(())
 }
 
+#[expect(clippy::disallowed_types, reason = "as above")]
 fn sample(file: &mut std::fs::File, memory: &[u8], what: &str, size: usize, long: Duration) -> Outcome<f64> {
     let mut into = vec![0u8; size];
     let short = |e: std::io::Error| Failure::broken(format!("{what}: {e}"));

@@ -1,4 +1,7 @@
 //! Functions that read.
+//!
+//! What the kernel serves is a jump to the real function, without a frame of this library: the way of other programs'
+//! reads is as short as it can be, and a thread that is cancelled there meets nothing of ours.
 
 use crate::real::{Real, absent, real};
 use amphi_attach::{Failure, Piece, is_known_foreign, is_off, read_at, read_next, real_read};
@@ -33,18 +36,32 @@ fn is_served(fd: c_int) -> bool {
     !is_known_foreign(fd) && !is_off()
 }
 
+/// The real `read`.
+#[inline]
+unsafe fn really_read(fd: c_int, into: *mut c_void, len: size_t) -> ssize_t {
+    #[cold]
+    unsafe fn by_call(fd: c_int, into: *mut c_void, len: size_t) -> ssize_t {
+        // SAFETY: the program vouches for its buffer.
+        returned(unsafe { real_read(fd, into, len) })
+    }
+    // SAFETY: as above.
+    real!(READ, fn(c_int, *mut c_void, size_t) -> ssize_t, (fd, into, len), else unsafe { by_call(fd, into, len) })
+}
+
+#[inline(never)]
+unsafe extern "C" fn served_read(fd: c_int, into: *mut c_void, len: size_t) -> ssize_t {
+    // SAFETY: the program vouches for its buffer.
+    match unsafe { read_next(fd, &[Piece { base: into, len }]) } {
+        Some(n) => n as ssize_t,
+        // SAFETY: as above.
+        None => unsafe { really_read(fd, into, len) },
+    }
+}
+
 #[unsafe(no_mangle)]
 unsafe extern "C" fn read(fd: c_int, into: *mut c_void, len: size_t) -> ssize_t {
-    if is_served(fd) {
-        // SAFETY: the program vouches for its buffer.
-        if let Some(n) = unsafe { read_next(fd, &[Piece { base: into, len }]) } {
-            return n as ssize_t;
-        }
-    }
-    real!(READ, fn(c_int, *mut c_void, size_t) -> ssize_t, (fd, into, len), else {
-        // SAFETY: as above.
-        returned(unsafe { real_read(fd, into, len) })
-    })
+    // SAFETY: the program vouches for its buffer.
+    unsafe { if is_served(fd) { served_read(fd, into, len) } else { really_read(fd, into, len) } }
 }
 
 #[unsafe(no_mangle)]
@@ -55,28 +72,34 @@ unsafe extern "C" fn __read(fd: c_int, into: *mut c_void, len: size_t) -> ssize_
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __read_chk(fd: c_int, into: *mut c_void, len: size_t, room: size_t) -> ssize_t {
-    if len <= room && is_served(fd) {
-        // SAFETY: the program vouches for its buffer.
-        if let Some(n) = unsafe { read_next(fd, &[Piece { base: into, len }]) } {
-            return n as ssize_t;
-        }
+    if len <= room {
+        // SAFETY: the same function, once the length was checked.
+        return unsafe { read(fd, into, len) };
     }
-    // It ends the program if the buffer is too short.
-    real!(READ_CHK, fn(c_int, *mut c_void, size_t, size_t) -> ssize_t, (fd, into, len, room), else {
+    // It ends the program.
+    real!(READ_CHK, fn(c_int, *mut c_void, size_t, size_t) -> ssize_t, (fd, into, len, room), else absent() as ssize_t)
+}
+
+/// The real `pread64`.
+#[inline]
+unsafe fn really_pread(fd: c_int, into: *mut c_void, len: size_t, offset: off64_t) -> ssize_t {
+    real!(PREAD, fn(c_int, *mut c_void, size_t, off64_t) -> ssize_t, (fd, into, len, offset), else absent() as ssize_t)
+}
+
+#[inline(never)]
+unsafe extern "C" fn served_pread(fd: c_int, into: *mut c_void, len: size_t, offset: off64_t) -> ssize_t {
+    // SAFETY: the program vouches for its buffer.
+    match unsafe { read_at(fd, &[Piece { base: into, len }], offset) } {
+        Some(n) => n as ssize_t,
         // SAFETY: as above.
-        returned(unsafe { real_read(fd, into, len.min(room)) })
-    })
+        None => unsafe { really_pread(fd, into, len, offset) },
+    }
 }
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn pread64(fd: c_int, into: *mut c_void, len: size_t, offset: off64_t) -> ssize_t {
-    if is_served(fd) {
-        // SAFETY: the program vouches for its buffer.
-        if let Some(n) = unsafe { read_at(fd, &[Piece { base: into, len }], offset) } {
-            return n as ssize_t;
-        }
-    }
-    real!(PREAD, fn(c_int, *mut c_void, size_t, off64_t) -> ssize_t, (fd, into, len, offset), else absent() as ssize_t)
+    // SAFETY: the program vouches for its buffer.
+    unsafe { if is_served(fd) { served_pread(fd, into, len, offset) } else { really_pread(fd, into, len, offset) } }
 }
 
 #[unsafe(no_mangle)]
@@ -99,12 +122,11 @@ unsafe extern "C" fn __pread64_chk(
     offset: off64_t,
     room: size_t,
 ) -> ssize_t {
-    if len <= room && is_served(fd) {
-        // SAFETY: the program vouches for its buffer.
-        if let Some(n) = unsafe { read_at(fd, &[Piece { base: into, len }], offset) } {
-            return n as ssize_t;
-        }
+    if len <= room {
+        // SAFETY: the same function, once the length was checked.
+        return unsafe { pread64(fd, into, len, offset) };
     }
+    // It ends the program.
     real!(
         PREAD_CHK,
         fn(c_int, *mut c_void, size_t, off64_t, size_t) -> ssize_t,
@@ -126,31 +148,55 @@ unsafe fn pieces<'a>(vector: *const iovec, count: c_int) -> Option<&'a [Piece]> 
     Some(unsafe { core::slice::from_raw_parts(vector.cast::<Piece>(), count) })
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
-    if is_served(fd)
-        // SAFETY: the program vouches for its buffers.
-        && let Some(n) = unsafe { pieces(vector, count).and_then(|pieces| read_next(fd, pieces)) }
-    {
-        return n as ssize_t;
-    }
+/// The real `readv`.
+#[inline]
+unsafe fn really_readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
     real!(READV, fn(c_int, *const iovec, c_int) -> ssize_t, (fd, vector, count), else absent() as ssize_t)
 }
 
-#[unsafe(no_mangle)]
-unsafe extern "C" fn preadv64(fd: c_int, vector: *const iovec, count: c_int, offset: off64_t) -> ssize_t {
-    if is_served(fd)
-        // SAFETY: the program vouches for its buffers.
-        && let Some(n) = unsafe { pieces(vector, count).and_then(|pieces| read_at(fd, pieces, offset)) }
-    {
-        return n as ssize_t;
+#[inline(never)]
+unsafe extern "C" fn served_readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+    // SAFETY: the program vouches for its buffers.
+    match unsafe { pieces(vector, count).and_then(|pieces| read_next(fd, pieces)) } {
+        Some(n) => n as ssize_t,
+        // SAFETY: as above.
+        None => unsafe { really_readv(fd, vector, count) },
     }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn readv(fd: c_int, vector: *const iovec, count: c_int) -> ssize_t {
+    // SAFETY: the program vouches for its buffers.
+    unsafe { if is_served(fd) { served_readv(fd, vector, count) } else { really_readv(fd, vector, count) } }
+}
+
+/// The real `preadv64`.
+#[inline]
+unsafe fn really_preadv(fd: c_int, vector: *const iovec, count: c_int, offset: off64_t) -> ssize_t {
     real!(
         PREADV,
         fn(c_int, *const iovec, c_int, off64_t) -> ssize_t,
         (fd, vector, count, offset),
         else absent() as ssize_t
     )
+}
+
+#[inline(never)]
+unsafe extern "C" fn served_preadv(fd: c_int, vector: *const iovec, count: c_int, offset: off64_t) -> ssize_t {
+    // SAFETY: the program vouches for its buffers.
+    match unsafe { pieces(vector, count).and_then(|pieces| read_at(fd, pieces, offset)) } {
+        Some(n) => n as ssize_t,
+        // SAFETY: as above.
+        None => unsafe { really_preadv(fd, vector, count, offset) },
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn preadv64(fd: c_int, vector: *const iovec, count: c_int, offset: off64_t) -> ssize_t {
+    // SAFETY: the program vouches for its buffers.
+    unsafe {
+        if is_served(fd) { served_preadv(fd, vector, count, offset) } else { really_preadv(fd, vector, count, offset) }
+    }
 }
 
 #[unsafe(no_mangle)]
@@ -167,13 +213,9 @@ unsafe extern "C" fn preadv64v2(
     offset: off64_t,
     flags: c_int,
 ) -> ssize_t {
-    if flags == 0
-        && offset >= 0
-        && is_served(fd)
-        // SAFETY: the program vouches for its buffers.
-        && let Some(n) = unsafe { pieces(vector, count).and_then(|pieces| read_at(fd, pieces, offset)) }
-    {
-        return n as ssize_t;
+    if flags == 0 && offset >= 0 && is_served(fd) {
+        // SAFETY: the same function without flags.
+        return unsafe { served_preadv(fd, vector, count, offset) };
     }
     real!(
         PREADV2,
