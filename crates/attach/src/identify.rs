@@ -4,8 +4,8 @@
 //! something (`owner`), what is remembered (`table`, `maps`).
 //!
 //! The mount is asked twice. Another thread may put another file in the place of the number while the first question is
-//! on its way; the answer is then about the former file, and perhaps from after its close. If both answers are the same,
-//! the number meant this open file when the second question began, and no descriptor of it was closed between the
+//! on its way; the answer is then about the former file, and perhaps from after its close. If both answers are the
+//! same, the number meant this open file when the second question began, and no descriptor of it was closed between the
 //! answers. So whatever replaces it from then on raises the generation after the second answer.
 
 use crate::owner::is_own_memory;

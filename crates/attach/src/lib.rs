@@ -1,9 +1,8 @@
 //! The thin side of access without the kernel: reads of descriptors on a mount from memory that the mount shares.
 //!
-//! Owns: which descriptors of this process are open files of a mount (`table`), finding that out (`identify`), who may learn
-//! it (`owner`), the
-//! memory (`maps`), and the reads themselves (`read`). Does not own: the symbols that programs call (`preload`), the
-//! layout and the rules of the memory (`shm`).
+//! Owns: which descriptors of this process are open files of a mount (`table`), finding that out (`identify`), who may
+//! learn it (`owner`), the memory (`maps`), and the reads themselves (`read`). Does not own: the symbols that programs
+//! call (`preload`), the layout and the rules of the memory (`shm`).
 //!
 //! The kernel is the authority for everything that a descriptor is: number, dup, fork, exec, position, flags, rights.
 //! What is kept here are hints that the mount can make void. So a function answers `None` whenever it is in doubt, and
@@ -23,7 +22,6 @@ mod report;
 mod sys;
 mod table;
 #[cfg(test)]
-#[expect(clippy::disallowed_methods, reason = "tests are outside programs")]
 mod tests;
 
 pub use owner::VFORKS;

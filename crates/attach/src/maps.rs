@@ -88,8 +88,8 @@ pub(crate) fn export(map: usize) -> Option<Export> {
         return None;
     }
     let (base, slots) = (place.base.load(Relaxed), place.slots.load(Relaxed));
-    // SAFETY: a place that is or was ready has a mapping that is long enough for so many slots, checked when it was made,
-    // which stays for the life of the process; all that changes in it are atomics.
+    // SAFETY: a place that is or was ready has a mapping that is long enough for so many slots, checked when it was
+    // made, which stays for the life of the process; all that changes in it are atomics.
     Some(unsafe {
         let slots = core::slice::from_raw_parts((base + HEAD_BYTES) as *const Slot, slots);
         Export { head: &*(base as *const Head), slots, base }

@@ -286,8 +286,8 @@ impl<F: CachedFile> PageCache<F> {
         units(range).map(|(u, part)| self.shard(file.id(), u).read().units.get(&(file.id(), u))?.lend(part)).collect()
     }
 
-    /// Shows the longest run of valid bytes of unit `u` that has a byte of `near` to `show`, under a lock that keeps the
-    /// unit as it is. Does not count as a use. Returns whether there is such a run.
+    /// Shows the longest run of valid bytes of unit `u` that has a byte of `near` to `show`, under a lock that keeps
+    /// the unit as it is. Does not count as a use. Returns whether there is such a run.
     pub fn show(&self, file: &F, u: u64, near: ByteRange, show: impl FnOnce(ByteRange, &[u8])) -> bool {
         let shard = self.shard(file.id(), u).read();
         let Some(unit) = shard.units.get(&(file.id(), u)) else { return false };

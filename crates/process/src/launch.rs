@@ -1,7 +1,7 @@
 //! Libraries that programs load in front of libc's or of MPI's functions, and launchers of MPI programs.
 //!
-//! Owns: where these libraries lie, how they stand in `LD_PRELOAD` beside others, which MPI library a launcher belongs to
-//! and by which options its ranks get them. Does not own: the libraries (`amphi_preload`, `amphi_mpiio`).
+//! Owns: where these libraries lie, how they stand in `LD_PRELOAD` beside others, which MPI library a launcher belongs
+//! to and by which options its ranks get them. Does not own: the libraries (`amphi_preload`, `amphi_mpiio`).
 
 use amphi_host::failure::{Failure, Outcome};
 use clap::ValueEnum;
@@ -136,7 +136,8 @@ pub fn preload_list(first: Option<&Path>, there: Option<&OsStr>, last: Option<&P
 mod tests {
     use super::*;
 
-    /// Goal: other libraries stay, in their order, and ours come once, however often programs are nested. Method: lists.
+    /// Goal: other libraries stay, in their order, and ours come once, however often programs are nested. Method:
+    /// lists.
     #[test]
     fn preloaded_libraries_stand_once() {
         let (shim, own) = (Path::new("/l/shim.so"), Path::new("/l/own.so"));

@@ -286,6 +286,7 @@ const HOUSES: &[House] = &[
             "modes",
             "mounts",
             "polling",
+            "preload",
             "servers",
             "sessions",
             "small",

@@ -1,8 +1,8 @@
 //! `amphi run`: starts a program with libraries of ours between it and those of its own.
 //!
-//! Owns: which libraries a program gets and how they reach it: any program gets them in its environment; launchers of MPI
-//! programs get them as an option of theirs, so that only the ranks load them. Does not own: where the libraries lie
-//! (`process::launch`).
+//! Owns: which libraries a program gets and how they reach it: any program gets them in its environment; launchers of
+//! MPI programs get them as an option of theirs, so that only the ranks load them. Does not own: where the libraries
+//! lie (`process::launch`).
 
 use amphi_host::failure::{Failure, Outcome};
 use amphi_process::launch::{Mpi, ask, find_preload, find_shim, is_launcher, launcher_options, preload_list};

@@ -1,8 +1,8 @@
 //! `amphi run`: programs that read without calls see what they would see with calls, whatever they do with their
 //! descriptors, on one mount and beside another one.
 //!
-//! `preload/programs.c` holds the programs that need C. Each test also checks how many reads were served without a call,
-//! so that none passes because nothing was shared.
+//! `preload/programs.c` holds the programs that need C. Each test also checks how many reads were served without a
+//! call, so that none passes because nothing was shared.
 
 use crate::harness::{Daemon, Place, amphi, eventually, pattern};
 use crate::two_mounts::Pair;
@@ -158,8 +158,8 @@ fn mappings_and_reads_agree() {
     passes("mapping", 1);
 }
 
-/// Goal: descriptors that come over a socket are read for what they are. Method: a number that is used again for the next
-/// file, and closed by a system call.
+/// Goal: descriptors that come over a socket are read for what they are. Method: a number that is used again for the
+/// next file, and closed by a system call.
 #[test]
 fn descriptors_that_are_passed() {
     passes("passed", 400);
@@ -300,8 +300,8 @@ fn changes_of_other_processes_are_seen() {
     up.stop();
 }
 
-/// Goal: what another mount has written or cut is seen by the next read. Promise S2. Method: the same, through the other
-/// mount, on one server and on three.
+/// Goal: what another mount has written or cut is seen by the next read. Promise S2. Method: the same, through the
+/// other mount, on one server and on three.
 #[test]
 fn changes_of_other_mounts_are_seen() {
     for servers in [1, 3] {
@@ -557,8 +557,8 @@ fn other_programs_make_no_further_calls() {
     assert!(loading.iter().all(|name| count(&own, name) <= count(&other, name) + 3));
 }
 
-/// Goal: other preloaded libraries stay, ours comes once, also if programs are nested or it is named by hand; without it
-/// the command is refused and says what to do. Method: the variable as a program sees it.
+/// Goal: other preloaded libraries stay, ours comes once, also if programs are nested or it is named by hand; without
+/// it the command is refused and says what to do. Method: the variable as a program sees it.
 #[test]
 fn the_library_is_preloaded_once() {
     let show = ["-c", "echo $LD_PRELOAD"];
@@ -578,8 +578,8 @@ fn the_library_is_preloaded_once() {
     assert!(text(&missing).contains("make build"), "{}", text(&missing));
 }
 
-/// Goal: a read without a call renews the access time as any other does: the first one after a change. Method: a program
-/// that reads before and after a write, and the times that `stat` shows.
+/// Goal: a read without a call renews the access time as any other does: the first one after a change. Method: a
+/// program that reads before and after a write, and the times that `stat` shows.
 #[test]
 fn access_times_are_renewed() {
     let (place, up) = mounted();

@@ -1,7 +1,7 @@
 //! `Exported`: memory in which programs of this machine read the file without a call.
 //!
-//! Owns: which export there is, and telling it of what changes. Does not own: the memory (`amphi_shm`), what is put into
-//! it (`ops::read::exports`), who gets it (the front end).
+//! Owns: which export there is, and telling it of what changes. Does not own: the memory (`amphi_shm`), what is put
+//! into it (`ops::read::exports`), who gets it (the front end).
 //!
 //! Invariant: whatever would make a cache hit fail (`ops::read::Hit`) is told here before anybody can see what changed,
 //! and, where the change is not made under the lock of a unit, once more when it is done. So a fill that began in

@@ -5,8 +5,8 @@
 //! (`amphi_shm`).
 //!
 //! Nothing of this exists before the first program asks what a descriptor is. The memory of a file is given for a
-//! secret of 16 bytes, which the mount tells whoever has a descriptor of the file that is open for reading. So a program
-//! sees what `mmap` of that descriptor would show it.
+//! secret of 16 bytes, which the mount tells whoever has a descriptor of the file that is open for reading. So a
+//! program sees what `mmap` of that descriptor would show it.
 //!
 //! Invariants: the generation of a handle is raised before the close of one of its descriptors is answered. The thread
 //! waits for no program: what does not come at once is dropped. Bounds: `EXPORTS_MAX` files, `cache.shared_bytes` of
