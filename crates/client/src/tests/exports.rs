@@ -1,12 +1,14 @@
 //! What programs read without calls, beside changes of this mount and of another one.
 
 use super::sharing::{create, in_cluster, open, read, root, write};
-use crate::api::OpenFlags;
+use crate::api::{Hints, OpenFlags};
 use crate::{Client, OpenFile};
 use amphi_shm::export::Export;
 use amphi_shm::rules::Miss;
 use amphi_types::SetAttr;
 use std::sync::Arc;
+
+const UNIT: u64 = 64 << 10;
 
 fn export(client: &Client, file: &OpenFile) -> Arc<Export> {
     client.export(file, |size| Export::new(1, size).ok().map(Arc::new)).expect("an export")
@@ -67,4 +69,52 @@ fn programs_find_what_calls_would() {
         });
     }
     assert!(hits > 300, "{hits} reads without a call");
+}
+
+/// Goal: each event that makes a cache hit fail makes a program's read fail, and a call makes it succeed again where it
+/// may. Method: one event after the other.
+#[test]
+fn events_end_what_is_shown() {
+    in_cluster(1, async |c| {
+        let a = c.mount().await;
+        let file = create(&a, "f").await;
+        write(&a, &file, 0, &vec![5; 3 * UNIT as usize]).await;
+        let shown = export(&a, &file);
+        let look = || found(&a, &shown, UNIT - 10, 20);
+        assert_eq!(look(), Err(Miss::Absent));
+        for _ in 0..3 {
+            called(&a, &file, UNIT - 10, 20).await;
+        }
+        assert_eq!(look(), Ok(vec![5; 20]));
+        called(&a, &file, 3 * UNIT - 5, 100).await;
+        assert_eq!(found(&a, &shown, 3 * UNIT - 5, 100), Ok(vec![5; 5]), "a unit of a small file is shown at once");
+        write(&a, &file, 2 * UNIT, b"elsewhere").await;
+        assert_eq!(look(), Err(Miss::Due), "the next read renews the access time");
+        called(&a, &file, UNIT - 10, 20).await;
+        assert_eq!(look(), Ok(vec![5; 20]));
+        // A call that holds the file.
+        let held =
+            file.file.range.try_acquire(amphi_types::ByteRange::at(0, 1), crate::inode::range_lock::Hold::Exclusive);
+        assert_eq!(look(), Err(Miss::Busy));
+        drop(held);
+        assert_eq!(look(), Ok(vec![5; 20]));
+        // Pages that a program may store to: nothing is shown any more.
+        let pages = Hints { for_pages: true, ..Hints::default() };
+        a.read(&root(), &file, 0, 4096, pages).await.expect("a page");
+        assert_eq!(look(), Err(Miss::Absent));
+        called(&a, &file, UNIT - 10, 20).await;
+        assert_eq!(look(), Err(Miss::Absent));
+        file.file.pages.forget();
+        called(&a, &file, UNIT - 10, 20).await;
+        called(&a, &file, UNIT - 10, 20).await;
+        assert_eq!(look(), Ok(vec![5; 20]));
+        // Another mount comes.
+        let _b = c.mount().await;
+        assert!(look().is_err());
+        // The file is forgotten by the one who made the memory.
+        shown.give_up();
+        assert_eq!(look(), Err(Miss::Dead));
+        let other = export(&a, &file);
+        assert_eq!(found(&a, &other, 0, 1), Err(Miss::Absent));
+    });
 }
