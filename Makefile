@@ -1,5 +1,5 @@
 # Two commands for newcomers: `make demo` and `make test`. Each does its own set-up.
-.PHONY: setup build dist demo test bench mpiio install install-files deb
+.PHONY: setup build preload dist demo test bench mpiio install install-files deb
 
 CARGO_PATH := $(HOME)/.cargo/bin:$(PATH)
 
@@ -8,17 +8,22 @@ setup:
 
 build: setup
 	PATH="$(CARGO_PATH)" cargo build --release --locked -p amphi
+	$(MAKE) preload
+
+# What `amphi run` puts in front of programs: target/preload/libamphi_preload.so.
+preload: setup
+	PATH="$(CARGO_PATH)" cargo build --profile preload --locked -p amphi-preload
 
 demo: build
 	target/release/amphi demo
 
-test: setup
+test: setup preload
 	PATH="$(CARGO_PATH)" cargo test --locked --workspace
 
 dist: setup
 	PATH="$(CARGO_PATH)" cargo build --profile dist --locked -p amphi
 
-bench: dist
+bench: dist preload
 	target/dist/amphi bench
 
 # The MPI-IO cache for each MPI library that is installed: target/mpiio/libamphi_mpiio_*.so.
@@ -36,13 +41,15 @@ SHARE := $(DESTDIR)$(PREFIX)/share
 # What is installed, and the program that writes its manual (the same one, unless it is for another machine).
 BINARY ?= target/dist/amphi
 SHIMS ?= target/mpiio
-install: dist mpiio install-files
+PRELOAD ?= target/preload
+install: dist mpiio preload install-files
 
-# The same without building: BINARY and SHIMS name what is there.
+# The same without building: BINARY, SHIMS and PRELOAD name what is there.
 install-files:
 	install -D $(BINARY) $(DESTDIR)$(PREFIX)/bin/amphi
 	install -d $(DESTDIR)$(PREFIX)/lib/amphi
 	for shim in $(wildcard $(SHIMS)/libamphi_mpiio_*.so); do install -m 644 $$shim $(DESTDIR)$(PREFIX)/lib/amphi || exit; done
+	for lib in $(wildcard $(PRELOAD)/libamphi_preload.so); do install -m 644 $$lib $(DESTDIR)$(PREFIX)/lib/amphi || exit; done
 	install -d $(SHARE)/man/man1 $(SHARE)/man/man8 $(DESTDIR)$(HELPERS) $(DESTDIR)$(UNITS) $(DESTDIR)$(SYSUSERS)
 	$(BINARY) man --dir $(SHARE)/man/man1
 	mv $(SHARE)/man/man1/*.8 $(SHARE)/man/man8
@@ -61,5 +68,5 @@ install-files:
 	install -m 644 deploy/prometheus/* $(SHARE)/doc/amphi/examples/prometheus
 
 # target/deb/amphi_VERSION_ARCHITECTURE.deb
-deb: dist mpiio
+deb: dist mpiio preload
 	scripts/deb

@@ -55,7 +55,7 @@ fn main() -> ExitCode {
         }
         Some("loom") => {
             // Each in a build of its own: nothing but these tests works on loom's atomics.
-            for (package, tests) in [("amphi-sched", "bell"), ("amphi-client", "marks")] {
+            for (package, tests) in [("amphi-sched", "bell"), ("amphi-shm", "rules"), ("amphi-client", "marks")] {
                 let test = ["test", "--locked", "--package", package, "--features", "loom", "--lib", tests];
                 let ended = cargo(Command::new(env!("CARGO")).args(test));
                 if ended != ExitCode::SUCCESS {

@@ -26,6 +26,7 @@ mod mounted_cluster;
 mod mounts;
 mod mpiio;
 mod polling;
+mod preload;
 mod program;
 mod raw;
 mod report;
@@ -96,6 +97,8 @@ pub enum Name {
     Streams,
     /// Where the time of a buffered and of a direct write goes
     Breakdown,
+    /// Reads of cached files without calls (`amphi run`) beside memcpy, the mount and the local file system
+    Preload,
     /// Patterns of MPI programs, as their library does them and with the cooperative cache (needs MPI and `make mpiio`)
     Mpiio,
 }
@@ -143,6 +146,9 @@ pub struct Bench {
     /// Serve the do-nothing mount here until standard input ends
     #[arg(long, hide = true)]
     null_mount: Option<PathBuf>,
+    /// Read this file as standard input says
+    #[arg(long, hide = true)]
+    probe: Option<PathBuf>,
 }
 
 impl Bench {
@@ -156,6 +162,9 @@ impl Bench {
         }
         if let Some(mount) = &self.null_mount {
             return program::serve_null(mount);
+        }
+        if let Some(file) = &self.probe {
+            return preload::probe(file);
         }
         if self.dir.exists() {
             let text = format!("{}: exists already; remove it or name another folder with --dir", self.dir.display());
@@ -218,6 +227,7 @@ impl Bench {
                 Name::Mixed => scenario::mixed::run(run)?,
                 Name::Streams => scenario::streams::run(run)?,
                 Name::Breakdown => breakdown::run(run)?,
+                Name::Preload => preload::run(run)?,
                 Name::Mpiio => mpiio::run(run)?,
             }
         }

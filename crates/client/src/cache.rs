@@ -23,6 +23,11 @@ impl CachedFile for Inode {
     fn spoil(&self, range: ByteRange) {
         self.fills.spoil(range);
     }
+
+    #[inline]
+    fn changes(&self, range: ByteRange) {
+        self.exported().bytes_change(range.start, range.end);
+    }
 }
 
 /// End of the bytes of a file that are dirty or on their way to the server; 0 without any.

@@ -17,6 +17,7 @@ use crate::locks::ahead::{self, Ahead};
 use crate::locks::group_lock;
 use crate::mount::Mount;
 use crate::ops;
+use crate::ops::read::exports;
 use crate::ops::walks;
 use crate::ops::write_behind;
 use crate::prefetch::small_files;
@@ -27,6 +28,7 @@ use amphi_env::Buf;
 use amphi_pagecache::Dirty;
 use amphi_pagecache::Source;
 use amphi_pagecache::{Loans, Segments};
+use amphi_shm::export::Export;
 use amphi_types::tunable::Row;
 use amphi_types::{Attr, ByteRange, Cred, Errno, FileFlags, Ino, Kind, Name, Result, SetAttr};
 use amphi_wire::{ReadAdvice, RenameMode, XattrMode};
@@ -103,6 +105,37 @@ impl Client {
     /// told before they change (`KernelPages::drop_attributes`).
     pub fn lend_attributes(&self, attr: &Attr) -> Duration {
         tokens::lend_attributes(&self.mount, attr)
+    }
+
+    /// The export of an open file, in which programs of this machine read what is cached of it; `make` makes one for a
+    /// length in bytes. `None` if reads of this open file have to come as calls. From now on `show` fills it.
+    pub fn export(&self, file: &OpenFile, make: impl FnOnce(u64) -> Option<Arc<Export>>) -> Option<Arc<Export>> {
+        exports::export(&self.mount, file, make)
+    }
+
+    /// The export of a file was given up, so its memory goes as far as this mount has it.
+    pub fn unexport(&self, ino: Ino) {
+        exports::unexport(&self.mount, ino);
+    }
+
+    /// A read is about to be served that came as a call: up to there the program may have read what it was shown.
+    pub fn passed(&self, file: &OpenFile, offset: u64) {
+        exports::passed(&self.mount, file, offset);
+    }
+
+    /// A read of `len` bytes that came as a call was answered: puts what follows into the export, if there is one.
+    pub fn show(&self, file: &OpenFile, offset: u64, len: usize) {
+        exports::show(&self.mount, file, offset, len as u64);
+    }
+
+    /// Until when, by the clock that goes on during suspend, programs may use what is in exports; 0: no longer.
+    pub fn exports_end_ns(&self) -> u64 {
+        exports::lease_end_ns(&self.mount)
+    }
+
+    /// How much memory exports may take.
+    pub fn exports_max_bytes(&self) -> u64 {
+        self.mount.tunables.get(Tunable::SharedBytes)
     }
 
     /// Whether a front end that is able to walks over names to keep them (`known_name`, `lend_name`).

@@ -9,6 +9,7 @@
 
 pub(crate) mod cluster_locks;
 pub(crate) mod direct_stream;
+pub(crate) mod exported;
 pub(crate) mod failures;
 mod file;
 pub(crate) mod file_group;

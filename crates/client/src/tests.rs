@@ -14,6 +14,7 @@ mod deadlocks;
 mod decisions;
 mod direct_ahead;
 mod directories;
+mod exports;
 mod faults;
 mod file_locks;
 mod fsx;

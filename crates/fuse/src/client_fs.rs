@@ -287,6 +287,7 @@ impl FileSystem for ClientFs {
     }
 
     fn unmounted(&self) {
+        self.handles.exports.stop();
         self.names.stop();
         self.client.set_pages(None);
         self.client.set_closes(None);
@@ -486,6 +487,15 @@ impl FileSystem for ClientFs {
         }
     }
 
+    fn read_followed(&self, how: &ReadHow) {
+        if !how.into_page_cache
+            && self.handles.exports.is_on()
+            && let Ok(file) = self.handles.get(how.handle)
+        {
+            self.client.show(&file, how.offset, how.size);
+        }
+    }
+
     fn write(&self, caller: &Caller<'_>, ino: Ino, how: &WriteHow, data: Payload<'_>) -> Result<usize> {
         self.write_file(caller, ino, how, data)
     }
@@ -504,6 +514,7 @@ impl FileSystem for ClientFs {
     }
 
     fn flush(&self, caller: &Caller<'_>, ino: Ino, handle: Handle, lock_owner: u64) -> Result<()> {
+        self.handles.exports.raise(handle.0);
         self.sizes().has_taken(caller.tid, ino);
         let unlocked = self.locks_flushed(caller, ino, handle, lock_owner);
         let file = self.handles.get(handle)?;

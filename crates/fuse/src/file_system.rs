@@ -143,6 +143,9 @@ pub trait FileSystem: Send + Sync + 'static {
     /// when the thread has nothing else to do.
     fn read_answered(&self, how: &ReadHow) {}
 
+    /// Called after any read was answered on the thread that had it.
+    fn read_followed(&self, how: &ReadHow) {}
+
     /// Writes, and returns the number of bytes written.
     fn write(&self, caller: &Caller<'_>, ino: Ino, how: &WriteHow, data: Payload<'_>) -> Result<usize> {
         Err(Errno::NoSys)

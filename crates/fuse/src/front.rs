@@ -1,7 +1,8 @@
 //! State of a front end between calls: what its kernel was given, and which answers are still owed.
 //!
 //! Owns: what the kernel goes by and may cache (`kernel_view`, `sizes`, `lent`, `names`, `moved`, `kept_listings`,
-//! `pages`), what is open (`handles`, `listings`, `appended`), file locks (`file_locks`), waits (`patience`,
+//! `pages`), what is open (`handles`, `listings`, `appended`), what programs
+//! read without calls (`exports`), file locks (`file_locks`), waits (`patience`,
 //! `deferred`), and what a call under way says about itself (`syscall`, `rollback`). Does not own: the translation of
 //! calls (`client_fs`), which is the floor above.
 //!
@@ -9,6 +10,7 @@
 
 pub(crate) mod appended;
 pub(crate) mod deferred;
+pub(crate) mod exports;
 pub(crate) mod file_locks;
 pub(crate) mod handles;
 pub(crate) mod kept_listings;

@@ -22,6 +22,10 @@ pub trait CachedFile: Send + Sync {
 
     /// Cached bytes of `range` are being dropped, so answers to requests under way for these bytes must not be cached.
     fn spoil(&self, range: ByteRange);
+
+    /// Valid bytes of `range` are about to be replaced, or to be dropped because they may not be right any more. (An
+    /// eviction drops bytes that are right.) Called before any reader of the cache can see that.
+    fn changes(&self, _range: ByteRange) {}
 }
 
 /// Which units are dirty.

@@ -212,6 +212,7 @@ impl<F: CachedFile> PageCache<F> {
                 Landing::Failed => {
                     // Under the shard's lock, so that no fill begins between the drop and the note.
                     file.spoil(part);
+                    file.changes(part);
                     gaps.into_iter().for_each(|gap| unit.forget(gap));
                     if unit.valid.is_empty() {
                         if let Some(unit) = shard.units.remove(&(file.id(), u)) {

@@ -41,6 +41,7 @@ impl<F: CachedFile> PageCache<F> {
 
     fn forget_in(&self, shard: &RwLock<Shard<F>>, file: &F, range: ByteRange, dirty: Dirty) -> bool {
         let mut shard = shard.write();
+        file.changes(range);
         let keys = (file.id(), range.start / UNIT)..(file.id(), range.end.div_ceil(UNIT));
         let mut left = false;
         let mut emptied: smallvec::SmallVec<[super::Key; 16]> = smallvec::SmallVec::new();

@@ -286,6 +286,17 @@ impl<F: CachedFile> PageCache<F> {
         units(range).map(|(u, part)| self.shard(file.id(), u).read().units.get(&(file.id(), u))?.lend(part)).collect()
     }
 
+    /// Shows the longest run of valid bytes of unit `u` that has a byte of `near` to `show`, under a lock that keeps
+    /// the unit as it is. Does not count as a use. Returns whether there is such a run.
+    pub fn show(&self, file: &F, u: u64, near: ByteRange, show: impl FnOnce(ByteRange, &[u8])) -> bool {
+        let shard = self.shard(file.id(), u).read();
+        let Some(unit) = shard.units.get(&(file.id(), u)) else { return false };
+        let runs = unit.valid.within(unit.range()).filter(|run| run.overlaps(&near));
+        let Some(run) = runs.max_by_key(ByteRange::len) else { return false };
+        show(run, unit.bytes(run));
+        true
+    }
+
     fn unit_used(&self, unit: &Unit<F>, part: ByteRange) {
         unit.note_use(part);
         if unit.take_ahead() {
@@ -411,6 +422,7 @@ impl<F: CachedFile> PageCache<F> {
                 }
                 return Put::Refused(part.start);
             }
+            file.changes(part);
             let unit = shard.unit((file.id(), u), file, self.makers(), place(&**file, &source, range, u));
             if covered {
                 unit.covered |= missing;

@@ -269,6 +269,11 @@ impl<F: CachedFile> Unit<F> {
         (part.start - self.start) as usize..(part.end - self.start) as usize
     }
 
+    /// The bytes of `part`, which must be valid.
+    pub(crate) fn bytes(&self, part: ByteRange) -> &[u8] {
+        &self.memory.bytes()[self.span(part)]
+    }
+
     /// Copies `part` into `into`, if it is valid.
     pub(crate) fn read(&self, part: ByteRange, into: &mut [u8]) -> bool {
         if !self.valid.contains(part) {

@@ -1,11 +1,12 @@
-//! Launchers of MPI programs, and the shims of the cooperative cache that they hand to the ranks.
+//! Libraries that programs load in front of libc's or of MPI's functions, and launchers of MPI programs.
 //!
-//! Owns: which library a launcher belongs to, where its shim lies, by which options the ranks get it. Does not own: the
-//! cache (`amphi_mpiio`).
+//! Owns: where these libraries lie, how they stand in `LD_PRELOAD` beside others, which MPI library a launcher belongs
+//! to and by which options its ranks get them. Does not own: the libraries (`amphi_preload`, `amphi_mpiio`).
 
 use amphi_host::failure::{Failure, Outcome};
 use clap::ValueEnum;
 use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -33,8 +34,11 @@ impl Mpi {
     }
 }
 
-/// Variables of the cache that the ranks need, too.
-const VARIABLES: [&str; 3] = ["AMPHI_MPIIO", "AMPHI_MPIIO_HINTS", "AMPHI_MPIIO_STATS"];
+/// Variables of our libraries that the ranks need, too.
+const VARIABLES: [&str; 4] = ["AMPHI_MPIIO", "AMPHI_MPIIO_HINTS", "AMPHI_MPIIO_STATS", "AMPHI_PRELOAD"];
+
+/// The library that reads cached files without calls.
+const PRELOAD: &str = "libamphi_preload.so";
 
 /// Whether a program starts the ranks of an MPI program.
 pub fn is_launcher(program: &OsStr) -> bool {
@@ -94,9 +98,55 @@ pub fn find_shim(named: Option<&Path>, file: &str) -> Outcome<PathBuf> {
     })
 }
 
+/// Finds the library that reads cached files without calls: where `AMPHI_PRELOAD_LIBRARY` says, or else where it is
+/// installed or built.
+pub fn find_preload() -> Outcome<PathBuf> {
+    let named = std::env::var_os("AMPHI_PRELOAD_LIBRARY").filter(|v| !v.is_empty()).map(PathBuf::from);
+    let beside = std::env::current_exe().ok().and_then(|exe| exe.parent().map(Path::to_path_buf));
+    let places: Vec<PathBuf> = match named {
+        Some(named) => vec![named],
+        None => {
+            let folders = beside.iter().flat_map(|b| [b.clone(), b.join("../lib/amphi"), b.join("../preload")]);
+            folders.map(|folder| folder.join(PRELOAD)).collect()
+        }
+    };
+    let found = places.iter().find(|place| place.is_file()).and_then(|place| place.canonicalize().ok());
+    found.ok_or_else(|| {
+        let looked: Vec<String> = places.iter().map(|place| place.display().to_string()).collect();
+        Failure::refused(format!(
+            "no library to preload: looked at {}; `make build` builds it, `make install` installs it, and \
+             AMPHI_PRELOAD_LIBRARY names another place",
+            looked.join(", ")
+        ))
+    })
+}
+
+/// The value of `LD_PRELOAD` with `first` before and `last` behind what is there already; each library once.
+pub fn preload_list(first: Option<&Path>, there: Option<&OsStr>, last: Option<&Path>) -> OsString {
+    let there = there.map(OsStr::as_bytes).unwrap_or_default();
+    let others = there.split(|b| matches!(b, b':' | b' ')).map(OsStr::from_bytes);
+    let own = first.into_iter().chain(last);
+    let others = others.filter(|other| !other.is_empty() && !own.clone().any(|own| own == Path::new(other)));
+    let [first, last] = [first, last].map(|own| own.map(Path::as_os_str));
+    let all: Vec<&OsStr> = first.into_iter().chain(others).chain(last).collect();
+    all.join(OsStr::new(":"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Goal: other libraries stay, in their order, and ours come once, however often programs are nested. Method:
+    /// lists.
+    #[test]
+    fn preloaded_libraries_stand_once() {
+        let (shim, own) = (Path::new("/l/shim.so"), Path::new("/l/own.so"));
+        let list =
+            |first, there: &str| preload_list(first, Some(OsStr::new(there)).filter(|t| !t.is_empty()), Some(own));
+        assert_eq!(list(None, ""), "/l/own.so");
+        assert_eq!(list(None, "libasan.so:/l/own.so other.so"), "libasan.so:other.so:/l/own.so");
+        assert_eq!(list(Some(shim), "a.so::/l/shim.so"), "/l/shim.so:a.so:/l/own.so");
+    }
 
     /// Goal: each launcher gets the shim by its own option, and names with the library's suffix are launchers.
     /// Method: the options themselves.

@@ -33,6 +33,14 @@ const HOUSES: &[House] = &[
         upward: &[],
         circle: 0,
     },
+    House { name: "shm", floors: &["layout", "talk", "rules", "memory", "export", "lib"], upward: &[], circle: 0 },
+    House {
+        name: "attach",
+        floors: &["report", "sys", "owner", "table", "maps", "identify", "read", "lib"],
+        upward: &[],
+        circle: 0,
+    },
+    House { name: "preload", floors: &["real", "hints", "process", "reads", "setup", "lib"], upward: &[], circle: 0 },
     House {
         name: "wire",
         floors: &["cluster", "view", "file_lock", "reply", "message", "request", "lib", "handshake", "frame", "slots"],
@@ -279,6 +287,7 @@ const HOUSES: &[House] = &[
             "modes",
             "mounts",
             "polling",
+            "preload",
             "servers",
             "sessions",
             "small",

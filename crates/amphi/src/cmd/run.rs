@@ -1,30 +1,32 @@
-//! `amphi run`: starts a program with a library of ours between it and one of its own.
+//! `amphi run`: starts a program with libraries of ours between it and those of its own.
 //!
-//! Owns the search for the shim of the program's MPI library and how it reaches the ranks: launchers get it as an
-//! option of theirs, so that only the ranks load it; any other program gets it in its environment.
+//! Owns: which libraries a program gets and how they reach it: any program gets them in its environment; launchers of
+//! MPI programs get them as an option of theirs, so that only the ranks load them. Does not own: where the libraries
+//! lie (`process::launch`).
 
 use amphi_host::failure::{Failure, Outcome};
-use amphi_process::launch::{Mpi, ask, find_shim, is_launcher, launcher_options};
+use amphi_process::launch::{Mpi, ask, find_preload, find_shim, is_launcher, launcher_options, preload_list};
 use clap::Args;
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Run a program with the cooperative cache below its MPI-IO: `amphi run --mpiio -- mpirun -n 64 ./app`.
+/// Run a program that reads cached files without calls of the kernel: `amphi run -- ./app`. With --mpiio also with the
+/// cooperative cache below its MPI-IO: `amphi run --mpiio -- mpirun -n 64 ./app`.
 #[derive(Args, Debug)]
 pub struct Run {
     /// Put the cache of docs/MPIIO.md below the program's MPI_File_* functions; hints:
     /// AMPHI_MPIIO_HINTS='key=value;...'
-    #[arg(long, required = true)]
+    #[arg(long)]
     mpiio: bool,
     /// Which MPI library the program uses; auto asks the launcher; abi: it was compiled for the standard binary
     /// interface of MPI 5 (mpicc_abi)
-    #[arg(long, value_enum, default_value_t = Mpi::Auto, value_name = "LIBRARY")]
+    #[arg(long, value_enum, default_value_t = Mpi::Auto, value_name = "LIBRARY", requires = "mpiio")]
     mpi: Mpi,
     /// Folder of the shims libamphi_mpiio_*.so; default: AMPHI_MPIIO_SHIMS, or beside this program (make mpiio, make
     /// install)
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", requires = "mpiio")]
     shims: Option<PathBuf>,
     /// The command, best behind --
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true, value_name = "COMMAND")]
@@ -37,25 +39,21 @@ impl Run {
         let program = &self.command[0];
         // The launcher of a program with the standard interface may be that of any library.
         let launcher = match self.mpi {
-            Mpi::Auto | Mpi::Abi if is_launcher(program) => Some(ask(program)?),
-            named => is_launcher(program).then_some(named),
+            Mpi::Auto | Mpi::Abi if self.mpiio && is_launcher(program) => Some(ask(program)?),
+            named => (self.mpiio && is_launcher(program)).then_some(named),
         };
-        let mpi = match (self.mpi, launcher) {
-            (Mpi::Auto, Some(found)) => found,
-            (Mpi::Auto, None) => {
-                return Err(Failure::refused(format!(
-                    "'{}' is no MPI launcher that can be asked for its library; say which one: --mpi openmpi, mpich or abi",
-                    program.display()
-                )));
-            }
-            (named, _) => named,
+        let shim = match self.mpiio {
+            true => Some(find_shim(self.shims.as_deref(), self.library(launcher)?.shim())?),
+            false => None,
         };
-        let shim = find_shim(self.shims.as_deref(), mpi.shim())?;
-        let mut preload = OsString::from(&shim);
-        if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|v| !v.is_empty()) {
-            preload.push(":");
-            preload.push(others);
-        }
+        let there = std::env::var_os("LD_PRELOAD");
+        let library = match find_preload() {
+            Ok(library) => Some(library),
+            // Programs with the MPI-IO cache do without it.
+            Err(_) if self.mpiio => None,
+            Err(missing) => return Err(missing),
+        };
+        let preload = preload_list(shim.as_deref(), there.as_deref(), library.as_deref());
         let mut command = Command::new(program);
         match launcher {
             Some(launcher) => command.args(launcher_options(launcher, &preload)),
@@ -63,5 +61,17 @@ impl Run {
         };
         let error = command.args(&self.command[1..]).exec();
         Err(Failure::refused(format!("cannot start {}: {error}", program.display())))
+    }
+
+    /// The MPI library of the program.
+    fn library(&self, launcher: Option<Mpi>) -> Outcome<Mpi> {
+        match (self.mpi, launcher) {
+            (Mpi::Auto, Some(found)) => Ok(found),
+            (Mpi::Auto, None) => Err(Failure::refused(format!(
+                "'{}' is no MPI launcher that can be asked for its library; say which one: --mpi openmpi, mpich or abi",
+                self.command[0].display()
+            ))),
+            (named, _) => Ok(named),
+        }
     }
 }

@@ -37,6 +37,7 @@ mod network;
 mod pipes;
 mod positions;
 mod posix;
+mod preload;
 mod program_pairs;
 mod prometheus;
 mod python;

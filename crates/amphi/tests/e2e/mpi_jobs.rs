@@ -31,6 +31,8 @@ fn the_shim_reaches_the_ranks() {
     for mpi in ["openmpi", "mpich", "abi"] {
         std::fs::write(at(&format!("libamphi_mpiio_{mpi}.so")), "").unwrap();
     }
+    // The other library of ours, which comes behind the shim where it is installed.
+    let other = folder.path().join("libamphi_preload.so");
     let print = "for word in \"$@\"; do echo \"[$word]\"; done; echo \"preload=$LD_PRELOAD\"";
     let launcher = |name: &str, version: &str| {
         script(
@@ -43,6 +45,7 @@ fn the_shim_reaches_the_ranks() {
     launcher("mpirun.other", "Another MPI 1.0");
     let run = |words: &[&str]| {
         let mut command = amphi();
+        command.env("AMPHI_PRELOAD_LIBRARY", &other).env_remove("LD_PRELOAD");
         let output = command.args(["run", "--mpiio", "--shims", &at("")]).args(words).output().unwrap();
         let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
         (output.status.code(), text)
@@ -51,6 +54,11 @@ fn the_shim_reaches_the_ranks() {
     let shim = folder.path().canonicalize().unwrap().join("libamphi_mpiio_openmpi.so");
     let expected = format!("[-x]\n[LD_PRELOAD={}]\n[-n]\n[4]\n[./app]\n[a b]\npreload=\n", shim.display());
     assert_eq!((code, text.as_str()), (Some(0), expected.as_str()));
+    std::fs::write(&other, "").unwrap();
+    let both = format!("{}:{}", shim.display(), other.canonicalize().unwrap().display());
+    let (code, text) = run(&["--", &at("mpirun.openmpi"), "./app"]);
+    assert_eq!((code, text), (Some(0), format!("[-x]\n[LD_PRELOAD={both}]\n[./app]\npreload=\n")));
+    std::fs::remove_file(&other).unwrap();
     let (code, text) = run(&[&at("mpiexec.hydra"), "-n", "2", "./app"]);
     let shim = shim.with_file_name("libamphi_mpiio_mpich.so");
     let expected = format!("[-genv]\n[LD_PRELOAD]\n[{}]\n[-n]\n[2]\n[./app]\npreload=\n", shim.display());

@@ -222,7 +222,7 @@ fn store_view(mount: &Mount, ask: Ask, view: InodeView, grant: TokenGrant, fits:
     }
     if let Some(file) = sure {
         let end = cache.lend(now, key).map_or(0, |(_, left)| now + left);
-        file.size.token_end_ns.store(end, SeqCst);
+        file.size.set_token_end(end);
     }
     if !fits {
         drop_value(&mut cache, key);
@@ -331,7 +331,7 @@ fn unsure(mount: &Mount, key: TokenKey) {
     if let TokenKey::Attributes(ino) = key
         && let Some(file) = mount.files.get(ino)
     {
-        file.size.token_end_ns.store(0, SeqCst);
+        file.size.set_token_end(0);
     }
 }
 
@@ -386,7 +386,7 @@ pub(crate) fn revoke(mount: &Arc<Mount>, target: TargetId, id: u64, upto: u64, k
 pub(crate) fn lose_all(mount: &Arc<Mount>) {
     let mut cache = mount.coherence.tokens.cache.write();
     cache.lose_all();
-    mount.files.all().iter().for_each(|file| file.size.token_end_ns.store(0, SeqCst));
+    mount.files.all().iter().for_each(|file| file.size.set_token_end(0));
     drop(cache);
     take_back_soon(mount, mount.coherence.tokens.lent.inodes());
     lent_names::take_all_back_soon(mount);
@@ -401,7 +401,7 @@ pub(crate) fn lose_all(mount: &Arc<Mount>) {
 pub(crate) async fn lose(mount: &Arc<Mount>, targets: &[TargetId]) {
     mount.coherence.tokens.cache.write().lose(|key| targets.contains(&key.target()));
     let files = mount.files.all().into_iter().filter(|file| targets.contains(&file.ino.target()));
-    files.for_each(|file| file.size.token_end_ns.store(0, SeqCst));
+    files.for_each(|file| file.size.set_token_end(0));
     let lent = mount.coherence.tokens.lent.inodes().into_iter().filter(|ino| targets.contains(&ino.target()));
     take_back_soon(mount, lent);
     crate::coherence::directories::lose(mount);

@@ -9,6 +9,7 @@
 //! as of the answer; whether that still holds is `tokens::is_sure`.
 
 use super::cluster_locks::{ClusterLocks, stripe_bit};
+use super::exported::Exported;
 use super::file_group::FileGroup;
 use super::fills::Fills;
 use super::front_pages::FilePages;
@@ -20,6 +21,7 @@ use super::{AskedAt, Failures, Flights, Signal};
 use crate::telemetry::stats::FileStats;
 use amphi_pagecache::CachedBytes;
 use amphi_pagecache::Locality;
+use amphi_shm::export::Export;
 use amphi_types::{Attr, ByteRange, Errno, Ino, IoMode, Layout};
 use amphi_wire::{Access, InodeView};
 use parking_lot::Mutex;
@@ -81,14 +83,15 @@ pub(crate) struct Inode {
 
 impl Inode {
     pub(super) fn new(view: InodeView, asked_at: AskedAt, mount: &Arc<Locality>) -> Inode {
+        let exported = Exported::default();
         Inode {
             ino: view.attr.ino,
             known: Mutex::new(Known::new(view, asked_at.at)),
             hints: Hints::new(&view),
-            size: FileSize::new(view.attr.size, asked_at.rule),
+            size: FileSize::new(view.attr.size, asked_at.rule, exported.clone()),
             life: Life::default(),
-            pages: FilePages::default(),
-            range: RangeLock::default(),
+            pages: FilePages::new(exported.clone()),
+            range: RangeLock::new(exported),
             cached: CachedBytes::new(mount),
             flights: Mutex::default(),
             fills: Fills::default(),
@@ -102,6 +105,15 @@ impl Inode {
 
     pub(crate) fn view(&self) -> InodeView {
         self.known.lock().view
+    }
+
+    /// It is open once more.
+    pub(super) fn opens_as(&self, known: &mut Known, access: Access) {
+        known.opens.push(access);
+        if access.write {
+            // Stores to pages that the kernel has already are possible from now on.
+            self.exported().all_change();
+        }
     }
 
     /// Whether this mount has it open for writing.
@@ -202,7 +214,7 @@ impl Inode {
             known.at = if change.is_some() { tick() } else { asked_at.at };
             self.hints.take(&view);
         }
-        self.hints.atime_due.store(true, Relaxed);
+        self.access_may_be_due(&known);
         let own_before = self.size.own_end();
         let current = latest && self.size.epoch.load(SeqCst) <= asked_at.at;
         let quiet = current && self.cached.dirty_bytes.load(SeqCst) == 0;
@@ -217,12 +229,12 @@ impl Inode {
         let whole = self.size.direct_writes.load(SeqCst) == 0;
         let news = if knows { quiet && whole } else { latest && self.size.turned.load(SeqCst) <= asked_at.at };
         if news {
-            self.size.bytes.store(shown.size.max(if quiet { 0 } else { own_before }), SeqCst);
+            self.size.set(shown.size.max(if quiet { 0 } else { own_before }));
             let own = self.size.own_end();
             let disturbed = self.cached.dirty_bytes.load(SeqCst) > 0 || self.size.epoch.load(SeqCst) > asked_at.at;
             if own > own_before || (quiet && disturbed) {
                 // A write that came in between.
-                self.size.bytes.fetch_max(own, SeqCst);
+                self.size.grow(own);
             }
             if alone {
                 self.size.sure_rule.store(asked_at.rule, SeqCst);
@@ -274,6 +286,17 @@ impl Inode {
         (known.opens.len() + known.closes.len() + known.closing.len()) as u32
     }
 
+    /// What shows it to programs of this machine.
+    #[inline]
+    pub(crate) fn exported(&self) -> &Exported {
+        self.range.exported()
+    }
+
+    /// Gives it another export, or none.
+    pub(crate) fn export(&self, export: Option<Arc<Export>>) {
+        self.range.export(export);
+    }
+
     /// Its length as this mount knows it.
     pub(crate) fn size(&self) -> u64 {
         self.size.bytes.load(SeqCst)
@@ -283,7 +306,7 @@ impl Inode {
     pub(crate) fn extend(&self, end: u64) {
         let _known = self.known.lock();
         self.size.turn();
-        self.size.bytes.fetch_max(end, SeqCst);
+        self.size.grow(end);
     }
 
     /// Where the bytes lie.

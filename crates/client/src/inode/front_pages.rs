@@ -9,6 +9,7 @@ mod taking;
 
 pub(crate) use taking::Taking;
 
+use super::exported::Exported;
 use amphi_types::ByteRange;
 use overwrites::Overwrites;
 use parking_lot::Mutex;
@@ -32,12 +33,21 @@ pub(crate) struct FilePages {
     locked: AtomicBool,
     /// The rule of caching under which all pages that are there were read; 0: older ones may be there.
     pub(crate) covered_rule: AtomicU64,
+    /// Nothing is shown to programs while there are pages: they may have been stored to.
+    exported: Exported,
 }
 
 impl FilePages {
+    /// No pages, of a file that programs read in `exported`.
+    pub(super) fn new(exported: Exported) -> FilePages {
+        FilePages { exported, ..FilePages::default() }
+    }
+
     /// There are pages, or may be again.
     pub(crate) fn keep(&self) {
-        self.any.store(true, SeqCst);
+        if !self.any.swap(true, SeqCst) {
+            self.exported.all_change();
+        }
     }
 
     /// All are being taken back; writes meanwhile take it that there are some (`Overwrite::begin`).
@@ -87,7 +97,7 @@ impl FilePages {
     /// Bytes of `range` go into pages. To be called before they are read.
     pub(crate) fn note(&self, range: ByteRange) {
         self.overwrites.lock().note(range.align_out(PAGE));
-        self.any.store(true, SeqCst);
+        self.keep();
     }
 
     /// Whether a write of `range` may meet pages.

@@ -8,6 +8,8 @@
 
 mod marks;
 
+use super::exported::Exported;
+use amphi_shm::export::Export;
 use amphi_types::ByteRange;
 use marks::Marks;
 use parking_lot::Mutex;
@@ -48,6 +50,7 @@ struct State {
 struct Shared {
     state: Mutex<State>,
     marks: Marks,
+    exported: Exported,
 }
 
 /// The lock; clones are the same lock.
@@ -55,6 +58,27 @@ struct Shared {
 pub(crate) struct RangeLock(Arc<Shared>);
 
 impl RangeLock {
+    /// A lock that nobody holds. It holds programs that read `exported` up while bytes are held exclusively.
+    pub(super) fn new(exported: Exported) -> RangeLock {
+        RangeLock(Arc::new(Shared { exported, ..Shared::default() }))
+    }
+
+    /// What it holds programs up in.
+    #[inline]
+    pub(super) fn exported(&self) -> &Exported {
+        &self.0.exported
+    }
+
+    /// Gives the file another export, or none.
+    pub(super) fn export(&self, export: Option<Arc<Export>>) {
+        // Nothing is granted or released meanwhile.
+        let s = self.0.state.lock();
+        if let Some(export) = &export {
+            s.held.iter().filter(|held| held.hold == Hold::Exclusive).for_each(|_| export.block());
+        }
+        self.0.exported.set(export);
+    }
+
     /// Whether nobody holds anything.
     pub(crate) fn idle(&self) -> bool {
         self.0.marks.idle()
@@ -105,6 +129,9 @@ impl RangeLock {
     }
 
     fn grant(&self, s: &mut State, entry: Entry) {
+        if entry.hold == Hold::Exclusive {
+            self.0.exported.block();
+        }
         self.0.marks.granted(entry.hold);
         s.held.push(entry);
     }
@@ -132,6 +159,9 @@ impl RangeLock {
         if let Some(i) = s.held.iter().position(|h| h.id == id) {
             let entry = s.held.swap_remove(i);
             self.0.marks.released(entry.hold);
+            if entry.hold == Hold::Exclusive {
+                self.0.exported.unblock();
+            }
         } else {
             s.waiting.retain(|(w, _)| w.id != id);
         }

@@ -3,6 +3,7 @@
 //! Owns: the size, the end of what this mount has written itself, the moments of changes that answers may have missed.
 //! Does not own: taking the size from an answer (`file`), whether it is certain (`coherence::tokens`).
 
+use super::exported::Exported;
 use super::map_stamp::MapStamp;
 use super::ticks::tick;
 use parking_lot::Mutex;
@@ -34,6 +35,8 @@ pub(crate) struct FileSize {
     pub(crate) token_end_ns: AtomicU64,
     /// Of where it has data.
     pub(crate) map: MapStamp,
+    /// What shows the size to programs.
+    exported: Exported,
 }
 
 /// A write past the cache under way.
@@ -47,7 +50,7 @@ impl Drop for DirectWrite<'_> {
 
 impl FileSize {
     /// As an answer to a question under `rule` shows it.
-    pub(super) fn new(bytes: u64, rule: u64) -> FileSize {
+    pub(super) fn new(bytes: u64, rule: u64, exported: Exported) -> FileSize {
         let born = tick();
         FileSize {
             bytes: AtomicU64::new(bytes),
@@ -62,6 +65,7 @@ impl FileSize {
             sure_rule: AtomicU64::new(rule),
             token_end_ns: AtomicU64::new(0),
             map: MapStamp::new(born),
+            exported,
         }
     }
 
@@ -82,11 +86,13 @@ impl FileSize {
 
     /// Marks a change of the size that `own_end` does not tell of, or that it no longer does.
     pub(crate) fn turn(&self) {
-        let now = tick();
-        // Another thread may have been given a later number and come first.
-        self.turned.fetch_max(now, SeqCst);
-        self.epoch.fetch_max(now, SeqCst);
-        self.map.change(tick);
+        self.exported.while_all_changes(|| {
+            let now = tick();
+            // Another thread may have been given a later number and come first.
+            self.turned.fetch_max(now, SeqCst);
+            self.epoch.fetch_max(now, SeqCst);
+            self.map.change(tick);
+        });
     }
 
     /// Storage of the file is about to be given or taken, or was.
@@ -104,7 +110,28 @@ impl FileSize {
     /// A write into the cache now ends at `end`. To be called under the lock of the cluster that permits it.
     pub(crate) fn extend_own(&self, end: u64) {
         self.own_end.fetch_max(end, SeqCst);
-        self.bytes.fetch_max(end, SeqCst);
+        self.grow(end);
+    }
+
+    /// The file ends at `end` at least.
+    pub(super) fn grow(&self, end: u64) {
+        if end > self.bytes.load(SeqCst) {
+            self.exported.while_size_changes(|| self.bytes.fetch_max(end, SeqCst));
+        }
+    }
+
+    /// The file ends at `bytes`, as an answer says.
+    pub(super) fn set(&self, bytes: u64) {
+        self.exported.while_size_changes(|| self.bytes.store(bytes, SeqCst));
+    }
+
+    /// The size is certain under an attributes token until `end_ns`; 0: no longer.
+    pub(crate) fn set_token_end(&self, end_ns: u64) {
+        if end_ns != 0 {
+            self.token_end_ns.store(end_ns, SeqCst);
+        } else {
+            self.exported.while_size_changes(|| self.token_end_ns.store(0, SeqCst));
+        }
     }
 
     /// End of what was written into the cache under locks that are still held: the file is at least so long.

@@ -43,6 +43,18 @@ pub(crate) struct Streams {
     pub(crate) readahead_on: AtomicBool,
     /// Where the last read ended behind which `Client::warm_next` was asked for.
     pub(crate) warmed_to: AtomicU64,
+    pub(crate) shared: Shared,
+}
+
+/// What was shown to programs behind reads of the open file, so that they went on without a call.
+#[derive(Default)]
+pub(crate) struct Shared {
+    /// Where the last read ended that was known here.
+    pub(crate) read_to: AtomicU64,
+    /// Where what was shown behind it ends.
+    pub(crate) shown_to: AtomicU64,
+    /// Units that were shown ahead of it.
+    pub(crate) units: AtomicU64,
 }
 
 impl Pieces {

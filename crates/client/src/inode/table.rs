@@ -94,7 +94,7 @@ impl InodeTable {
         let mut shard = self.shard(view.attr.ino).lock();
         let file = self.entry(&mut shard, view, asked_at);
         let mut known = file.known.lock();
-        known.opens.push(access);
+        file.opens_as(&mut known, access);
         // Only an answer to a writer's open stays true while that writer has the file open; others may be from before
         // the last writer closed.
         known.spread |= access.write && view.spread;
@@ -115,7 +115,7 @@ impl InodeTable {
         let mut shard = self.shard(ino).lock();
         let unknown = !shard.files.contains_key(&ino) && shard.forgotten.until(ino) < asked_at.at;
         let file = self.entry(&mut shard, view, asked_at);
-        file.known.lock().opens.push(access);
+        file.opens_as(&mut file.known.lock(), access);
         let fill = unknown.then(|| {
             // The view is of a moment since which nothing has happened here.
             file.size.epoch.store(asked_at.at, SeqCst);

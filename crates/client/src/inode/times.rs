@@ -23,8 +23,17 @@ impl Inode {
         let mut known = self.known.lock();
         known.mtime = now;
         (known.mtime_local, known.mtime_set) = (true, false);
-        self.hints.atime_due.store(true, Relaxed);
+        self.access_may_be_due(&known);
         self.size.map.change(tick);
+    }
+
+    /// Something is known that may make the next read renew the access time.
+    pub(super) fn access_may_be_due(&self, known: &Known) {
+        self.hints.atime_due.store(true, Relaxed);
+        let (atime, changed) = Self::accessed_and_changed(known);
+        if atime <= changed {
+            self.exported().access_is_due();
+        }
     }
 
     /// Notes a read at `now`, by the rule of relatime: the access time moves only if it is not later than the last

@@ -153,7 +153,7 @@ pub(crate) async fn lock(
                 Stage::None => {
                     file.life.uses.fetch_add(1, SeqCst);
                     *state = State { stage: Stage::Taking, _in_use: Some(Use(file.clone())), ..State::default() };
-                    file.group.id.store(group, SeqCst);
+                    file.exported().while_all_changes(|| file.group.id.store(group, SeqCst));
                     Next::Take
                 }
                 Stage::Held if file.group.id() == group => {
@@ -301,7 +301,7 @@ async fn end(mount: &Arc<Mount>, file: &Arc<Inode>, locks: &[(TargetId, LockId)]
 fn free(mount: &Arc<Mount>, file: &Arc<Inode>) {
     let before = {
         let mut state = file.group.state.lock();
-        file.group.id.store(0, SeqCst);
+        file.exported().while_all_changes(|| file.group.id.store(0, SeqCst));
         std::mem::take(&mut *state)
     };
     file.signal.notify();
@@ -385,7 +385,7 @@ pub(crate) fn lost(mount: &Arc<Mount>, file: &Arc<Inode>) {
         let mut state = file.group.state.lock();
         if state.stage != Stage::Held {
             // Whoever asks or leaves sees to it.
-            file.group.id.store(0, SeqCst);
+            file.exported().while_all_changes(|| file.group.id.store(0, SeqCst));
             return;
         }
         state.stage = Stage::Leaving;
@@ -393,6 +393,6 @@ pub(crate) fn lost(mount: &Arc<Mount>, file: &Arc<Inode>) {
     };
     // What other servers still know is given back.
     let (mount2, file2) = (mount.clone(), file.clone());
-    file.group.id.store(0, SeqCst);
+    file.exported().while_all_changes(|| file.group.id.store(0, SeqCst));
     mount.spawn(async move { end(&mount2, &file2, &locks).await });
 }

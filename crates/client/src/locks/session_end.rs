@@ -19,6 +19,7 @@ pub(crate) fn lose(mount: &Arc<Mount>, why: &str) {
         "the server has ended the session of this mount ({why}): what was not written back is lost and every call fails; \
          unmount it and mount again"
     );
+    mount.files.all().iter().for_each(|file| file.exported().all_change());
     tokens::lose_all(mount);
     lose_all(mount);
     let mount2 = mount.clone();

@@ -11,6 +11,7 @@
 //! missing for zeros.
 
 mod ahead;
+pub(crate) mod exports;
 pub(crate) mod shared;
 
 use crate::api::{Ctx, Hints};

@@ -98,6 +98,7 @@ counters! {
     CopiedOut = "cache_copied_out", "bytes";
     Lent = "cache_lent", "bytes";
     Warmed = "cache_warmed", "bytes";
+    Shown = "cache_shown", "bytes";
     ReadAheadIssued = "readahead_issued", "bytes";
     ReadAheadJoint = "readahead_joint", "bytes";
     DirectAheadUsed = "readahead_direct_used", "bytes";

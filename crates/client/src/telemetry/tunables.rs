@@ -37,6 +37,7 @@ amphi_types::tunables! {
     KernelCache = "hybrid.kernel_cache", Words(KERNEL_CACHES), 0, 0 => 2, "whether the kernel serves reads from its page cache of files that nobody has open for writing and that have no setting of their own; auto: unless they are large and known to be read in large pieces";
     CacheBytes = "cache.max_bytes", Bytes, G, 4 * M => 1 << 50, "memory of the page cache", default "a quarter of the memory, at most 3/8 of the memory group's limit";
     PopulateBytes = "cache.populate_bytes", Bytes, 256 * M, 0 => 1 << 50, "memory that is touched before it is needed, so that the first writes of a mount are as fast as later ones; at most a quarter of the cache; what an idle mount does not use goes back; where new memory is measured to cost more than the disk, the cache takes no more than this and what it evicted and had to read again; 0 = none";
+    SharedBytes = "cache.shared_bytes", Bytes, 256 * M, 0 => 1 << 50, "memory in which programs under `amphi run` read cached files without a call, beside the page cache; 0 = none";
     DirtyPercent = "cache.dirty_percent", Percent, 50, 1 => 90, "share of the cache that may be dirty before writers wait";
     RunBytes = "writeback.run_bytes", Bytes, M, 64 * K => 64 * M, "contiguous dirty bytes that leave at once", for_tests;
     AgeMs = "writeback.age_ms", Milliseconds, 5000, 10 => 3_600_000, "dirty bytes leave after this time";

@@ -10,6 +10,7 @@ use crate::calls::{IoctlCall, IoctlReply};
 use crate::later::Later;
 use crate::request::Caller;
 use amphi_client::{Ahead, FileAdvice, Interrupt, OpenFile};
+use amphi_shm::talk::IDENTIFY;
 use amphi_types::{ByteRange, Errno, IoMode, Result};
 use std::sync::Arc;
 use std::task::{Wake, Waker};
@@ -137,7 +138,8 @@ impl ClientFs {
     }
 
     pub(super) fn control(&self, caller: &Caller<'_>, call: &IoctlCall<'_>) -> Result<IoctlReply> {
-        let known = [SET_MODE, GET_MODE, NO_EXPAND, LOCK_AHEAD, LOCK_AHEAD_LIST, GROUP_UNLOCK, GROUP_WANTED, ADVISE];
+        let known =
+            [SET_MODE, GET_MODE, NO_EXPAND, LOCK_AHEAD, LOCK_AHEAD_LIST, GROUP_UNLOCK, GROUP_WANTED, ADVISE, IDENTIFY];
         if !known.contains(&call.cmd) {
             return Err(Errno::NoTty);
         }
@@ -152,6 +154,10 @@ impl ClientFs {
                 };
                 file.set_io_mode(mode);
                 done(0)
+            }
+            IDENTIFY => {
+                let identity = self.handles.exports.identify(&self.client, call.handle.0, &file);
+                Ok(IoctlReply { result: 0, output: identity.to_bytes().to_vec() })
             }
             GET_MODE => Ok(IoctlReply { result: 0, output: (file.io_mode() as u32).to_ne_bytes().to_vec() }),
             NO_EXPAND => {

@@ -19,6 +19,9 @@ impl ClientFs {
     pub(super) fn read_file(&self, caller: &Caller<'_>, how: &ReadHow, sink: &mut ReadSink<'_>) -> Result<()> {
         let file = self.handles.get(how.handle)?;
         let ctx = Self::stream(caller);
+        if self.handles.exports.is_on() {
+            self.client.passed(&file, how.offset);
+        }
         let hints = Hints { for_pages: how.into_page_cache, ..self.hints(how.size, how.flags) };
         if sink.size() >= LEND_MIN_BYTES {
             if let Some(loans) = self.client.try_lend(&ctx, &file, how.offset, sink.size(), hints) {
@@ -34,12 +37,16 @@ impl ClientFs {
         let size = sink.size();
         let pending = self.client.read(&ctx, &file, how.offset, size, hints);
         let (names, ino, what) = (self.names.lender.clone(), file.ino(), *how);
+        let shows = self.handles.exports.is_on().then(|| (self.client.clone(), file.clone()));
         let answer = move |later: Later, result: Result<Segments>| match result {
             Ok(segments) => {
                 let parts: Vec<Segment> = segments.into_parts().collect();
                 let bytes: Vec<&[u8]> = parts.iter().map(|part| &**part).collect();
                 names.sizes.has_read(ino, &what, bytes.iter().map(|part| part.len()).sum());
                 later.answer_data(&bytes);
+                if let Some((client, file)) = shows.filter(|_| !what.into_page_cache) {
+                    client.show(&file, what.offset, what.size);
+                }
             }
             Err(e) => later.answer(Err(e)),
         };

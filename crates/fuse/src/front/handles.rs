@@ -1,8 +1,10 @@
 //! `Handles`: the open files of a mount, by the number that the kernel uses.
 //!
-//! Owns: the numbers and the files behind them. Does not own: what an open file is (the client). Bound: the kernel's
+//! Owns: the numbers and the files behind them, and what programs are told of them (`exports`). Does not own: what an
+//! open file is (the client). Bound: the kernel's
 //! limit on open files. A lookup costs a read lock and a reference count, about 30 ns.
 
+use super::exports::Exports;
 use crate::calls::Handle;
 use amphi_client::OpenFile;
 use amphi_types::{Errno, Result};
@@ -19,6 +21,8 @@ struct Table {
 #[derive(Default)]
 pub(crate) struct Handles {
     table: RwLock<Table>,
+    /// What programs are told of handles.
+    pub(crate) exports: Exports,
 }
 
 impl Handles {
@@ -43,6 +47,7 @@ impl Handles {
     }
 
     pub(crate) fn remove(&self, handle: Handle) -> Option<Arc<OpenFile>> {
+        self.exports.raise(handle.0);
         let mut t = self.table.write();
         let file = t.files.get_mut(handle.0 as usize)?.take()?;
         t.free.push(handle.0 as usize);

@@ -358,8 +358,14 @@ impl Reader {
             self.shared.pool.unblocked(header.uid);
         }
         let is_lone = || self.same_tid >= LONE_REQUESTS && self.shared.pool.works_alone();
-        if let Some(how) = read.filter(|how| how.into_page_cache || is_lone())
-            && catch_unwind(AssertUnwindSafe(|| fs.read_answered(&how))).is_err()
+        let follows = |how: crate::calls::ReadHow| {
+            if how.into_page_cache || is_lone() {
+                fs.read_answered(&how);
+            }
+            fs.read_followed(&how);
+        };
+        if let Some(how) = read
+            && catch_unwind(AssertUnwindSafe(|| follows(how))).is_err()
         {
             tracing::error!("what follows a read panicked");
         }

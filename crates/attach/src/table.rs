@@ -1,0 +1,173 @@
+//! What is known of the descriptors of this process: a word for each number.
+//!
+//! Owns: the words, and when they stop counting. Does not own: finding out what a descriptor is (`identify`).
+//!
+//! | kind | other bits |
+//! |---|---|
+//! | 0: nothing is known | 10: reads so far; 52: a stamp |
+//! | 1: an open file of a mount | 10: map; 2: board; 16: handle; 32: its generation |
+//! | 2: the kernel serves it | 52: a stamp |
+//!
+//! A word of kind 1 counts as long as the mount has not raised the generation of the handle, which it does before any
+//! close of the handle returns. Functions that change what a number means put a word of kind 0 with a new stamp there.
+//! Who finds out what a number means stores that only in the place of the very word that it has seen before; so a
+//! number that was closed and used again meanwhile is asked for again. A child of `fork` has the words of its parent,
+//! which count there as well: its descriptors are the same open files.
+
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
+
+/// Descriptors that are looked at; those with higher numbers are the kernel's.
+pub(crate) const DESCRIPTORS: usize = 4096;
+/// Reads after which it is found out what a descriptor is. That costs as much as two reads through a mount; who reads a
+/// small file reads twice, and then closes it.
+const READS_FIRST: u64 = 7;
+/// How often that number doubles while mounts answer that they do not share what is read.
+const DOUBLED_MAX: u32 = 7;
+const READS_SHIFT: u32 = 2;
+const READS: u64 = 0x3ff << READS_SHIFT;
+const STAMP_SHIFT: u32 = 12;
+
+const KIND: u64 = 3;
+const UNKNOWN: u64 = 0;
+const SHARED: u64 = 1;
+const KERNEL: u64 = 2;
+
+static WORDS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
+/// Where the position of a descriptor probably is.
+static POSITIONS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
+static STAMP: AtomicU64 = AtomicU64::new(1);
+/// Answers of mounts, one after the other, that they do not share a file.
+static UNSHARED: AtomicU32 = AtomicU32::new(0);
+static OFF: AtomicBool = AtomicBool::new(false);
+
+/// Every call goes to the kernel from now on.
+pub fn turn_off() {
+    OFF.store(true, Relaxed);
+}
+
+/// Whether every call goes to the kernel.
+#[inline]
+pub fn is_off() -> bool {
+    OFF.load(Relaxed)
+}
+
+/// An open file of a mount, as a word says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Shared {
+    pub(crate) map: usize,
+    pub(crate) board: usize,
+    pub(crate) handle: usize,
+    pub(crate) generation: u32,
+}
+
+impl Shared {
+    pub(crate) fn word(self) -> u64 {
+        SHARED
+            | (self.map as u64 & 0x3ff) << 2
+            | (self.board as u64 & 3) << 12
+            | (self.handle as u64 & 0xffff) << 14
+            | u64::from(self.generation) << 30
+    }
+}
+
+/// What a word says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Known {
+    /// Nothing yet.
+    Nothing,
+    Shared(Shared),
+    Kernel,
+}
+
+#[inline]
+pub(crate) fn word(fd: i32) -> Option<&'static AtomicU64> {
+    WORDS.get(usize::try_from(fd).ok()?)
+}
+
+#[inline]
+pub(crate) fn position(fd: i32) -> Option<&'static AtomicU64> {
+    POSITIONS.get(usize::try_from(fd).ok()?)
+}
+
+#[inline]
+pub(crate) fn known(word: u64) -> Known {
+    match word & KIND {
+        UNKNOWN => Known::Nothing,
+        SHARED => Known::Shared(Shared {
+            map: (word >> 2 & 0x3ff) as usize,
+            board: (word >> 12 & 3) as usize,
+            handle: (word >> 14 & 0xffff) as usize,
+            generation: (word >> 30) as u32,
+        }),
+        _ => Known::Kernel,
+    }
+}
+
+/// One more read of a descriptor of which nothing is known. Returns whether it is time to find out what it is.
+pub(crate) fn note_read(place: &AtomicU64, seen: u64) -> bool {
+    let first = READS_FIRST << UNSHARED.load(Relaxed).min(DOUBLED_MAX);
+    if (seen & READS) >> READS_SHIFT >= first {
+        return true;
+    }
+    let _ = place.compare_exchange(seen, seen + (1 << READS_SHIFT), SeqCst, Relaxed);
+    false
+}
+
+/// A mount has answered whether it shares a file.
+pub(crate) fn note_answer(is_shared: bool) {
+    if is_shared {
+        UNSHARED.store(0, Relaxed);
+    } else if UNSHARED.load(Relaxed) < DOUBLED_MAX {
+        UNSHARED.fetch_add(1, Relaxed);
+    }
+}
+
+/// Stores what a descriptor is if its word is still `seen`.
+pub(crate) fn learn(place: &AtomicU64, seen: u64, shared: Option<Shared>) {
+    let now = match shared {
+        Some(shared) => shared.word(),
+        None => KERNEL | STAMP.fetch_add(1, Relaxed) << STAMP_SHIFT,
+    };
+    let _ = place.compare_exchange(seen, now, SeqCst, Relaxed);
+}
+
+fn unknown() -> u64 {
+    UNKNOWN | STAMP.fetch_add(1, Relaxed) << STAMP_SHIFT
+}
+
+/// A word has stopped counting.
+pub(crate) fn doubt(place: &AtomicU64, seen: u64) {
+    let _ = place.compare_exchange(seen, unknown(), SeqCst, Relaxed);
+}
+
+/// The words that lead to a map stop counting.
+pub(crate) fn doubt_map(map: usize) {
+    for place in &WORDS {
+        let seen = place.load(SeqCst);
+        if matches!(known(seen), Known::Shared(shared) if shared.map == map) {
+            doubt(place, seen);
+        }
+    }
+}
+
+/// The number means, or is about to mean, something else.
+#[inline]
+pub fn forget(fd: i32) {
+    if let Some(place) = word(fd)
+        && place.load(SeqCst) & (KIND | READS) != 0
+    {
+        place.store(unknown(), SeqCst);
+    }
+}
+
+/// As `forget`, for all numbers from `first` to `last`.
+pub fn forget_from(first: u32, last: u32) {
+    let last = (last as usize).min(DESCRIPTORS - 1);
+    (first as usize..=last).for_each(|fd| forget(fd as i32));
+}
+
+/// Whether the kernel serves the descriptor, as far as is known.
+#[inline]
+pub fn is_known_foreign(fd: i32) -> bool {
+    word(fd).is_none_or(|place| place.load(Relaxed) & KIND == KERNEL)
+}

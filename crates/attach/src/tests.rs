@@ -1,0 +1,146 @@
+//! Reads from memory that a mount has made, without a mount.
+
+use crate::owner::{VFORKS, is_own_memory};
+use crate::read::{Piece, read_at};
+use crate::table::{self, Known, Shared};
+use crate::{maps, sys};
+use amphi_shm::export::Export;
+use amphi_shm::layout::SLOT_BYTES;
+use amphi_shm::memory::Board;
+use core::sync::atomic::Ordering::Relaxed;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd};
+use std::sync::Mutex;
+
+/// The tables are of the process: tests that count on what nobody else puts there take turns.
+static TURN: Mutex<()> = Mutex::new(());
+const LEASE_NS: u64 = 60_000_000_000;
+
+fn owned(fd: BorrowedFd<'_>) -> sys::Owned {
+    sys::Owned(fd.try_clone_to_owned().unwrap().into_raw_fd())
+}
+
+fn pread(fd: i32, len: usize, offset: i64) -> Option<Vec<u8>> {
+    let mut bytes = vec![0u8; len];
+    let pieces = [Piece { base: bytes.as_mut_ptr().cast(), len }];
+    // SAFETY: a buffer of this length.
+    let read = unsafe { read_at(fd, &pieces, offset) }?;
+    bytes.truncate(read);
+    Some(bytes)
+}
+
+fn knows(fd: i32, shared: Shared) {
+    let place = table::word(fd).unwrap();
+    table::learn(place, place.load(Relaxed), Some(shared));
+}
+
+/// Goal: a descriptor is read from the memory of its export as long as its word, the generation of its handle and the
+/// lease count, and no longer. Method: a story for each; the numbers are no descriptors, so nothing is asked for.
+#[test]
+fn what_stops_reads() {
+    let _turn = TURN.lock();
+    sys::find_clock();
+    let (board, export) = (Board::new().unwrap(), Export::new(1, 3 * SLOT_BYTES as u64).unwrap());
+    let lease = || board.set_lease(sys::boot_ns() + LEASE_NS);
+    lease();
+    let at = maps::add_board(&owned(board.fd()), [1, 2]).unwrap();
+    assert_eq!(maps::known_board([1, 2]), Some(at));
+    let map = maps::add_export(&owned(export.fd()), at, 1, export.slots()).unwrap();
+    assert_eq!((maps::known_export(at, 1), maps::known_export(at, 2)), (Some(map), None));
+    let shared = |handle| Shared { map, board: at, handle, generation: board.generation(handle as u64).unwrap() };
+    export.fill(export.ticket(), 1, 0, &[7; SLOT_BYTES]);
+    let inside = SLOT_BYTES as i64 + 5;
+    knows(2000, shared(9));
+    assert_eq!(pread(2000, 100, inside), Some(vec![7; 100]));
+    assert_eq!(pread(2000, 100, -1), None);
+    assert_eq!(pread(2000, 9 << 20, inside), None, "longer than what is atomic");
+    // The lease.
+    board.set_lease(sys::boot_ns());
+    assert_eq!(pread(2000, 100, inside), None);
+    lease();
+    assert!(pread(2000, 100, inside).is_some());
+    // A close of another handle, and of this one.
+    board.raise(8);
+    assert!(pread(2000, 100, inside).is_some());
+    board.raise(9);
+    assert_eq!(pread(2000, 100, inside), None);
+    assert_eq!(table::known(table::word(2000).unwrap().load(Relaxed)), Known::Nothing);
+    // The number means something else.
+    knows(2001, shared(10));
+    assert!(pread(2001, 100, inside).is_some());
+    table::forget(2001);
+    assert_eq!(pread(2001, 100, inside), None);
+    // The export is given up: another one comes in its place, and words for the first one do not lead to it.
+    knows(2002, shared(11));
+    export.give_up();
+    assert_eq!(pread(2002, 100, inside), None);
+    let second = Export::new(2, 3 * SLOT_BYTES as u64).unwrap();
+    second.fill(second.ticket(), 1, 0, &[8; SLOT_BYTES]);
+    assert_eq!(maps::add_export(&owned(second.fd()), at, 2, second.slots()), Some(map), "the same place");
+    assert_eq!(pread(2002, 100, inside), None);
+    knows(2003, shared(11));
+    assert_eq!(pread(2003, 100, inside), Some(vec![8; 100]));
+}
+
+/// Goal: memory that is no export, too short, or of another number is refused. Method: each of them.
+#[test]
+fn other_memory_is_refused() {
+    let _turn = TURN.lock();
+    let export = Export::new(5, 1).unwrap();
+    assert_eq!(maps::add_export(&owned(export.fd()), 3, 6, 1), None, "another number");
+    assert_eq!(maps::add_export(&owned(export.fd()), 3, 5, 2), None, "too short");
+    assert_eq!(maps::add_export(&owned(export.fd()), 3, 5, 0), None, "no slots");
+    assert_eq!(maps::add_export(&owned(export.fd()), 3, 5, usize::MAX / SLOT_BYTES), None, "too many");
+    assert_eq!(maps::add_board(&owned(export.fd()), [7, 7]), None, "no board");
+    let board = Board::new().unwrap();
+    assert_eq!(maps::add_export(&owned(board.fd()), 3, 0, 1), None, "no export");
+    let file = std::io::pipe().unwrap().0;
+    assert_eq!(maps::add_export(&owned(file.as_fd()), 3, 5, 1), None, "no memory");
+    assert!(file.as_raw_fd() >= 0);
+}
+
+/// Goal: words hold all that they are made of, and are only put in the place of what was seen. Method: extreme values,
+/// and changes in between.
+#[test]
+fn words_hold_what_they_are_made_of() {
+    for shared in [
+        Shared { map: 0, board: 0, handle: 0, generation: 0 },
+        Shared { map: 1023, board: 3, handle: 65_535, generation: u32::MAX },
+        Shared { map: 512, board: 1, handle: 1, generation: 3 },
+    ] {
+        assert_eq!(table::known(shared.word()), Known::Shared(shared));
+    }
+    let place = table::word(2100).unwrap();
+    let reads = (0..20).take_while(|_| !table::note_read(place, place.load(Relaxed))).count();
+    assert_eq!(reads, 7);
+    let seen = place.load(Relaxed);
+    table::forget(2100);
+    table::learn(place, seen, None);
+    assert_eq!(table::known(place.load(Relaxed)), Known::Nothing, "the number was forgotten in between");
+    table::learn(place, place.load(Relaxed), None);
+    assert!(table::is_known_foreign(2100) && table::is_known_foreign(100_000) && !table::is_known_foreign(2101));
+    table::forget_from(2099, u32::MAX);
+    assert!(!table::is_known_foreign(2100));
+}
+
+/// Goal: a page is told apart after `fork`, and leases are measured by the right clock. Method: this process; the clock
+/// beside the kernel's answer.
+#[test]
+fn the_process_and_the_clock() {
+    let _turn = TURN.lock();
+    assert!(is_own_memory() && is_own_memory());
+    VFORKS.fetch_add(1, Relaxed);
+    assert!(!is_own_memory(), "a child of vfork runs");
+    VFORKS.fetch_sub(1, Relaxed);
+    sys::find_clock();
+    let text = std::fs::read_to_string("/proc/uptime").unwrap();
+    let uptime: f64 = text.split(' ').next().unwrap().parse().unwrap();
+    assert!((sys::boot_ns() as f64 / 1e9 - uptime).abs() < 1.0);
+}
+
+/// Goal: a bad buffer is found out by `strict` copies. Method: memory that is not there.
+#[test]
+fn copies_that_are_checked() {
+    let (from, mut into) = ([3u8; 64], [0u8; 64]);
+    assert!(sys::copy_checked(into.as_mut_ptr(), from.as_ptr(), 64) && into == from);
+    assert!(!sys::copy_checked(std::ptr::without_provenance_mut(4096), from.as_ptr(), 64));
+}

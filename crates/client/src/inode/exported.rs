@@ -1,0 +1,100 @@
+//! `Exported`: memory in which programs of this machine read the file without a call.
+//!
+//! Owns: which export there is, and telling it of what changes. Does not own: the memory (`amphi_shm`), what is put
+//! into it (`ops::read::exports`), who gets it (the front end).
+//!
+//! Invariant: whatever would make a cache hit fail (`ops::read::Hit`) is told here before anybody can see what changed,
+//! and, where the change is not made under the lock of a unit, once more when it is done. So a fill that began in
+//! between and looked at the old state publishes nothing that counts. A file without an export pays one load.
+
+use amphi_shm::export::Export;
+use parking_lot::RwLock;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+/// The export of a file, if it has one. Clones are the same.
+#[derive(Clone, Default)]
+pub(crate) struct Exported(Arc<Link>);
+
+#[derive(Default)]
+struct Link {
+    any: AtomicBool,
+    export: RwLock<Option<Arc<Export>>>,
+}
+
+impl Exported {
+    pub(crate) fn get(&self) -> Option<Arc<Export>> {
+        if self.0.any.load(SeqCst) { self.0.export.read().clone() } else { None }
+    }
+
+    /// Puts an export in the place of what was there, which shows nothing from now on.
+    pub(super) fn set(&self, export: Option<Arc<Export>>) {
+        let mut place = self.0.export.write();
+        self.0.any.store(export.is_some(), SeqCst);
+        if let Some(before) = std::mem::replace(&mut *place, export) {
+            before.give_up();
+        }
+    }
+
+    #[inline]
+    fn tell(&self, what: impl FnOnce(&Export)) {
+        if self.0.any.load(SeqCst)
+            && let Some(export) = &*self.0.export.read()
+        {
+            what(export);
+        }
+    }
+
+    /// Bytes change, under the lock of their unit.
+    #[inline]
+    pub(crate) fn bytes_change(&self, start: u64, end: u64) {
+        self.tell(|export| export.bytes_change(start, end));
+    }
+
+    /// `change` may change the size, or whether it is certain.
+    #[inline]
+    pub(crate) fn while_size_changes<T>(&self, change: impl FnOnce() -> T) -> T {
+        self.tell(Export::size_changes);
+        let changed = change();
+        self.tell(Export::size_changes);
+        changed
+    }
+
+    /// `change` may change everything.
+    #[inline]
+    pub(crate) fn while_all_changes<T>(&self, change: impl FnOnce() -> T) -> T {
+        self.tell(Export::all_change);
+        let changed = change();
+        self.tell(Export::all_change);
+        changed
+    }
+
+    /// Nothing that is shown counts any more.
+    pub(crate) fn all_change(&self) {
+        self.tell(Export::all_change);
+    }
+
+    /// The next read may renew the access time.
+    #[inline]
+    pub(crate) fn access_is_due(&self) {
+        self.tell(|export| export.set_due(true));
+    }
+
+    /// A call takes bytes of the file against readers.
+    pub(super) fn block(&self) {
+        self.tell(Export::block);
+    }
+
+    /// It gives them back.
+    pub(super) fn unblock(&self) {
+        self.tell(Export::unblock);
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        if let Some(export) = self.export.get_mut() {
+            export.give_up();
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! `Exports`: memory in which programs of this machine read cached files without a call (docs/design/preload.md).
+//!
+//! Owns: the board of the mount, which files have an export, who may have the memory of one, the thread that hands it
+//! out and renews the lease. Does not own: what is shown and when it stops counting (the client), the layout
+//! (`amphi_shm`).
+//!
+//! Nothing of this exists before the first program asks what a descriptor is. The memory of a file is given for a
+//! secret of 16 bytes, which the mount tells whoever has a descriptor of the file that is open for reading. So a
+//! program sees what `mmap` of that descriptor would show it.
+//!
+//! Invariants: the generation of a handle is raised before the close of one of its descriptors is answered. The thread
+//! waits for no program: what does not come at once is dropped. Bounds: `EXPORTS_MAX` files, `cache.shared_bytes` of
+//! memory, `WAITING_MAX` connections.
+
+use amphi_client::{Client, OpenFile};
+use amphi_shm::export::Export;
+use amphi_shm::layout::{HANDLES, VERSION};
+use amphi_shm::memory::Board;
+use amphi_shm::talk::{Identity, Request, SOCKET_PREFIX, WANT_BOARD, WANT_EXPORT};
+use amphi_types::Ino;
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
+    SocketType, accept_with, bind, listen, recv, sendmsg, socket_with,
+};
+use rustix::rand::{GetRandomFlags, getrandom};
+use std::collections::BTreeMap;
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering::Acquire, Ordering::Release};
+use std::sync::{Arc, OnceLock};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// Files with an export at a time: each takes a descriptor of the mount process.
+const EXPORTS_MAX: usize = 1024;
+/// Connections that have not asked yet; the oldest gives way to a new one.
+const WAITING_MAX: usize = 64;
+/// How often the lease is renewed, and files that have gone are forgotten: four times in a lease.
+const RENEWAL: Duration = Duration::from_millis(500);
+
+type Secret = [u8; 16];
+
+/// A file that is shown.
+struct Shown {
+    ino: Ino,
+    secret: Secret,
+    export: Arc<Export>,
+}
+
+#[derive(Default)]
+struct State {
+    /// By number, so the oldest is the first.
+    shown: BTreeMap<u64, Shown>,
+    last_id: u64,
+    stopped: bool,
+}
+
+/// What exists once a program has asked.
+struct Office {
+    board: Board,
+    socket: OwnedFd,
+    name: Secret,
+    bell: OwnedFd,
+    state: Mutex<State>,
+    client: Client,
+}
+
+/// The exports of a mount.
+#[derive(Default)]
+pub(crate) struct Exports {
+    office: OnceLock<Option<Arc<Office>>>,
+    is_on: AtomicBool,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Exports {
+    /// Whether a program has ever asked, so that there may be files to show.
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        self.is_on.load(Acquire)
+    }
+
+    /// A descriptor of the handle is being closed. To be called before that is answered.
+    pub(crate) fn raise(&self, handle: u64) {
+        if let Some(office) = self.office() {
+            office.board.raise(handle);
+        }
+    }
+
+    fn office(&self) -> Option<&Arc<Office>> {
+        if self.is_on() { self.office.get()?.as_ref() } else { None }
+    }
+
+    /// What a descriptor of this handle is, for the program that has it.
+    pub(crate) fn identify(&self, client: &Client, handle: u64, file: &OpenFile) -> Identity {
+        let none = Identity { version: VERSION as u32, ..Identity::default() };
+        if handle >= HANDLES as u64 || client.exports_max_bytes() == 0 {
+            return none;
+        }
+        let office = self.office.get_or_init(|| self.start(client));
+        let Some(office) = office else { return none };
+        let Some(generation) = office.board.generation(handle) else { return none };
+        let Some(shown) = office.show(client, file) else { return none };
+        Identity {
+            is_shared: 1,
+            handle: handle as u32,
+            generation,
+            export: shown.1.id(),
+            secret: shown.0,
+            socket: office.name,
+            slots: shown.1.slots() as u64,
+            ..none
+        }
+    }
+
+    fn start(&self, client: &Client) -> Option<Arc<Office>> {
+        let started = Office::new(client.clone()).map(Arc::new).and_then(|office| {
+            let own = office.clone();
+            let thread = std::thread::Builder::new().name("fuse exports".into()).spawn(move || own.run());
+            *self.thread.lock() = Some(thread.map_err(|_| Errno::AGAIN)?);
+            Ok(office)
+        });
+        match started {
+            Ok(office) => {
+                self.is_on.store(true, Release);
+                Some(office)
+            }
+            Err(e) => {
+                tracing::warn!("programs cannot read cached files without calls: {e}");
+                None
+            }
+        }
+    }
+
+    /// The mount ends: nothing is shown any more.
+    pub(crate) fn stop(&self) {
+        if let Some(office) = self.office() {
+            office.stop();
+        }
+        let thread = self.thread.lock().take();
+        if let Some(thread) = thread
+            && thread.join().is_err()
+        {
+            tracing::error!("the thread of exports has panicked");
+        }
+    }
+}
+
+impl Drop for Exports {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// 16 bytes that nobody can guess.
+fn secret() -> Result<Secret, Errno> {
+    let mut bytes = Secret::default();
+    match getrandom(&mut bytes[..], GetRandomFlags::empty())? {
+        16 => Ok(bytes),
+        _ => Err(Errno::AGAIN),
+    }
+}
+
+impl Office {
+    fn new(client: Client) -> Result<Office, Errno> {
+        let name = secret()?;
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)?;
+        bind(&socket, &SocketAddrUnix::new_abstract_name(&[&SOCKET_PREFIX[..], &name[..]].concat())?)?;
+        listen(&socket, WAITING_MAX as i32)?;
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Office { board: Board::new()?, socket, name, bell, state: Mutex::default(), client })
+    }
+
+    /// The export of a file, made if need be, with its secret.
+    fn show(&self, client: &Client, file: &OpenFile) -> Option<(Secret, Arc<Export>)> {
+        let mut state = self.state.lock();
+        if state.stopped {
+            return None;
+        }
+        let make = |size| {
+            let id = state.last_id + 1;
+            let export = Export::new(id, size).map(Arc::new).inspect_err(|e| tracing::debug!("no export: {e}")).ok()?;
+            state.last_id = id;
+            state.shown.insert(id, Shown { ino: file.ino(), secret: secret().ok()?, export: export.clone() });
+            Some(export)
+        };
+        let export = client.export(file, make)?;
+        let secret = state.shown.get(&export.id())?.secret;
+        self.keep_bounds(&mut state, Some(export.id()));
+        drop(state);
+        self.board.set_lease(client.exports_end_ns());
+        self.ring();
+        Some((secret, export))
+    }
+
+    /// Gives up exports whose files are gone, and the oldest ones beyond the bounds; all but `kept`.
+    fn keep_bounds(&self, state: &mut State, kept: Option<u64>) {
+        state.shown.retain(|_, shown| !shown.export.is_given_up());
+        let max_bytes = self.client.exports_max_bytes();
+        let mut bytes: u64 = state.shown.values().map(|shown| shown.export.used_bytes()).sum();
+        while state.shown.len() > EXPORTS_MAX || bytes > max_bytes {
+            let oldest = state.shown.keys().find(|id| Some(**id) != kept).copied();
+            let Some(gone) = oldest.and_then(|id| state.shown.remove(&id)) else { return };
+            bytes -= gone.export.used_bytes();
+            gone.export.give_up();
+            self.client.unexport(gone.ino);
+        }
+    }
+
+    fn ring(&self) {
+        // Full: it rings already.
+        let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+    }
+
+    fn stop(&self) {
+        let mut state = self.state.lock();
+        state.stopped = true;
+        self.board.set_lease(0);
+        std::mem::take(&mut state.shown).into_values().for_each(|shown| shown.export.give_up());
+        drop(state);
+        self.ring();
+    }
+
+    /// Hands memory out, renews the lease while anything is shown, until `stop`.
+    fn run(&self) {
+        let mut waiting: Vec<OwnedFd> = Vec::new();
+        loop {
+            let any_shown = {
+                let mut state = self.state.lock();
+                if state.stopped {
+                    return;
+                }
+                self.keep_bounds(&mut state, None);
+                let any = !state.shown.is_empty();
+                if any {
+                    self.board.set_lease(self.client.exports_end_ns());
+                }
+                any
+            };
+            let ready = self.wait(&waiting, any_shown.then_some(RENEWAL));
+            let (mut asked, mut later) = (Vec::new(), Vec::new());
+            for (at, connection) in std::mem::take(&mut waiting).into_iter().enumerate() {
+                if ready.contains(&at) { asked.push(connection) } else { later.push(connection) }
+            }
+            waiting = later;
+            asked.iter().for_each(|connection| self.answer(connection));
+            while let Ok(connection) = accept_with(&self.socket, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+                if waiting.len() == WAITING_MAX {
+                    waiting.remove(0);
+                }
+                waiting.push(connection);
+            }
+        }
+    }
+
+    /// Waits until somebody asks or rings. Returns which of the connections have something to read, or have ended.
+    fn wait(&self, waiting: &[OwnedFd], longest: Option<Duration>) -> Vec<usize> {
+        let own = [self.bell.as_fd(), self.socket.as_fd()];
+        let mut all: Vec<PollFd<'_>> = own
+            .into_iter()
+            .chain(waiting.iter().map(|w| w.as_fd()))
+            .map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN))
+            .collect();
+        let longest = longest.and_then(|longest| Timespec::try_from(longest).ok());
+        if poll(&mut all, longest.as_ref()).is_err() {
+            return Vec::new();
+        }
+        let mut rung = [0; 8];
+        let _ = rustix::io::read(&self.bell, &mut rung);
+        (0..waiting.len()).filter(|at| !all[at + own.len()].revents().is_empty()).collect()
+    }
+
+    /// Answers a program that has asked; one that asked for something that does not exist gets no descriptor.
+    fn answer(&self, connection: &OwnedFd) {
+        let mut bytes = [0u8; size_of::<Request>() + 1];
+        let Ok((len, _)) = recv(connection, &mut bytes[..], RecvFlags::DONTWAIT) else { return };
+        let Some(request) = bytes.get(..len).and_then(Request::from_bytes) else { return };
+        let export = {
+            let state = self.state.lock();
+            let shown = state.shown.values().find(|shown| shown.secret == request.secret);
+            shown.map(|shown| shown.export.clone())
+        };
+        // Whoever does not know of a file gets nothing, the board included.
+        let Some(export) = export else { return };
+        let mut fds: Vec<BorrowedFd<'_>> = Vec::new();
+        if request.wanted & WANT_BOARD != 0 {
+            fds.push(self.board.fd());
+        }
+        if request.wanted & WANT_EXPORT != 0 {
+            fds.push(export.fd());
+        }
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if control.push(SendAncillaryMessage::ScmRights(&fds)) {
+            // A program that has gone needs no answer.
+            let _ =
+                sendmsg(connection, &[IoSlice::new(&[0; 8])], &mut control, SendFlags::NOSIGNAL | SendFlags::DONTWAIT);
+        }
+    }
+}
