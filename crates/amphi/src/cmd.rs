@@ -1,12 +1,15 @@
 //! One file per subcommand; each has its arguments and `run`.
 
+pub mod evict;
 pub mod fsck;
+pub mod key;
 pub mod layout;
 mod look;
 pub mod metrics;
 pub mod mount;
 pub mod mount_helper;
 pub mod mpiio;
+mod reach;
 pub mod run;
 pub mod server;
 pub mod stage;

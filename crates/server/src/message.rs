@@ -11,6 +11,7 @@ use crate::session::rights::Right;
 use amphi_env::Buf;
 use amphi_meta::{Facts, Gathered, Part};
 use amphi_types::{Cred, Errno, Ino, Kind, Layout, Name, Result, SessionId, TargetId, Timespec};
+use amphi_wire::keys::KeyRegistry;
 use amphi_wire::{Access, Answer, Call, ClusterMap, InodeView, Push, RequestId, TargetStatus, TokenGrant};
 use serde::{Deserialize, Serialize};
 
@@ -186,6 +187,8 @@ pub enum TargetRequest {
     MoveCheck(u64),
     /// `Done`: keep the cluster map, stable.
     PutMap(Box<ClusterMap>),
+    /// `Done`: keep the registry of keys, stable.
+    PutKeys(Box<KeyRegistry>),
     /// `Done`: the session of an earlier run has not come back to this server, so it has nothing open here.
     SessionAbsent(SessionId),
     /// `Done`, when everything logged so far is stable, unless the target was opened again since its start number was
@@ -259,6 +262,7 @@ impl TargetRequest {
                 | TargetRequest::Close
                 | TargetRequest::Release
                 | TargetRequest::PutMap(_)
+                | TargetRequest::PutKeys(_)
                 | TargetRequest::SessionStart(..)
                 | TargetRequest::SessionStop(_)
                 | TargetRequest::SessionLanded(_)
@@ -305,6 +309,8 @@ pub struct OpenReport {
     pub home: Option<HomeRecord>,
     /// The cluster map, if it keeps one.
     pub map: Option<ClusterMap>,
+    /// The registry of keys, if it keeps one.
+    pub keys: Option<KeyRegistry>,
 }
 
 /// Answers to questions.

@@ -285,6 +285,8 @@ async fn dispatch<E: Env>(cx: &RequestCx<E>, op: Request, payload: Option<Buf>) 
         | Request::Status
         | Request::Tunables { .. }
         | Request::Counters { .. }
+        | Request::Keys { .. }
+        | Request::Evict { .. }
         | Request::CompanyKnown { .. }
         | Request::CompanyKept { .. }
         | Request::Map

@@ -7,6 +7,7 @@ use amphi_meta::Part;
 use amphi_types::item::{Key, tag};
 use amphi_types::{SessionId, TargetId, Timespec};
 use amphi_wire::ClusterMap;
+use amphi_wire::keys::KeyRegistry;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -141,6 +142,11 @@ pub fn map_key() -> Key {
     vec![tag::CONFIG, b'm']
 }
 
+/// Key of the registry of keys: where the cluster map is kept, so is this.
+pub fn keys_key() -> Key {
+    vec![tag::CONFIG, b'k']
+}
+
 /// An item of the server as read back.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Item {
@@ -158,6 +164,8 @@ pub enum Item {
     Home(HomeRecord),
     /// The cluster map.
     Map(ClusterMap),
+    /// The registry of keys.
+    Keys(KeyRegistry),
 }
 
 /// Appends the encoding of a value.
@@ -210,6 +218,7 @@ pub fn decode_item(key: &[u8], value: &[u8]) -> Result<Item, String> {
         (Some(tag::CONFIG), 2) if key[1] == b'c' => Ok(Item::Cluster(decode("cluster record", value)?)),
         (Some(tag::CONFIG), 2) if key[1] == b'h' => Ok(Item::Home(decode("home record", value)?)),
         (Some(tag::CONFIG), 2) if key[1] == b'm' => Ok(Item::Map(decode("cluster map", value)?)),
+        (Some(tag::CONFIG), 2) if key[1] == b'k' => Ok(Item::Keys(decode("registry of keys", value)?)),
         _ => Err(bad()),
     }
 }

@@ -223,6 +223,7 @@ impl Place {
             role,
             name: name.into(),
             key: None,
+            identity: None,
             timeouts: Timeouts::default(),
         };
         let held = Rc::<Held>::default();

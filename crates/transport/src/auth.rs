@@ -8,6 +8,7 @@
 //!
 //! Invariants: proofs are compared in constant time. A key is never printed.
 
+use crate::identity::Identity;
 use amphi_env::addr::Addr;
 use amphi_wire::handshake::{NONCE_BYTES, PROOF_BYTES};
 use hmac::{Hmac, KeyInit, Mac};
@@ -131,6 +132,8 @@ impl End {
 pub struct ServerAuth {
     /// Clients must know this key. `None`: only Unix sockets are served, where the kernel reports who connects.
     pub key: Option<ClusterKey>,
+    /// The server's own key pair: clients may prove one of theirs in place of the cluster key.
+    pub identity: Option<Identity>,
     /// Clients on a Unix socket need no key. If such a client proves a key, the proof is checked all the same.
     pub unix_without_key: bool,
     /// The user as whom the server runs. This user and root may do everything. Any other user on a Unix socket acts as

@@ -194,7 +194,7 @@ impl Handler for TestServer {
         })
     }
 
-    fn connected(&self, _: SessionId, _: Role, conn: ConnId) {
+    fn connected(&self, _: SessionId, _: Role, conn: ConnId, _: &Peer) {
         self.connected.borrow_mut().push(conn);
     }
 
@@ -353,6 +353,7 @@ impl Place {
             role: Role::Mount,
             name: "test:1".into(),
             key: None,
+            identity: None,
             timeouts: Timeouts { first_connect: Duration::from_secs(1), ..Timeouts::default() },
         }
     }

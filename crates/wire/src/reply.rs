@@ -2,6 +2,7 @@
 
 use crate::cluster::ClusterMap;
 use crate::file_lock::FileLockSpec;
+use crate::keys::KeyRegistry;
 use crate::view::{
     DirEntry, DirectoryAfter, ExtentView, FileAhead, InodeView, ServerStatus, SessionStatus, TargetSpace, TargetStatus,
     Tokens,
@@ -140,6 +141,10 @@ pub enum Reply {
     FilesAhead(Vec<Result<FileAhead, Errno>>),
     /// Whether anybody waits for the end of a group.
     GroupWanted(bool),
+    /// The registry of keys.
+    Keys(Box<KeyRegistry>),
+    /// So many sessions are ending.
+    Evicted(u32),
 }
 
 /// What a batch is told of contention.

@@ -5,6 +5,7 @@
 
 use crate::cluster::ServerInfo;
 use crate::file_lock::{FileLockOwner, FileLockSpec};
+use crate::keys::KeyChange;
 use crate::message::{Access, HeldLock, LockExtent, LockMode, Make, RenameMode, XattrMode};
 use amphi_types::{AskedAdvice, ByteRange, DataChecksums, Ino, Layout, Name, ObjectId, SetAttr, Timespec};
 use serde::{Deserialize, Serialize};
@@ -510,6 +511,19 @@ pub enum Request {
     GroupWanted {
         /// Object.
         object: ObjectId,
+    },
+    /// `Keys`: the registry of keys, after `change` if there is one; `Refused` if it is not made. To the master: other
+    /// servers answer `Map`.
+    Keys {
+        /// What is to change.
+        change: Option<KeyChange>,
+    },
+    /// `Evicted`: ends sessions of mounts, as for a mount that does not answer; `Refused` if there are none. To the
+    /// master: other servers answer `Map`.
+    Evict {
+        /// The number of a session, 16 hexadecimal digits as `amphi status` shows it, or the name or fingerprint of a
+        /// key, whose sessions all end.
+        who: String,
     },
     /// `Done`: answer to `Push::DirectoryChanged`: whatever keeps directories has looked for it, or cannot at once. To
     /// the target that said so.

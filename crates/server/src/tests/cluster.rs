@@ -85,6 +85,7 @@ impl World {
             role,
             name: format!("{node}:{session}"),
             key: Some(amphi_transport::ClusterKey::new(KEY).expect("a key")),
+            identity: None,
             timeouts: Timeouts::default(),
         };
         let first = self.targets[..at].iter().sum::<u16>();

@@ -85,6 +85,7 @@ impl Loading {
                 Item::Cluster(record) => self.kept.cluster = Some(record),
                 Item::Home(record) => self.kept.home = Some(record),
                 Item::Map(record) => self.kept.map = Some(record),
+                Item::Keys(record) => self.kept.keys = Some(record),
             },
         }
         Ok(())
