@@ -19,6 +19,7 @@ mod fsync;
 mod full;
 mod glimpses;
 mod kept;
+mod keys;
 mod left_pages;
 mod locks;
 mod lost_power;

@@ -143,6 +143,8 @@ pub(crate) struct Guest {
     pub(crate) hello: Hello,
     /// What it has proved.
     pub(crate) proved: Proved,
+    /// Whether the cluster key is among that.
+    pub(crate) knows_cluster_key: bool,
     challenge: Nonce,
     nonce: Nonce,
 }
@@ -179,6 +181,7 @@ pub(crate) async fn challenge<E: Env>(
         }
         proved = Proved::ClusterKey;
     }
+    let knows_cluster_key = proved == Proved::ClusterKey;
     if let Some(IdentityProof { key, signature }) = &signed.identity {
         let transcript = Transcript {
             server_nonce: &challenge,
@@ -200,7 +203,7 @@ pub(crate) async fn challenge<E: Env>(
         };
         return Err(refuse(out, words.into()).await);
     }
-    Ok(Guest { hello: signed.hello, proved, challenge, nonce: signed.nonce })
+    Ok(Guest { hello: signed.hello, proved, knows_cluster_key, challenge, nonce: signed.nonce })
 }
 
 /// Sends the client the reason for its refusal. Returns that reason as the end of the connection.

@@ -53,6 +53,8 @@ pub struct Peer {
     pub bound: Option<Rc<Cred>>,
     /// What it has proved.
     pub proved: Proved,
+    /// Whether it has proved the cluster key, beside a key of its own or alone.
+    pub knows_cluster_key: bool,
 }
 
 /// What a client has proved in the handshake.

@@ -4,6 +4,7 @@ mod absence;
 mod eviction;
 mod faults;
 mod joins;
+mod keys;
 mod lost_power;
 mod mounts;
 mod sweep;

@@ -60,7 +60,14 @@ pub async fn serve<E: Env, H: Handler>(
                     // The client has to prove the key.
                     None => None,
                 };
-                let peer = Peer { addr: conn.peer(), in_process: false, unix: is_unix, bound, proved: Proved::Nothing };
+                let peer = Peer {
+                    addr: conn.peer(),
+                    in_process: false,
+                    unix: is_unix,
+                    bound,
+                    proved: Proved::Nothing,
+                    knows_cluster_key: false,
+                };
                 let pipe = over_stream::<E>(conn);
                 let auth = ServerAuth { unix_without_key: auth.unix_without_key && is_unix, ..auth.clone() };
                 welcome_task(&env, pipe, peer, &handler, &connections, auth);
@@ -86,7 +93,14 @@ pub async fn serve_local<E: Env, H: Handler>(
 ) {
     loop {
         let pipe = over_local::<E>(listener.accept().await);
-        let peer = Peer { addr: "local".into(), in_process: true, unix: false, bound: None, proved: Proved::Nothing };
+        let peer = Peer {
+            addr: "local".into(),
+            in_process: true,
+            unix: false,
+            bound: None,
+            proved: Proved::Nothing,
+            knows_cluster_key: false,
+        };
         welcome_task(&env, pipe, peer, &handler, &connections, ServerAuth::default());
     }
 }
@@ -142,7 +156,7 @@ async fn greet<E: Env, H: Handler>(
             handler.stranger(&peer.addr, why);
         }
     })?;
-    let peer = Peer { proved: guest.proved, ..peer };
+    let peer = Peer { proved: guest.proved, knows_cluster_key: guest.knows_cluster_key, ..peer };
     // From here on the name is one line of printable text: for the log, for records, and for people.
     let name = handshake::printable(&guest.hello.name).chars().take(NAME_CHARS_MAX).collect();
     let hello = Hello { name, ..guest.hello.clone() };

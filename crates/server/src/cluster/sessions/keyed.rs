@@ -15,15 +15,35 @@ use crate::membership::keys::counts_from;
 use amphi_env::Env;
 use amphi_transport::{ConnId, Peer, Proved};
 use amphi_types::{Errno, Result, SessionId};
-use amphi_wire::keys::{Fingerprint, KeyChange, KeyEntry, KeyRole};
+use amphi_wire::keys::{Fingerprint, KeyChange, KeyEntry, KeyRole, Squash};
 use amphi_wire::{Hello, Reply, Role};
 use std::rc::Rc;
+use std::time::Duration;
 
 /// Why the session of a removed key ends.
 const REMOVED: &str = "its key has been removed";
 
+/// How long a connection of a removed key has to take the last answer.
+const FAREWELL: Duration = Duration::from_millis(200);
+
 /// A client's key, and what the registry says of it.
 pub(super) type Keyed = (Fingerprint, KeyEntry);
+
+/// The entry of another server's key before the registry is known. It has the number of no key, so the connection ends
+/// with the first registry, and the next one is looked up there.
+fn provisional(key: Fingerprint) -> KeyEntry {
+    KeyEntry {
+        name: "server".into(),
+        fingerprint: key,
+        next: None,
+        role: KeyRole::Server,
+        read_only: false,
+        squash: Squash::default(),
+        addresses: Vec::new(),
+        sessions_max: 0,
+        id: 0,
+    }
+}
 
 /// Whether somebody in a role may connect as something.
 fn may_be(key: KeyRole, connects: Role) -> std::result::Result<(), String> {
@@ -73,6 +93,17 @@ impl<E: Env> SessionManager<E> {
             Proved::ClusterKey => return Ok(None),
             Proved::Identity(key) => key,
         };
+        if role == Role::Server && (!book.is_compared() || book.find(key).is_none()) {
+            // Servers that know the cluster key come in by that as long as it counts, also before their own keys are
+            // added. And a server that comes for the first time knows no registry, but perhaps its master's key.
+            if peer.knows_cluster_key && !book.registry().require_identity {
+                return Ok(None);
+            }
+            let trusted = self.worker.config.identity.as_ref().is_some_and(|own| own.servers().contains(&key));
+            if !book.is_compared() && (trusted || book.find(key).is_some_and(|e| e.role == KeyRole::Server)) {
+                return Ok(Some((key, provisional(key))));
+            }
+        }
         if !book.is_compared() {
             return Err("this server has not heard from the master since it started, so it does not know which keys \
                         were removed; try again"
@@ -114,7 +145,7 @@ impl<E: Env> SessionManager<E> {
         peer: &Peer,
     ) -> std::result::Result<(), String> {
         let Some((fingerprint, entry)) = self.key_of(peer, role)? else {
-            if peer.proved == Proved::ClusterKey && !peer.unix {
+            if peer.proved != Proved::Nothing && !peer.unix {
                 self.by_cluster_key.borrow_mut().insert(conn, session);
             }
             return Ok(());
@@ -180,13 +211,18 @@ impl<E: Env> SessionManager<E> {
                 self.evict(session, REMOVED);
             }
         }
-        for conn in cut {
-            self.connections.cut(conn, REMOVED);
-        }
+        // Nothing passes any more. Whoever removed his own key still gets the answer.
+        let manager = self.clone();
+        self.worker.env.spawn(async move {
+            manager.worker.env.sleep(FAREWELL).await;
+            for conn in cut {
+                manager.connections.cut(conn, REMOVED);
+            }
+        });
     }
 
     /// `Request::Keys`.
-    pub(super) async fn keys(self: &Rc<Self>, change: Option<KeyChange>, by: &str) -> Result<Reply> {
+    pub(super) async fn keys(self: &Rc<Self>, change: Option<KeyChange>, conn: ConnId, by: &str) -> Result<Reply> {
         let cluster = self.cluster().ok_or(Errno::Proto)?;
         if !cluster.is_master() {
             // Whoever asks finds the master with it.
@@ -195,6 +231,13 @@ impl<E: Env> SessionManager<E> {
         let Some(change) = change else {
             return Ok(Reply::Keys(Box::new((*cluster.keys.registry()).clone())));
         };
+        if change == KeyChange::RequireIdentity(true) && self.by_cluster_key.borrow().contains_key(&conn) {
+            return Ok(Reply::Refused(
+                "you came with the cluster key, which would let you in no more; ask with the identity of an \
+                 administrator, or as root over a Unix socket"
+                    .into(),
+            ));
+        }
         let what = described(&change);
         if !self.audit(Kind::Keys, &[("by", by), ("change", &what), ("result", "asked")]) {
             return Ok(Reply::Refused("the audit log cannot be written, so no key is changed".into()));

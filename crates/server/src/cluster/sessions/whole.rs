@@ -38,7 +38,7 @@ impl<E: Env> SessionManager<E> {
             }
             Request::Keys { change } => {
                 let by = self.asker(&incoming.route.conn, session);
-                self.keys(change, &by).await
+                self.keys(change, incoming.route.conn, &by).await
             }
             Request::Evict { who } => self.evict_by_name(&who, &self.asker(&incoming.route.conn, session)),
             Request::Counters { reset } => self.counters(reset).await,
