@@ -382,7 +382,7 @@ impl Attack {
         let session = SessionId(if tries { 1 } else { self.sessions.get() });
         let role = if self.below(30) == 0 { Role::Mount } else { self.guise.role() };
         let hello = Hello { version: VERSION, session, role, name, last_boot: 0, clock: self.env.wall() };
-        frame(Head::new(FrameKind::Hello), &SignedHello { hello, nonce: [3; 32], proof: None })
+        frame(Head::new(FrameKind::Hello), &SignedHello { hello, nonce: [3; 32], proof: None, identity: None })
     }
 
     /// Sends one frame. False if the connection is of no use any more.
