@@ -269,7 +269,8 @@ async fn dispatch<E: Env>(cx: &RequestCx<E>, op: Request, payload: Option<Buf>) 
             cx.target.coherence.glimpses.answer(cx.session, id, size, mtime);
             Ok(Reply::Done)
         }
-        Request::Represent { opens, locks } => cx.represent(opens, locks).await,
+        Request::Represent { opens, locks } => cx.represent(opens, locks, None).await,
+        Request::RepresentFor { opens, locks, users } => cx.represent(opens, locks, Some(&users)).await,
         Request::StatFs => Ok(Reply::StatFs(cx.target.space())),
         Request::Revoked { ids } => cx.revoked(&ids),
         Request::FileLockSet { lock, number, wait } => cx.file_lock_set(&lock, number, wait).await,

@@ -146,7 +146,7 @@ impl Identity {
                 "secret" if secret.is_none() => secret = unhex::<SECRET_BYTES>(value),
                 "server" if servers.len() < TRUSTED_MAX => servers.push(fingerprint()?),
                 "end" => whole = true,
-                _ => return Err("it has a line that is unknown, or there twice".into()),
+                _ => return Err("it is damaged: it has a line that is unknown, or there twice".into()),
             }
         }
         let (Some(public), Some(secret), true) = (public, secret, whole) else {

@@ -5,7 +5,7 @@
 
 use crate::cluster::ServerInfo;
 use crate::file_lock::{FileLockOwner, FileLockSpec};
-use crate::keys::KeyChange;
+use crate::keys::{KeyChange, Squash};
 use crate::message::{Access, HeldLock, LockExtent, LockMode, Make, RenameMode, XattrMode};
 use amphi_types::{AskedAdvice, ByteRange, DataChecksums, Ino, Layout, Name, ObjectId, SetAttr, Timespec};
 use serde::{Deserialize, Serialize};
@@ -511,6 +511,16 @@ pub enum Request {
     GroupWanted {
         /// Object.
         object: ObjectId,
+    },
+    /// `Locks`: as `Represent`, of a client whose users count as others. A server makes it of that one, and takes it from
+    /// nobody.
+    RepresentFor {
+        /// Open inodes of this target.
+        opens: Vec<(Ino, Access)>,
+        /// Locks on objects of this target.
+        locks: Vec<HeldLock>,
+        /// As whom the client's users count.
+        users: Box<Squash>,
     },
     /// `Keys`: the registry of keys, after `change` if there is one; `Refused` if it is not made. To the master: other
     /// servers answer `Map`.

@@ -23,6 +23,7 @@ mod harness;
 mod ioctl;
 mod kept_listings;
 mod kernel_cache;
+mod keys;
 mod lent_names;
 mod mapped;
 mod memory_group;

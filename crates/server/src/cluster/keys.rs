@@ -18,16 +18,19 @@ use crate::message::{OpenReport, TargetRequest};
 use crate::turns::Turns;
 use amphi_env::Env;
 use amphi_transport::Identity;
-use amphi_types::{Errno, Result, TargetId};
+use amphi_types::{Errno, Result, SessionId, TargetId};
 use amphi_wire::keys::{Fingerprint, KeyChange, KeyEntry, KeyRegistry, KeyRole};
 use futures_util::future::join_all;
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
 use std::time::Duration;
 
 /// How long a change waits for a server that is heard of: it hears later by itself.
 const TOLD: Duration = Duration::from_millis(1500);
+
+/// Sessions whose keys a server remembers, before it forgets those that have ended.
+const OWNERS_MAX: usize = 4096;
 
 /// The registry in force.
 pub(crate) struct KeyBook {
@@ -38,12 +41,14 @@ pub(crate) struct KeyBook {
     compared: Cell<bool>,
     /// One change at a time.
     changing: Turns,
+    /// At a server that is not the master: the number of the key of each session that came here with one.
+    owners: RefCell<BTreeMap<SessionId, u64>>,
 }
 
 impl Default for KeyBook {
     fn default() -> KeyBook {
         let (registry, index) = (RefCell::default(), RefCell::default());
-        KeyBook { registry, index, compared: Cell::new(false), changing: Turns::new(1) }
+        KeyBook { registry, index, compared: Cell::new(false), changing: Turns::new(1), owners: RefCell::default() }
     }
 }
 
@@ -172,6 +177,34 @@ impl<E: Env> Cluster<E> {
         }
         self.follow_keys(registry);
         Ok(())
+    }
+
+    /// Whether a session, with which somebody comes to a server that is not the master, began with the key of this
+    /// number. The master says so once.
+    ///
+    /// Errors: it is another's; the master cannot be asked.
+    pub(crate) async fn check_owner(self: &Rc<Self>, session: SessionId, id: u64) -> std::result::Result<(), String> {
+        if self.keys.owners.borrow().get(&session) == Some(&id) {
+            return Ok(());
+        }
+        let master = self.map().servers.first().map_or(0, |s| s.id);
+        let owner = match self.ask_soon(master, PeerRequest::SessionKey(session)).await {
+            Ok(PeerReply::SessionKey(owner)) => owner,
+            Ok(_) => return Err("the master's answer makes no sense".into()),
+            Err(e) => return Err(format!("the master cannot be asked whose this session is: {e}; try again")),
+        };
+        match owner {
+            Some(owner) if owner == id => {
+                let mut owners = self.keys.owners.borrow_mut();
+                if owners.len() >= OWNERS_MAX {
+                    owners.retain(|session, _| self.as_follower.begin_of(*session).is_some());
+                }
+                owners.insert(session, id);
+                Ok(())
+            }
+            Some(_) => Err("this session is another user's".into()),
+            None => Err("the master does not know yet whose this session is; try again".into()),
+        }
     }
 
     /// What a beat is told of the registry.

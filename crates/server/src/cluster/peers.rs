@@ -351,6 +351,7 @@ impl<E: Env> Cluster<E> {
                 PeerReply::Done
             }
             PeerRequest::Keys => PeerReply::Keys(Box::new((*self.keys.registry()).clone())),
+            PeerRequest::SessionKey(session) => PeerReply::SessionKey(self.manager()?.key_id(session)),
             PeerRequest::InstallKeys(registry) => {
                 self.install_keys(*registry).await?;
                 PeerReply::Done

@@ -330,6 +330,9 @@ impl<E: Env> SessionManager<E> {
 
     /// Whether a client may ask this; then the call says on whose behalf it counts.
     fn may_ask(&self, incoming: &mut Incoming, gate: Option<&Gate>) -> Result<()> {
+        if gate::class_of(&incoming.call.op) == gate::Class::Internal {
+            return Err(Errno::Perm);
+        }
         let Some(gate) = gate else { return trust::may_ask(incoming) };
         trust::act_as_bound(incoming)?;
         let before = gate.squashed();

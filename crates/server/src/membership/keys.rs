@@ -6,10 +6,13 @@
 //! Invariants: a name belongs to one key, and a public key to one name. No number of a client has two meanings, nor has
 //! one of the servers. What a role has no use for, its keys do not have.
 
+use amphi_meta::Facts;
+use amphi_types::acl::Who;
 use amphi_types::limits::BODY_MAX;
+use amphi_types::{Caps, Cred};
 use amphi_wire::keys::{
     AddressRange, Fingerprint, IdRange, KEY_NAME_MAX, KEY_RANGES_MAX, KEYS_MAX, KeyChange, KeyEntry, KeyRegistry,
-    KeyRole, Squash,
+    KeyRole, NOBODY, Squash, SquashTo,
 };
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -226,6 +229,41 @@ pub fn to_client(ranges: &[IdRange], id: u32) -> Option<u32> {
     }
     let range = ranges.iter().find(|r| id.checked_sub(r.server).is_some_and(|n| n < r.count))?;
     Some(range.client + (id - range.server))
+}
+
+/// Users of a client for whom an inode may have been opened: its owner, a member of its group, whoever its access
+/// control list names, anybody else, each if the client speaks for such a user. So what none of them may is what the
+/// client could not have got by naming its users one after the other.
+pub fn users_for(squash: &Squash, facts: &Facts) -> Vec<Cred> {
+    let plain = |uid: u32, gid: u32| Cred { uid, gid, groups: Vec::new(), caps: Caps::NONE };
+    let squashed = |to: &SquashTo| plain(to.uid, to.gid);
+    if let Some(to) = &squash.all {
+        return vec![squashed(to)];
+    }
+    let is_root_there = |id: u32| id == 0 && squash.root.is_some();
+    let has_user = |uid: u32| !is_root_there(uid) && to_client(&squash.uids, uid).is_some();
+    let has_group = |gid: u32| !is_root_there(gid) && to_client(&squash.gids, gid).is_some();
+    // Somebody who is neither the owner nor named.
+    let list = facts.acls.as_ref().and_then(|acls| acls.access.as_ref());
+    let named = |uid: u32| list.is_some_and(|acl| acl.entries().iter().any(|e| e.who == Who::User(uid)));
+    let is_stranger = |uid: &u32| *uid != facts.uid && !named(*uid);
+    let all = [IdRange { client: 1, server: 1, count: u32::MAX - 1 }];
+    let ranges = if squash.uids.is_empty() { &all[..] } else { &squash.uids };
+    let stranger = ranges.iter().flat_map(|r| r.server..=r.server + (r.count - 1)).find(is_stranger);
+    let mut users: Vec<Cred> = squash.root.iter().map(squashed).collect();
+    users.extend(Some(facts.uid).filter(|uid| has_user(*uid)).map(|uid| plain(uid, NOBODY)));
+    users.extend(stranger.map(|uid| plain(uid, NOBODY)));
+    let groups = std::iter::once(facts.gid).chain(list.iter().flat_map(|acl| acl.entries()).filter_map(|e| match e.who {
+        Who::Group(gid) => Some(gid),
+        _ => None,
+    }));
+    users.extend(groups.filter(|gid| has_group(*gid)).filter_map(|gid| Some(plain(stranger?, gid))));
+    let listed = list.iter().flat_map(|acl| acl.entries()).filter_map(|e| match e.who {
+        Who::User(uid) => Some(uid),
+        _ => None,
+    });
+    users.extend(listed.filter(|uid| has_user(*uid)).map(|uid| plain(uid, NOBODY)));
+    users
 }
 
 #[cfg(test)]

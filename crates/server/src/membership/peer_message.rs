@@ -58,6 +58,8 @@ pub enum PeerRequest {
     /// `Done`: a later registry of keys. The master tells the others; another server tells a master that has an earlier
     /// one.
     InstallKeys(Box<KeyRegistry>),
+    /// `SessionKey`: the number of the key with which a session began; to the master.
+    SessionKey(SessionId),
 }
 
 /// Answers to `PeerRequest`.
@@ -89,4 +91,6 @@ pub enum PeerReply {
     },
     /// The registry of keys.
     Keys(Box<KeyRegistry>),
+    /// Number of a key; none if the session has none, or the master does not know it yet.
+    SessionKey(Option<u64>),
 }

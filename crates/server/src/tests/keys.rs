@@ -140,6 +140,7 @@ fn every_request(dir: Ino, ino: Ino) -> Vec<Request> {
         Request::LockKept { locks: vec![1] },
         Request::GlimpseReply { id: 1, size: 1, mtime },
         Request::Represent { opens: vec![(ino, access)], locks: Vec::new() },
+        Request::RepresentFor { opens: vec![(ino, access)], locks: Vec::new(), users: Box::default() },
         Request::Goodbye,
         Request::Status,
         Request::Tunables { pattern: "server.token_ms".into(), value: None },
@@ -244,7 +245,7 @@ fn a_role_is_all_that_a_key_has() {
         let looks = place.keyed(12, Role::Admin, 1).await.expect("a client looks around");
         let admin = place.keyed(13, Role::Admin, 3).await.expect("an administrator");
         let administration = ["Counters", "Keys", "Evict"];
-        let peers = ["Join", "Ask"];
+        let peers = ["Join", "Ask", "RepresentFor"];
         let around = ["StatFs", "Status", "Map", "Goodbye"];
         for op in every_request(Ino::ROOT, f) {
             let name = called(&op);
@@ -422,6 +423,74 @@ fn root_is_squashed_everywhere() {
         let trusted = place.keyed(3, Role::Mount, 2).await.expect("it mounts");
         assert!(trusted.call(Request::Open { ino: secret, access: RW, exec: false }).await.is_ok(), "root=keep");
     });
+}
+
+/// Goal: after a restart of the server a mount whose root is squashed goes on with what its users have open, whoever they
+/// are, and gets nothing else by presenting it: neither files of root nor those of users that it does not speak for.
+/// Nobody says by himself whose opens they are. Method: a restart; opens of several owners and modes that were real, and
+/// the same number that were not.
+#[test]
+fn opens_are_believed_for_users_of_the_client() {
+    let place = Place::new(99, 2, 1);
+    let run = async {
+        let server = place.start().await.expect("it starts");
+        let root = place.client(1).await.unwrap();
+        root.chmod(Ino::ROOT, 0o777).await;
+        let squash = Squash {
+            root: Some(SquashTo { uid: 600, gid: 600 }),
+            uids: vec![IdRange { client: 1000, server: 1000, count: 10 }],
+            gids: vec![IdRange { client: 1000, server: 1000, count: 10 }],
+            ..Squash::default()
+        };
+        root.add(KeyEntry { squash, ..entry("node", 1, KeyRole::Client) }).await;
+        let object = |ino| ObjectId { ino, stripe: 0 };
+        let read = |ino| Request::Read {
+            object: object(ino),
+            range: ByteRange::new(0, 10),
+            server_lock: true,
+            advice: Default::default(),
+        };
+        let mut files = Vec::new();
+        for (n, (uid, gid, perm, allowed)) in [
+            (1000, 1000, 0o600, true),
+            (1009, 5, 0o400, true),
+            (0, 1001, 0o640, true),
+            (0, 0, 0o644, true),
+            (600, 600, 0o600, true),
+            (0, 0, 0o600, false),
+            (0, 0, 0o660, false),
+            (1010, 1010, 0o600, false),
+            (1010, 1010, 0o660, false),
+            (2000, 600, 0o606, true),
+            // The owner's bits alone count for the owner, also where others have more.
+            (1003, 1003, 0o066, true),
+            (0, 5, 0o640, false),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let f = root.make(Ino::ROOT, &format!("f{n}"), Make::File { open: None, exclusive: true }).await.unwrap();
+            let set = SetAttr { uid: Some(uid), gid: Some(gid), perm: Some(perm), ..SetAttr::default() };
+            root.inode(Request::SetAttr { ino: f, set }).await.unwrap();
+            files.push((f, allowed));
+        }
+        let c = place.keyed(2, Role::Mount, 1).await.expect("it mounts");
+        let hostile = Request::RepresentFor { opens: Vec::new(), locks: Vec::new(), users: Box::default() };
+        assert_eq!(c.call(hostile.clone()).await.map(drop), Err(Errno::Perm));
+        assert_eq!(root.call(hostile).await.map(drop), Err(Errno::Perm));
+        let access = Access { read: true, write: false };
+        *c.held.opens.borrow_mut() = files.iter().map(|(f, _)| (*f, access)).collect();
+        server.stop().await.expect("it stops");
+        let server = place.start().await.expect("again");
+        for (f, allowed) in files {
+            let asked = c.call(read(f)).await;
+            assert_eq!(asked.is_ok(), allowed, "{f:?} {asked:?}");
+            assert!(allowed || asked == Err(Errno::BadFd), "{asked:?}");
+        }
+        assert!(c.held.restarts.get() > 0, "it presented them");
+        drop(server);
+    };
+    place.sim.block_on(run).expect("no deadlock");
 }
 
 /// Goal: with `all` everybody is one user; with maps users are others on the servers, are shown as themselves, and those

@@ -50,6 +50,10 @@ impl<E: Env> SessionManager<E> {
             clocks::agree(hello, self.worker.env.wall())?;
         }
         let is_known = self.sessions.borrow().contains_key(&hello.session);
+        let follower = self.cluster().filter(|c| hello.role == Role::Mount && !c.is_master());
+        if let (Some(follower), Some((_, entry))) = (follower, &keyed) {
+            follower.check_owner(hello.session, entry.id).await?;
+        }
         if let Some((_, entry)) = keyed.as_ref().filter(|_| hello.role == Role::Mount && !is_known) {
             self.check_sessions(entry)?;
         }

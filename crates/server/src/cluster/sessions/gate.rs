@@ -35,6 +35,8 @@ pub(super) enum Class {
     Administration,
     /// A server speaks to another one.
     Peer,
+    /// A server says it to itself.
+    Internal,
 }
 
 /// What kind of request this is. A new request is added here before it compiles.
@@ -106,6 +108,7 @@ pub(super) fn class_of(op: &Request) -> Class {
         | Request::Keys { .. }
         | Request::Evict { .. } => Class::Administration,
         Request::Join { .. } | Request::Ask { .. } => Class::Peer,
+        Request::RepresentFor { .. } => Class::Internal,
     }
 }
 
@@ -185,8 +188,22 @@ impl Gate {
         }
         if self.role == Role::Mount {
             self.act_as(&mut incoming.call)?;
+            if incoming.bound.is_none() {
+                self.present_for_users(&mut incoming.call);
+            }
         }
         Ok(())
+    }
+
+    /// What a mount presents after a restart names no users: it is believed what some user of its could have opened.
+    fn present_for_users(&self, call: &mut Call) {
+        if call.cred.uid == 0 {
+            return;
+        }
+        if let Request::Represent { opens, locks } = &mut call.op {
+            let (opens, locks) = (std::mem::take(opens), std::mem::take(locks));
+            call.op = Request::RepresentFor { opens, locks, users: Box::new(self.entry.squash.clone()) };
+        }
     }
 
     /// Replaces whom the call is made for, and the numbers in it, by what they are on the servers.

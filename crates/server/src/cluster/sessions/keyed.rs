@@ -276,6 +276,14 @@ impl<E: Env> SessionManager<E> {
         Ok(Reply::Evicted(ended.len() as u32))
     }
 
+    /// Number of the key with which the client of a session came.
+    pub(crate) fn key_id(&self, session: SessionId) -> Option<u64> {
+        match self.sessions.borrow().get(&session)?.owner {
+            Owner::Key(id) => Some(id),
+            Owner::Unknown | Owner::Anybody | Owner::User(_) => None,
+        }
+    }
+
     /// Name of the key with which the client of a session came; empty if with none of its own.
     pub(super) fn key_name(&self, session: SessionId) -> String {
         self.sessions.borrow().get(&session).and_then(|e| Some(e.key.as_ref()?.name.clone())).unwrap_or_default()

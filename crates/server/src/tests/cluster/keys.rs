@@ -98,6 +98,10 @@ fn a_removal_reaches_every_server() {
             }
             mounts.push(links);
         }
+        for at in 0..3 {
+            let stolen = world.keyed("client", 1, at, Role::Mount, 2).await.err().expect("another's").to_string();
+            assert!(stolen.contains("another user's"), "{at}: {stolen}");
+        }
         let env = world.sim.node("client");
         let begun = env.now();
         change(&boss, KeyChange::Remove("k".into())).await.unwrap();
