@@ -253,10 +253,11 @@ pub fn users_for(squash: &Squash, facts: &Facts) -> Vec<Cred> {
     let mut users: Vec<Cred> = squash.root.iter().map(squashed).collect();
     users.extend(Some(facts.uid).filter(|uid| has_user(*uid)).map(|uid| plain(uid, NOBODY)));
     users.extend(stranger.map(|uid| plain(uid, NOBODY)));
-    let groups = std::iter::once(facts.gid).chain(list.iter().flat_map(|acl| acl.entries()).filter_map(|e| match e.who {
-        Who::Group(gid) => Some(gid),
-        _ => None,
-    }));
+    let groups =
+        std::iter::once(facts.gid).chain(list.iter().flat_map(|acl| acl.entries()).filter_map(|e| match e.who {
+            Who::Group(gid) => Some(gid),
+            _ => None,
+        }));
     users.extend(groups.filter(|gid| has_group(*gid)).filter_map(|gid| Some(plain(stranger?, gid))));
     let listed = list.iter().flat_map(|acl| acl.entries()).filter_map(|e| match e.who {
         Who::User(uid) => Some(uid),

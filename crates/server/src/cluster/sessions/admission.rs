@@ -6,6 +6,7 @@
 //! Bound: `MOUNTS_MAX` mounts.
 
 use super::entry::{Entry, State};
+use super::keyed::Keyed;
 use super::trust::{self, Owner};
 use super::{LOOK, SessionManager, clocks};
 use crate::membership::peer_link::{PEER_CREDITS, STOPPING};
@@ -49,15 +50,15 @@ impl<E: Env> SessionManager<E> {
         if hello.role == Role::Server || self.cluster().is_none_or(|c| c.is_master()) {
             clocks::agree(hello, self.worker.env.wall())?;
         }
-        let is_known = self.sessions.borrow().contains_key(&hello.session);
         let follower = self.cluster().filter(|c| hello.role == Role::Mount && !c.is_master());
-        if let (Some(follower), Some((_, entry))) = (follower, &keyed) {
+        if let (Some(follower), Some((_, entry))) = (&follower, &keyed) {
             follower.check_owner(hello.session, entry.id).await?;
         }
-        if let Some((_, entry)) = keyed.as_ref().filter(|_| hello.role == Role::Mount && !is_known) {
-            self.check_sessions(entry)?;
-        }
-        if !self.note_admitted(hello, peer, keyed.as_ref()) && !is_known {
+        let is_known = self.sessions.borrow().contains_key(&hello.session)
+            || follower.is_some_and(|f| f.as_follower.begin_of(hello.session).is_some());
+        // Without each other the servers could not go on.
+        let may_stay = is_known || hello.role == Role::Server;
+        if !self.note_admitted(hello, peer, keyed.as_ref()) && !may_stay {
             return Err("the audit log of this server cannot be written, so nobody new is let in".into());
         }
         let (resumed, normal_credits, urgent_credits) = match hello.role {
@@ -66,7 +67,7 @@ impl<E: Env> SessionManager<E> {
                 let known = self.admit_server(hello)?;
                 (known || ![0, self.facts.boot].contains(&hello.last_boot), PEER_CREDITS, PEER_CREDITS)
             }
-            _ => (self.admit(hello, comes).await?, NORMAL_CREDITS, URGENT_CREDITS),
+            _ => (self.admit(hello, comes, keyed.as_ref()).await?, NORMAL_CREDITS, URGENT_CREDITS),
         };
         if let Some(entry) = self.sessions.borrow_mut().get_mut(&hello.session) {
             // It may have begun while this client was waiting.
@@ -113,7 +114,12 @@ impl<E: Env> SessionManager<E> {
     }
 
     /// Lets a client in. Says whether its session was known.
-    async fn admit(self: &Rc<Self>, hello: &Hello, comes: Owner) -> std::result::Result<bool, String> {
+    async fn admit(
+        self: &Rc<Self>,
+        hello: &Hello,
+        comes: Owner,
+        keyed: Option<&Keyed>,
+    ) -> std::result::Result<bool, String> {
         if self.admission.is_closed() {
             return Err(STOPPING.into());
         }
@@ -156,6 +162,9 @@ impl<E: Env> SessionManager<E> {
         let mounts = self.sessions.borrow().values().filter(|e| e.role == Role::Mount).count();
         if mounts >= MOUNTS_MAX {
             return Err(format!("{mounts} mounts use this file system, which is the most; unmount one of them first"));
+        }
+        if let Some((_, key)) = keyed {
+            self.check_sessions(key)?;
         }
         let entry = Entry { owner: comes, ..Entry::new(&hello.name, Role::Mount, State::Starting, now_ns) };
         self.sessions.borrow_mut().insert(hello.session, entry);
