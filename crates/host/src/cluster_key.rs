@@ -1,7 +1,8 @@
 //! Files with cluster keys.
 //!
-//! Owns: reading one, and any other file with a secret; refusing one that others can read. Does not own: the key that a first server makes for itself
-//! (`amphi_process::own_key`), what makes a key weak, and what a key proves (`amphi_transport::auth`).
+//! Owns: reading one, and any other file with a secret; refusing one that others can read. Does not own: the key that a
+//! first server makes for itself (`amphi_process::own_key`), what makes a key weak, and what a key proves
+//! (`amphi_transport::auth`).
 
 use crate::failure::{Failure, Outcome};
 use amphi_transport::ClusterKey;

@@ -11,8 +11,8 @@ use amphi_server::{AuditFull, AuditSink};
 use clap::ValueEnum;
 use rustix::fs::{Mode, OFlags};
 use serde::Deserialize;
-use std::fs::File;
-use std::io::{self, Write};
+use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
@@ -49,7 +49,7 @@ struct Files {
     folder: PathBuf,
     file_bytes: u64,
     /// The file that is written, and its bytes.
-    current: Option<(File, u64)>,
+    current: Option<(OwnedFd, u64)>,
 }
 
 impl Files {
@@ -62,8 +62,8 @@ impl Files {
         let made = std::os::unix::fs::DirBuilderExt::mode(&mut { made }, 0o700).create(&self.folder);
         made.or_else(|e| if e.kind() == io::ErrorKind::AlreadyExists { Ok(()) } else { Err(e) })?;
         let flags = OFlags::WRONLY | OFlags::APPEND | OFlags::CREATE | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        let file = File::from(rustix::fs::open(self.path(0), flags, Mode::RUSR | Mode::WUSR)?);
-        let bytes = file.metadata()?.len();
+        let file = rustix::fs::open(self.path(0), flags, Mode::RUSR | Mode::WUSR)?;
+        let bytes = rustix::fs::fstat(&file)?.st_size as u64;
         self.current = Some((file, bytes));
         if bytes > 0 {
             // The last line may have no end.
@@ -74,9 +74,11 @@ impl Files {
 
     fn append(&mut self, bytes: &[u8]) -> io::Result<()> {
         let Some((file, len)) = &mut self.current else { return Err(io::ErrorKind::NotFound.into()) };
-        let written = file.write_all(bytes);
         *len += bytes.len() as u64;
-        written
+        match rustix::io::write(file, bytes)? {
+            n if n == bytes.len() => Ok(()),
+            _ => Err(io::ErrorKind::WriteZero.into()),
+        }
     }
 
     fn rotate(&mut self) -> io::Result<()> {

@@ -1,4 +1,5 @@
-//! Authentication: the cluster key, the proofs of the handshake, and which addresses need a key.
+//! Authentication: the cluster key, the proofs of the handshake, what a client has proved, and which addresses need a
+//! key.
 //!
 //! Owns: `ClusterKey` and its two proofs (HMAC-SHA256), `is_unix`, `ServerAuth`. Does not own: the order of the
 //! handshake (`handshake`).
@@ -11,6 +12,7 @@
 use crate::identity::Identity;
 use amphi_env::addr::Addr;
 use amphi_wire::handshake::{NONCE_BYTES, PROOF_BYTES};
+use amphi_wire::keys::Fingerprint;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use std::collections::BTreeSet;
@@ -139,6 +141,17 @@ pub struct ServerAuth {
     /// The user as whom the server runs. This user and root may do everything. Any other user on a Unix socket acts as
     /// itself only.
     pub owner: u32,
+}
+
+/// What a client has proved in the handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Proved {
+    /// Nothing: it is in this process, or the kernel says who it is.
+    Nothing,
+    /// That it knows the cluster key.
+    ClusterKey,
+    /// That it has the secret of this key. Whether the cluster knows the key is the handler's to find out.
+    Identity(Fingerprint),
 }
 
 /// Whether the kernel reports who is at the other end of connections to `addr`: it does for `unix:PATH`. A loopback

@@ -3,11 +3,10 @@
 //!
 //! Owns: the order of the four messages, and every check of them. Does not own: time limits (the callers').
 
-use crate::auth::{ClusterKey, End, Nonce, ServerAuth};
+use crate::auth::{ClusterKey, End, Nonce, Proved, ServerAuth};
 use crate::bell::Ending;
 use crate::identity::{Identity, Signing, Transcript};
 use crate::pipe::{HandshakeOnly, Inbound, Message, Outbound};
-use crate::server::Proved;
 use amphi_env::Env;
 use amphi_wire::handshake::{
     Challenge, IdentityProof, NONCE_BYTES, REASON_MAX, Refuse, SignedHello, SignedWelcome, proven_bytes,

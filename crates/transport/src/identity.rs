@@ -9,13 +9,11 @@
 //!
 //! Invariants: signatures are checked strictly (no weak keys, one encoding). A secret is never printed.
 
-use amphi_wire::handshake::{IdentityProof, Signature};
+use amphi_wire::handshake::{IdentityProof, NONCE_BYTES, Signature};
 use amphi_wire::keys::{Fingerprint, unhex};
 use ed25519_dalek::{Signature as Ed25519, Signer, SigningKey, VerifyingKey};
 use std::fmt;
 use std::sync::Arc;
-
-use crate::auth::Nonce;
 
 /// Bytes of a secret.
 pub const SECRET_BYTES: usize = 32;
@@ -42,8 +40,8 @@ impl Signing {
 
 /// What both ends know when one of them signs.
 pub(crate) struct Transcript<'a> {
-    pub(crate) server_nonce: &'a Nonce,
-    pub(crate) client_nonce: &'a Nonce,
+    pub(crate) server_nonce: &'a [u8; NONCE_BYTES],
+    pub(crate) client_nonce: &'a [u8; NONCE_BYTES],
     pub(crate) server_key: Option<Fingerprint>,
     pub(crate) client_key: Option<Fingerprint>,
     pub(crate) said: &'a [u8],
@@ -165,7 +163,6 @@ impl Identity {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use amphi_wire::handshake::NONCE_BYTES;
 
     /// Goal: a signature holds for its end, both nonces, both keys and the message alone. Method: change one input at a
     /// time, and each bit of the signature.
@@ -203,8 +200,8 @@ mod tests {
         assert!(!right.verify(Signing::Client, Fingerprint(weak), &zero));
     }
 
-    /// Goal: an identity survives its file, and nothing else is taken for one. Method: its text, cut anywhere, with each
-    /// line missing, twice or changed; other files.
+    /// Goal: an identity survives its file, and nothing else is taken for one. Method: its text, cut anywhere, with
+    /// each line missing, twice or changed; other files.
     #[test]
     fn files_are_whole_or_refused() {
         let identity = Identity::new([7; 32]).trusting([Fingerprint([9; 32]), Fingerprint([8; 32])]);

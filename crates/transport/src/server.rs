@@ -16,9 +16,10 @@ mod connection;
 pub use accept::{check_listen, serve, serve_local};
 pub use connection::{Alive, ConnId, Connections, ReplyRoute};
 
+use crate::auth::Proved;
+
 use amphi_env::Buf;
 use amphi_types::{Cred, SessionId};
-use amphi_wire::keys::Fingerprint;
 use amphi_wire::{Call, Hello, Lane, RequestId, Role, Welcome};
 use std::rc::Rc;
 use std::time::Duration;
@@ -55,17 +56,6 @@ pub struct Peer {
     pub proved: Proved,
     /// Whether it has proved the cluster key, beside a key of its own or alone.
     pub knows_cluster_key: bool,
-}
-
-/// What a client has proved in the handshake.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Proved {
-    /// Nothing: it is in this process, or the kernel says who it is.
-    Nothing,
-    /// That it knows the cluster key.
-    ClusterKey,
-    /// That it has the secret of this key. Whether the cluster knows the key is the handler's to find out.
-    Identity(Fingerprint),
 }
 
 /// A request that has arrived.

@@ -512,8 +512,8 @@ pub enum Request {
         /// Object.
         object: ObjectId,
     },
-    /// `Locks`: as `Represent`, of a client whose users count as others. A server makes it of that one, and takes it from
-    /// nobody.
+    /// `Locks`: as `Represent`, of a client whose users count as others. A server makes it of that one, and takes it
+    /// from nobody.
     RepresentFor {
         /// Open inodes of this target.
         opens: Vec<(Ino, Access)>,

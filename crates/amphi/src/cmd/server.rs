@@ -133,13 +133,13 @@ impl Server {
         amphi_process::cluster::settle_addresses(&mut config)?;
         let key = self.key.clone().or(file.key);
         config.key = cluster_key::read(key.as_deref())?.map(|(bytes, _)| bytes);
-        let identity = self.identity.clone().or(file.identity);
+        let identity = self.identity.clone().or(file.identity.file);
         config.identity = identity.as_deref().map(identity_file::read).transpose()?;
         let own_audit = || identity.is_some().then(|| storage.data.join(audit_file::FOLDER));
-        if let Some(folder) = self.audit.clone().or(file.audit).or_else(own_audit) {
+        if let Some(folder) = self.audit.clone().or(file.identity.audit).or_else(own_audit) {
             config.audit = Some(audit_file::sink(&folder));
         }
-        config.audit_full = self.audit_full.or(file.audit_full).unwrap_or_default().into();
+        config.audit_full = self.audit_full.or(file.identity.audit_full).unwrap_or_default().into();
         config.socket_mode = storage.socket_mode;
         let own = own_key::of_server(&mut config, &storage.data)?;
         amphi_process::cluster::complete(&mut config);

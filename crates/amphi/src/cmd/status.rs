@@ -243,6 +243,7 @@ fn render(status: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use amphi_types::TargetId;
     use amphi_wire::{ClusterMap, ServerStatus, TargetSpace, TargetStatus};
 
     fn server(id: u64, name: &str, targets: &[u16]) -> ServerInfo {

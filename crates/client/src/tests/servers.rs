@@ -195,6 +195,7 @@ impl Site {
             role: Role::Mount,
             name: "test".into(),
             key: ClusterKey::new(KEY).ok(),
+            identity: None,
             timeouts: Timeouts::default(),
         };
         let ended = Rc::new(RefCell::new(None));

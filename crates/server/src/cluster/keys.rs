@@ -22,7 +22,7 @@ use amphi_types::{Errno, Result, SessionId, TargetId};
 use amphi_wire::keys::{Fingerprint, KeyChange, KeyEntry, KeyRegistry, KeyRole};
 use futures_util::future::join_all;
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -36,7 +36,7 @@ const OWNERS_MAX: usize = 4096;
 pub(crate) struct KeyBook {
     registry: RefCell<Rc<KeyRegistry>>,
     /// Place of each public key in it.
-    index: RefCell<HashMap<Fingerprint, usize>>,
+    index: RefCell<BTreeMap<Fingerprint, usize>>,
     /// It has been compared with the master's since this server started.
     compared: Cell<bool>,
     /// One change at a time.

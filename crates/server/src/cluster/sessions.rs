@@ -47,7 +47,7 @@ use futures_channel::oneshot;
 use gate::Gate;
 use rule::Rule;
 use std::cell::RefCell;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::future::Future;
 use std::rc::Rc;
 use std::task::{Context, Waker};
@@ -87,9 +87,9 @@ pub struct SessionManager<E: Env> {
     /// Who waits for a change of the table of sessions.
     watchers: RefCell<Vec<oneshot::Sender<()>>>,
     /// What passes of connections whose clients have keys.
-    gates: RefCell<HashMap<ConnId, Rc<Gate>>>,
+    gates: RefCell<BTreeMap<ConnId, Rc<Gate>>>,
     /// Connections over a network that came with the cluster key alone.
-    by_cluster_key: RefCell<HashMap<ConnId, SessionId>>,
+    by_cluster_key: RefCell<BTreeMap<ConnId, SessionId>>,
     audit: Audit,
     /// Sessions that ended because they did not answer, the last `deaf::REMEMBERED_MAX`.
     deaf: RefCell<VecDeque<SessionId>>,

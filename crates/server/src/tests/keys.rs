@@ -425,10 +425,10 @@ fn root_is_squashed_everywhere() {
     });
 }
 
-/// Goal: after a restart of the server a mount whose root is squashed goes on with what its users have open, whoever they
-/// are, and gets nothing else by presenting it: neither files of root nor those of users that it does not speak for.
-/// Nobody says by himself whose opens they are. Method: a restart; opens of several owners and modes that were real, and
-/// the same number that were not.
+/// Goal: after a restart of the server a mount whose root is squashed goes on with what its users have open, whoever
+/// they are, and gets nothing else by presenting it: neither files of root nor those of users that it does not speak
+/// for. Nobody says by himself whose opens they are. Method: a restart; files of several owners and modes, all of which
+/// the mount says it has open.
 #[test]
 fn opens_are_believed_for_users_of_the_client() {
     let place = Place::new(99, 2, 1);
@@ -493,9 +493,9 @@ fn opens_are_believed_for_users_of_the_client() {
     place.sim.block_on(run).expect("no deadlock");
 }
 
-/// Goal: with `all` everybody is one user; with maps users are others on the servers, are shown as themselves, and those
-/// outside are refused or shown as nobody; the numbers of `chown` and of access control lists are translated as well.
-/// Method: a mount with maps beside a trusted one.
+/// Goal: with `all` everybody is one user; with maps users are others on the servers, are shown as themselves, and
+/// those outside are refused or shown as nobody; the numbers of `chown` and of access control lists are translated as
+/// well. Method: a mount with maps beside a trusted one.
 #[test]
 fn users_are_mapped_both_ways() {
     with_server(94, 2, 2, async |place, root| {

@@ -1,7 +1,7 @@
 //! `ClusterPlace`: the place of a target in the cluster, as its zone keeps it.
 //!
-//! Owns: number of starts, size of the pool, server, cluster map, registry of keys, and whether the start found that something is lost.
-//! Does not own: who decides on the map (`cluster`).
+//! Owns: number of starts, size of the pool, server, cluster map, registry of keys, and whether the start found that
+//! something is lost. Does not own: who decides on the map (`cluster`).
 
 use crate::records::{self, ClusterRecord, HomeRecord};
 use amphi_types::item::Txn;

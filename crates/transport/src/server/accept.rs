@@ -4,8 +4,8 @@
 
 use super::budget::Room;
 use super::connection::{ConnState, Connections, Outgoing, ReplyRoute};
-use super::{HANDSHAKE_TIMEOUT, Handler, Incoming, PING_INTERVAL, Peer, Proved, SILENCES_MAX};
-use crate::auth::{ServerAuth, is_unix};
+use super::{HANDSHAKE_TIMEOUT, Handler, Incoming, PING_INTERVAL, Peer, SILENCES_MAX};
+use crate::auth::{Proved, ServerAuth, is_unix};
 use crate::bell::{Ending, step_aside};
 use crate::error::ServeError;
 use crate::handshake;
