@@ -1,6 +1,8 @@
 //! One file per subcommand; each has its arguments and `run`.
 
+pub mod evict;
 pub mod fsck;
+pub mod key;
 pub mod layout;
 mod look;
 pub mod manual;
@@ -9,6 +11,7 @@ pub mod mount;
 pub mod mount_helper;
 pub mod mpiio;
 pub mod quota;
+mod reach;
 pub mod run;
 pub mod server;
 pub mod stage;

@@ -9,6 +9,7 @@ use crate::storage::SPIN_US_MAX;
 use crate::storage_kind::Rotational;
 use amphi_host::failure::{Failure, Outcome};
 use amphi_host::size;
+use amphi_process::audit_file::WhenFull;
 use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -40,6 +41,9 @@ pub struct ConfigFile {
     pub join: Vec<String>,
     /// File with the cluster key.
     pub key: Option<PathBuf>,
+    /// The server's own key pair, and the audit log.
+    #[serde(default)]
+    pub identity: IdentityFields,
     /// Worker threads.
     pub workers: Option<u16>,
     /// Polling of the workers, microseconds.
@@ -54,6 +58,18 @@ pub struct ConfigFile {
     /// Whether the zones lie on rotating disks.
     #[serde(default, deserialize_with = "Rotational::from_file")]
     pub rotational: Option<Rotational>,
+}
+
+/// The table `identity`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct IdentityFields {
+    /// File with the server's own key pair.
+    pub file: Option<PathBuf>,
+    /// Folder of the audit log.
+    pub audit: Option<PathBuf>,
+    /// What happens while that cannot be written.
+    pub audit_full: Option<WhenFull>,
 }
 
 /// What `amphi server --example-config` prints: every field, with its default where it has one.
@@ -88,6 +104,11 @@ listen = ["tcp:10.0.0.1:7100"]
 # File with the cluster key, at least 16 random bytes, the same on all servers and clients, and readable for its user
 # alone (mode 0600). Needed for TCP; a first server that has none makes one in its data folder, cluster.key.
 key = "cluster.key"
+
+# This server's own key pair, in a file that `amphi key make` has made (mode 0600): clients that have keys come in, and
+# other servers know this one by it. With audit the folder of the audit log [default: audit in the data folder], and
+# with audit_full what happens while that cannot be written: "go-on", or "stop" to let nobody new in and change no keys.
+# identity = { file = "alpha.id", audit = "/var/log/amphi", audit_full = "go-on" }
 
 # Permission bits of Unix sockets to listen on: who may connect. Others than root and the server's user act there as
 # themselves alone.
@@ -163,7 +184,10 @@ impl ConfigFile {
             std::fs::read_to_string(path).map_err(|e| Failure::refused(format!("configuration {shown}: {e}")))?;
         let mut config = Self::parse(&text).map_err(|(line, e)| Failure::refused(format!("{shown}:{line}: {e}")))?;
         let folder = path.parent().unwrap_or(Path::new("."));
-        for file in [&mut config.data, &mut config.key].into_iter().flatten() {
+        for file in [&mut config.data, &mut config.key, &mut config.identity.file, &mut config.identity.audit]
+            .into_iter()
+            .flatten()
+        {
             *file = folder.join(&*file);
         }
         for addr in config.listen.iter_mut().chain(&mut config.advertise).chain(&mut config.join) {

@@ -86,7 +86,7 @@ impl Handler for OneFile {
             rotating: Vec::new(),
         })
     }
-    fn connected(&self, _: SessionId, _: Role, _: ConnId) {}
+    fn connected(&self, _: SessionId, _: Role, _: ConnId, _: &Peer) {}
     fn call(self: Rc<Self>, request: Incoming) {
         let result = match request.call.op {
             Request::Make { .. } => Ok(Reply::Made { inode: view(), created: true, lock: None }),
@@ -263,6 +263,7 @@ fn main() {
                     role: Role::Mount,
                     name: "hit".into(),
                     key: None,
+                    identity: None,
                     timeouts: Timeouts::default(),
                 };
                 io.run(env, link, Way::Local(dialer)).await.expect("the I/O half runs");

@@ -92,6 +92,7 @@ async fn connect(env: SimEnv, session: u64) -> std::io::Result<Rc<Link<SimEnv>>>
         role: Role::Mount,
         name: "client:1".into(),
         key: None,
+        identity: None,
         timeouts: Timeouts::default(),
     };
     Link::connect(env, config, Rc::new(Nothing)).await

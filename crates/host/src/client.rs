@@ -5,12 +5,12 @@
 
 use crate::clock::Machine;
 use crate::failure::{Failure, Outcome};
-use crate::link::{link_config, link_failure};
+use crate::link::{Credentials, link_config, link_failure};
 use crate::size;
 use crate::suggest::did_you_mean;
 use amphi_client::{Client, ClientConfig, IoHalf, Way};
 use amphi_env::{Env, RealEnv};
-use amphi_transport::{ClusterKey, LinkConfig};
+use amphi_transport::LinkConfig;
 use amphi_types::Ino;
 use amphi_wire::{Role, XattrMode};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -155,13 +155,13 @@ impl Running {
 #[expect(clippy::disallowed_methods, reason = "the thread of the client's I/O half")]
 pub fn start_client(
     addrs: Vec<String>,
-    key: Option<ClusterKey>,
+    proves: impl Into<Credentials>,
     spin: Duration,
     config: ClientConfig,
     ended: mpsc::Sender<()>,
 ) -> Outcome<Running> {
     let (client, half) = Client::new(config);
-    let link = link_config(addrs, Role::Mount, key)?;
+    let link = link_config(addrs, Role::Mount, proves)?;
     let panicked = Arc::<AtomicBool>::default();
     let flag = panicked.clone();
     let thread = std::thread::spawn(move || {

@@ -1,7 +1,8 @@
 //! Files with cluster keys.
 //!
-//! Owns: reading one, refusing one that others can read. Does not own: the key that a first server makes for itself
-//! (`amphi_process::own_key`), what makes a key weak, and what a key proves (`amphi_transport::auth`).
+//! Owns: reading one, and any other file with a secret; refusing one that others can read. Does not own: the key that a
+//! first server makes for itself (`amphi_process::own_key`), what makes a key weak, and what a key proves
+//! (`amphi_transport::auth`).
 
 use crate::failure::{Failure, Outcome};
 use amphi_transport::ClusterKey;
@@ -21,7 +22,16 @@ pub fn read(path: Option<&Path>) -> Outcome<Option<(Vec<u8>, ClusterKey)>> {
 
 /// As `read`, of a path that is given; with the bytes of the file.
 pub fn read_file(path: &Path) -> Outcome<(Vec<u8>, ClusterKey)> {
-    let refused = |e: String| Failure::refused(format!("cluster key {}: {e}", path.display()));
+    let bytes = read_secret(path, "cluster key")?;
+    let key = ClusterKey::new(&bytes).map_err(|e| Failure::refused(format!("cluster key {}: {e}", path.display())))?;
+    Ok((bytes, key))
+}
+
+/// Reads a file that is to be its user's secret.
+///
+/// Errors: it cannot be read, or others than its user can read or write it. `what` it is begins the line.
+pub(crate) fn read_secret(path: &Path, what: &str) -> Outcome<Vec<u8>> {
+    let refused = |e: String| Failure::refused(format!("{what} {}: {e}", path.display()));
     let io = |e: Errno| refused(std::io::Error::from(e).to_string());
     let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).map_err(io)?;
     let found = rustix::fs::fstat(&file).map_err(io)?;
@@ -42,6 +52,5 @@ pub fn read_file(path: &Path) -> Outcome<(Vec<u8>, ClusterKey)> {
             n => bytes.extend_from_slice(&part[..n]),
         }
     }
-    let key = ClusterKey::new(&bytes).map_err(|e| refused(e.to_string()))?;
-    Ok((bytes, key))
+    Ok(bytes)
 }

@@ -8,6 +8,7 @@ pub mod clock;
 pub mod cluster_key;
 pub mod control;
 pub mod failure;
+pub mod identity_file;
 pub mod idle;
 pub mod link;
 pub mod notify;

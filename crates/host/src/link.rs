@@ -1,12 +1,15 @@
 //! Links to servers as a process of this machine makes them.
 //!
-//! Owns: by which name its session is known, random session ids, what a failed link means to people. Does not own: the
+//! Owns: by which name its session is known, random session ids, what it
+//! proves, what a failed link means to people. Does not own: the
 //! connection (`amphi_transport`).
 
 use crate::failure::{During, Failure, Outcome};
-use amphi_transport::{ClusterKey, LinkConfig, Timeouts};
+use crate::{cluster_key, identity_file};
+use amphi_transport::{ClusterKey, Identity, LinkConfig, Timeouts};
 use amphi_types::SessionId;
 use amphi_wire::Role;
+use std::path::Path;
 
 /// Name of this machine.
 pub fn host_name() -> String {
@@ -25,9 +28,35 @@ fn session_id() -> Outcome<SessionId> {
     Ok(SessionId(u64::from_ne_bytes(bytes)))
 }
 
+/// What a process proves to servers.
+#[derive(Clone, Debug, Default)]
+pub struct Credentials {
+    /// The cluster key.
+    pub key: Option<ClusterKey>,
+    /// A key of its own.
+    pub identity: Option<Identity>,
+}
+
+impl Credentials {
+    /// From files, as far as they are given.
+    ///
+    /// Errors: as those of `cluster_key::read` and `identity_file::read`.
+    pub fn read(key: Option<&Path>, identity: Option<&Path>) -> Outcome<Credentials> {
+        let key = cluster_key::read(key)?.map(|(_, key)| key);
+        Ok(Credentials { key, identity: identity.map(identity_file::read).transpose()? })
+    }
+}
+
+impl From<Option<ClusterKey>> for Credentials {
+    fn from(key: Option<ClusterKey>) -> Credentials {
+        Credentials { key, identity: None }
+    }
+}
+
 /// A link to a server, as a mount or as an asker.
-pub fn link_config(addrs: Vec<String>, role: Role, key: Option<ClusterKey>) -> Outcome<LinkConfig> {
-    Ok(LinkConfig { addrs, session: session_id()?, role, name: holder_name(), key, timeouts: Timeouts::default() })
+pub fn link_config(addrs: Vec<String>, role: Role, proves: impl Into<Credentials>) -> Outcome<LinkConfig> {
+    let (Credentials { key, identity }, timeouts) = (proves.into(), Timeouts::default());
+    Ok(LinkConfig { addrs, session: session_id()?, role, name: holder_name(), key, identity, timeouts })
 }
 
 /// A server that could not be talked to; the error names its address.

@@ -84,6 +84,10 @@ pub fn of_server(config: &mut ServerConfig, data: &Path) -> Outcome<Option<OwnKe
     if config.key.is_some() || !is_on_tcp(config) {
         return Ok(None);
     }
+    if !config.join.is_empty() && config.identity.is_some() {
+        // It comes in with that, or is told what is missing.
+        return Ok(None);
+    }
     if !config.join.is_empty() && !data.join(OWN_KEY).exists() {
         return Err(Failure::refused(format!(
             "a server on TCP needs the key of its cluster: give --key FILE; the first server has made one in its data \

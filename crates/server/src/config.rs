@@ -2,7 +2,7 @@
 
 use amphi_env::addr::Addr;
 use amphi_env::memory_groups;
-use amphi_transport::{ClusterKey, ServerAuth, check_listen};
+use amphi_transport::{ClusterKey, Identity, ServerAuth, check_listen};
 use amphi_types::limits::{BLOCK, TARGETS_MAX};
 use amphi_types::setting::words;
 use std::rc::Rc;
@@ -80,6 +80,19 @@ pub enum NewZones {
 /// anything.
 pub type ZoneFailed = Arc<dyn Fn(&str) + Send + Sync>;
 
+/// Takes one line of the audit log, without its end; whether it is with the system that keeps it.
+pub type AuditSink = Arc<dyn Fn(&str) -> bool + Send + Sync>;
+
+/// What happens while the audit log cannot be written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AuditFull {
+    /// The server goes on, and says so in its log.
+    #[default]
+    GoOn,
+    /// Nobody new is let in, and no key is changed.
+    Stop,
+}
+
 /// What a server is started with. Cheap to clone; every worker has one.
 #[derive(Clone)]
 pub struct ServerConfig {
@@ -101,6 +114,12 @@ pub struct ServerConfig {
     /// Cluster key that connections must prove; none = the server listens on Unix sockets alone, and the kernel says
     /// who comes.
     pub key: Option<Vec<u8>>,
+    /// The server's own key pair: clients may come with theirs, and it is what other servers know this one by.
+    pub identity: Option<Identity>,
+    /// Takes lines of the audit log; `None`: nobody keeps one.
+    pub audit: Option<AuditSink>,
+    /// What happens while the audit log cannot be written.
+    pub audit_full: AuditFull,
     /// Unix sockets need no key, though there is one for other addresses.
     pub unix_without_key: bool,
     /// Permission bits of Unix sockets: who may connect.
@@ -149,6 +168,9 @@ impl ServerConfig {
             advertise: Vec::new(),
             name: "server".into(),
             key: None,
+            identity: None,
+            audit: None,
+            audit_full: AuditFull::default(),
             unix_without_key: false,
             socket_mode: 0o600,
             owner_uid: 0,
@@ -220,7 +242,8 @@ impl ServerConfig {
     pub fn auth(&self) -> Result<ServerAuth, ServerError> {
         let key = self.key.as_deref().map(ClusterKey::new).transpose();
         let key = key.map_err(|e| ServerError::new(ServerErrorKind::Config, e.to_string()))?;
-        Ok(ServerAuth { key, unix_without_key: self.unix_without_key, owner: self.owner_uid })
+        let identity = self.identity.clone();
+        Ok(ServerAuth { key, identity, unix_without_key: self.unix_without_key, owner: self.owner_uid })
     }
 
     /// Path of the zone of target `index`.

@@ -305,6 +305,8 @@ fn load_item(
         Item::Cluster(record) => image.pool = Some(record.pool),
         Item::Home(home) => image.home = Some(home),
         Item::Map(map) => image.map = Some(map),
+        // Whether it makes sense is looked at by who takes it (`membership::keys`).
+        Item::Keys(_) => {}
         Item::Intent(Intent::Prepared { tx, now, parts }) => {
             let text = format!(
                 "{}: {} changes of operation {} of {} are promised",

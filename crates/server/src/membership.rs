@@ -1,7 +1,8 @@
 //! Who belongs to the cluster: servers, their map and the begins and ends of sessions, as plain state and rules.
 //!
 //! Owns: the map and who may come in, how servers name and greet each other and what they say, the answers that callers
-//! were given, what the master and its followers each know of sessions and tunables, the lease of a follower. Does not
+//! were given, what the master and its followers each know of sessions and tunables, the rules of
+//! the registry of keys, the lease of a follower. Does not
 //! own: asking, telling and waiting (`cluster`). Nothing in here knows a worker or a target.
 
 pub(crate) mod beats;
@@ -9,6 +10,7 @@ pub(crate) mod callers;
 pub(crate) mod ended;
 pub(crate) mod eviction;
 pub(crate) mod follower_state;
+pub(crate) mod keys;
 pub(crate) mod lease;
 pub(crate) mod map;
 pub(crate) mod master_state;

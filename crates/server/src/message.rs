@@ -14,6 +14,7 @@ use amphi_quota::Share;
 use amphi_types::{
     Account, Amount, Cred, Errno, Ino, Kind, Layout, Name, Owner, Result, SessionId, TargetId, Timespec,
 };
+use amphi_wire::keys::KeyRegistry;
 use amphi_wire::{Access, Answer, Call, ClusterMap, InodeView, Push, RequestId, TargetStatus, TokenGrant};
 use serde::{Deserialize, Serialize};
 
@@ -189,6 +190,8 @@ pub enum TargetRequest {
     MoveCheck(u64),
     /// `Done`: keep the cluster map, stable.
     PutMap(Box<ClusterMap>),
+    /// `Done`: keep the registry of keys, stable.
+    PutKeys(Box<KeyRegistry>),
     /// `Done`: the session of an earlier run has not come back to this server, so it has nothing open here.
     SessionAbsent(SessionId),
     /// `Done`, when everything logged so far is stable, unless the target was opened again since its start number was
@@ -313,6 +316,7 @@ impl TargetRequest {
                 | TargetRequest::Close
                 | TargetRequest::Release
                 | TargetRequest::PutMap(_)
+                | TargetRequest::PutKeys(_)
                 | TargetRequest::SessionStart(..)
                 | TargetRequest::SessionStop(_)
                 | TargetRequest::SessionLanded(_)
@@ -359,6 +363,8 @@ pub struct OpenReport {
     pub home: Option<HomeRecord>,
     /// The cluster map, if it keeps one.
     pub map: Option<ClusterMap>,
+    /// The registry of keys, if it keeps one.
+    pub keys: Option<KeyRegistry>,
 }
 
 /// Answers to questions.

@@ -277,7 +277,8 @@ async fn dispatch<E: Env>(cx: &RequestCx<E>, op: Request, payload: Option<Buf>) 
             cx.target.coherence.glimpses.answer(cx.session, id, size, mtime);
             Ok(Reply::Done)
         }
-        Request::Represent { opens, locks } => cx.represent(opens, locks).await,
+        Request::Represent { opens, locks } => cx.represent(opens, locks, None).await,
+        Request::RepresentFor { opens, locks, users } => cx.represent(opens, locks, Some(&users)).await,
         Request::StatFs => Ok(Reply::StatFs(cx.target.space())),
         Request::Revoked { ids } => cx.revoked(&ids),
         Request::FileLockSet { lock, number, wait } => cx.file_lock_set(&lock, number, wait).await,
@@ -298,6 +299,8 @@ async fn dispatch<E: Env>(cx: &RequestCx<E>, op: Request, payload: Option<Buf>) 
         | Request::Status
         | Request::Tunables { .. }
         | Request::Counters { .. }
+        | Request::Keys { .. }
+        | Request::Evict { .. }
         | Request::CompanyKnown { .. }
         | Request::CompanyKept { .. }
         | Request::Map

@@ -8,6 +8,7 @@ use amphi_quota::Standing;
 use amphi_types::item::{Key, tag};
 use amphi_types::{Account, AccountKind, SessionId, TargetId, Timespec};
 use amphi_wire::ClusterMap;
+use amphi_wire::keys::KeyRegistry;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -159,6 +160,11 @@ pub fn quota_value(standing: Standing) -> Vec<u8> {
     encode(&(standing.limits, standing.over_since_s))
 }
 
+/// Key of the registry of keys: where the cluster map is kept, so is this.
+pub fn keys_key() -> Key {
+    vec![tag::CONFIG, b'k']
+}
+
 /// An item of the server as read back.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Item {
@@ -181,6 +187,8 @@ pub enum Item {
     /// The answer of a slot in the form of another version of the wire. Nobody can ask for it again, since clients of
     /// that version are not let in.
     OtherAnswer,
+    /// The registry of keys.
+    Keys(KeyRegistry),
 }
 
 /// Appends the encoding of a value.
@@ -245,6 +253,7 @@ pub fn decode_item(key: &[u8], value: &[u8]) -> Result<Item, String> {
             let (limits, over_since_s) = decode("limits of an account", value)?;
             Ok(Item::Quota(Account { kind, id }, Standing { limits, over_since_s }))
         }
+        (Some(tag::CONFIG), 2) if key[1] == b'k' => Ok(Item::Keys(decode("registry of keys", value)?)),
         _ => Err(bad()),
     }
 }

@@ -212,6 +212,7 @@ impl<E: Env> Server<E> {
         let peers: Weak<Cluster<E>> = Rc::downgrade(&cluster);
         worker.set_peers(peers);
         let is_master = cluster.is_master();
+        cluster.remember_keys(&reports);
         let mut serving = Serving { env: env.clone(), auth, connections: connections.clone(), stops: Vec::new() };
         let home = HomeRecord { server: cluster.id(), targets: local.to_vec() };
         let begin = async || {

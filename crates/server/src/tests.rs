@@ -19,6 +19,7 @@ mod fsync;
 mod full;
 mod glimpses;
 mod kept;
+mod keys;
 mod left_pages;
 mod locks;
 mod lost_power;
@@ -223,6 +224,7 @@ impl Place {
             role,
             name: name.into(),
             key: None,
+            identity: None,
             timeouts: Timeouts::default(),
         };
         let held = Rc::<Held>::default();

@@ -57,6 +57,7 @@ use amphi_meta::{Gathered, MetaStore};
 use amphi_types::item::Txn;
 use amphi_types::limits::BLOCK;
 use amphi_types::{Errno, Ino, Kind, Name, Result, SessionId, TargetId, TokenKey};
+use amphi_wire::keys::KeyRegistry;
 use amphi_wire::{ClusterMap, InodeView, TargetSpace, TokenGrant};
 use amphi_zone::{Lsn, Order, Zone, ZoneStats};
 use std::cell::{Cell, RefCell};
@@ -137,6 +138,24 @@ impl<E: Env> Target<E> {
         self.zone.reserve(0).await?;
         let mut txn = Txn::default();
         self.place.keep_map(map, &mut txn);
+        let lsn = self.append(txn, Order::Plain);
+        self.zone.stable(lsn).await
+    }
+
+    /// Keeps the registry of keys: it is stable when this returns.
+    ///
+    /// Errors: `NoSpace` if it is too large for a record of this log; else as for a map.
+    pub async fn put_keys(&self, keys: KeyRegistry) -> Result<()> {
+        if self.place.keys.borrow().as_ref() == Some(&keys) {
+            return Ok(());
+        }
+        let bytes = crate::records::encode(&keys).len() as u64 + RECORD_SPARE_BYTES;
+        if bytes > self.zone.record_bytes_max() {
+            return Err(Errno::NoSpace);
+        }
+        self.zone.reserve(0).await?;
+        let mut txn = Txn::default();
+        self.place.keep_keys(keys, &mut txn);
         let lsn = self.append(txn, Order::Plain);
         self.zone.stable(lsn).await
     }

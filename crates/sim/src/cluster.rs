@@ -326,6 +326,7 @@ impl Cluster {
             role: Role::Mount,
             name: name.clone(),
             key: ClusterKey::new(KEY).ok(),
+            identity: None,
             timeouts: Timeouts {
                 first_connect: Duration::from_secs(30),
                 // So that a server that is killed again soon is met at all.

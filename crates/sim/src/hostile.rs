@@ -207,7 +207,15 @@ impl Honest {
         let events = Rc::<Answers>::default();
         events.env.replace(Some(env.clone()));
         let (addrs, session, role) = (vec![ADDR.to_string()], SessionId(1), Role::Mount);
-        let config = LinkConfig { addrs, session, role, name: "honest:1".into(), key, timeouts: Timeouts::default() };
+        let config = LinkConfig {
+            addrs,
+            session,
+            role,
+            name: "honest:1".into(),
+            key,
+            identity: None,
+            timeouts: Timeouts::default(),
+        };
         let link = Link::connect(env.clone(), config, events.clone()).await.map_err(|e| e.to_string())?;
         events.link.replace(Rc::downgrade(&link));
         let mut honest = Honest { env, link, file: Ino(0), dir: Ino(0) };
@@ -283,7 +291,7 @@ impl Honest {
     async fn look_in(&self) -> Result<(), String> {
         let (addrs, session, role) = (vec![ADDR.to_string()], SessionId(self.env.rand()), Role::Admin);
         let (name, timeouts) = ("looks:1".into(), Timeouts::default());
-        let config = LinkConfig { addrs, session, role, name, key: None, timeouts };
+        let config = LinkConfig { addrs, session, role, name, key: None, identity: None, timeouts };
         let look = async {
             let link = Link::connect(self.env.clone(), config, Rc::<Answers>::default()).await;
             let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::StatFs };
@@ -374,7 +382,7 @@ impl Attack {
         let session = SessionId(if tries { 1 } else { self.sessions.get() });
         let role = if self.below(30) == 0 { Role::Mount } else { self.guise.role() };
         let hello = Hello { version: VERSION, session, role, name, last_boot: 0, clock: self.env.wall() };
-        frame(Head::new(FrameKind::Hello), &SignedHello { hello, nonce: [3; 32], proof: None })
+        frame(Head::new(FrameKind::Hello), &SignedHello { hello, nonce: [3; 32], proof: None, identity: None })
     }
 
     /// Sends one frame. False if the connection is of no use any more.

@@ -1,4 +1,5 @@
-//! Authentication: the cluster key, the proofs of the handshake, and which addresses need a key.
+//! Authentication: the cluster key, the proofs of the handshake, what a client has proved, and which addresses need a
+//! key.
 //!
 //! Owns: `ClusterKey` and its two proofs (HMAC-SHA256), `is_unix`, `ServerAuth`. Does not own: the order of the
 //! handshake (`handshake`).
@@ -8,8 +9,10 @@
 //!
 //! Invariants: proofs are compared in constant time. A key is never printed.
 
+use crate::identity::Identity;
 use amphi_env::addr::Addr;
 use amphi_wire::handshake::{NONCE_BYTES, PROOF_BYTES};
+use amphi_wire::keys::Fingerprint;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use std::collections::BTreeSet;
@@ -131,11 +134,24 @@ impl End {
 pub struct ServerAuth {
     /// Clients must know this key. `None`: only Unix sockets are served, where the kernel reports who connects.
     pub key: Option<ClusterKey>,
+    /// The server's own key pair: clients may prove one of theirs in place of the cluster key.
+    pub identity: Option<Identity>,
     /// Clients on a Unix socket need no key. If such a client proves a key, the proof is checked all the same.
     pub unix_without_key: bool,
     /// The user as whom the server runs. This user and root may do everything. Any other user on a Unix socket acts as
     /// itself only.
     pub owner: u32,
+}
+
+/// What a client has proved in the handshake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Proved {
+    /// Nothing: it is in this process, or the kernel says who it is.
+    Nothing,
+    /// That it knows the cluster key.
+    ClusterKey,
+    /// That it has the secret of this key. Whether the cluster knows the key is the handler's to find out.
+    Identity(Fingerprint),
 }
 
 /// Whether the kernel reports who is at the other end of connections to `addr`: it does for `unix:PATH`. A loopback

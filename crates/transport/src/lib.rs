@@ -1,8 +1,8 @@
 //! Connections over `env`: dial, handshake, call, reconnect, serve; and connections inside one thread.
 //!
 //! Owns: the client's `Link`, the server's `serve` with its `Connections`, in-process connections (`local`), the
-//! cluster key (`auth`). Does not own: message types and checks of bytes (`wire`), what requests do (`server`), what
-//! happens to lost state (`client`, through `LinkEvents`).
+//! cluster key (`auth`), key pairs (`identity`). Does not own: message types and checks of bytes (`wire`), what
+//! requests do (`server`), what happens to lost state (`client`, through `LinkEvents`).
 //!
 //! Invariants: payloads are never copied. Sockets are always drained. Every queue is bounded by credits or by a named
 //! constant. A connection that breaks the rules is cut with one log line, and affects nothing else. An in-process
@@ -14,6 +14,7 @@
 
 pub mod auth;
 pub mod error;
+pub mod identity;
 pub mod link;
 pub mod local;
 pub mod server;
@@ -22,8 +23,9 @@ mod bell;
 mod handshake;
 mod pipe;
 
-pub use auth::{ClusterKey, ServerAuth, WeakKey, is_unix};
+pub use auth::{ClusterKey, Proved, ServerAuth, WeakKey, is_unix};
 pub use error::{LinkError, ServeError};
+pub use identity::Identity;
 pub use link::{CallOptions, Link, LinkConfig, LinkEvents, Outcome, Recovery, Timeouts, ToldCall};
 pub use server::{Alive, ConnId, Connections, Handler, Incoming, Peer, ReplyRoute, check_listen, serve, serve_local};
 

@@ -22,6 +22,7 @@ mod traffic;
 use crate::auth::ClusterKey;
 use crate::bell::{Bell, Cut, Ending};
 use crate::error::LinkError;
+use crate::identity::Identity;
 use crate::local::LocalDialer;
 use amphi_env::{Buf, Env};
 use amphi_types::{Errno, SessionId, limits};
@@ -81,6 +82,8 @@ pub struct LinkConfig {
     pub name: String,
     /// Shared secret. If there is one, the server must know it too.
     pub key: Option<ClusterKey>,
+    /// The client's own key pair. Then the server must prove a key that it trusts, or the cluster key.
+    pub identity: Option<Identity>,
     /// Times.
     pub timeouts: Timeouts,
 }

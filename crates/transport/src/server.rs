@@ -16,6 +16,8 @@ mod connection;
 pub use accept::{check_listen, serve, serve_local};
 pub use connection::{Alive, ConnId, Connections, ReplyRoute};
 
+use crate::auth::Proved;
+
 use amphi_env::Buf;
 use amphi_types::{Cred, SessionId};
 use amphi_wire::{Call, Hello, Lane, RequestId, Role, Welcome};
@@ -44,10 +46,16 @@ pub struct Peer {
     pub addr: String,
     /// Whether it is in this process.
     pub in_process: bool,
+    /// Whether it came over a Unix socket.
+    pub unix: bool,
     /// The user as whom the client may act. `None`: as any user, because it is in this process, runs as root or as the
     /// server's user, or has proved the cluster key over a network. Any other client came over a Unix socket, and is
     /// the user that the kernel reports.
     pub bound: Option<Rc<Cred>>,
+    /// What it has proved.
+    pub proved: Proved,
+    /// Whether it has proved the cluster key, beside a key of its own or alone.
+    pub knows_cluster_key: bool,
 }
 
 /// A request that has arrived.
@@ -85,11 +93,13 @@ pub trait Handler: 'static {
     /// same for every connection of a session. `connected` follows unless the connection ends first. An error is sent
     /// to the client as the reason for its refusal.
     fn hello(&self, hello: &Hello, peer: &Peer) -> impl Future<Output = Result<Welcome, String>>;
-    /// The client was welcomed. Pushes may be sent to `conn` from now on.
-    fn connected(&self, session: SessionId, role: Role, conn: ConnId);
+    /// The client was welcomed, `peer` as it was in `hello`. Pushes may be sent to `conn` from now on.
+    fn connected(&self, session: SessionId, role: Role, conn: ConnId, peer: &Peer);
     /// A request has arrived. Must not block: it spawns or forwards, and answers with `Connections::reply` exactly
     /// once. A resend of a request that is still being executed comes with a new route, and the reply then goes there.
     fn call(self: Rc<Self>, request: Incoming);
+    /// Somebody at `addr` was not let in before it was known who: its bytes are no handshake, or prove nothing.
+    fn stranger(&self, _addr: &str, _why: &str) {}
     /// The connection is gone; `clean` if the client said `Bye`. Called once for each `connected`. If a newer
     /// connection of the session takes over, it comes before that one's `connected`.
     fn disconnected(&self, session: SessionId, conn: ConnId, clean: bool);

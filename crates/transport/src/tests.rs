@@ -5,12 +5,13 @@
 
 mod calls;
 mod faults;
+mod identities;
 mod strangers;
 
 use crate::local::{LocalDialer, pair};
 use crate::{
-    ClusterKey, ConnId, Connections, Handler, Incoming, Link, LinkConfig, LinkEvents, Peer, Recovery, ReplyRoute,
-    ServerAuth, Timeouts, serve, serve_local,
+    ClusterKey, ConnId, Connections, Handler, Incoming, Link, LinkConfig, LinkEvents, Peer, Proved, Recovery,
+    ReplyRoute, ServerAuth, Timeouts, serve, serve_local,
 };
 use amphi_env::sim::SimConfig;
 use amphi_env::{Buf, Env, Sim, SimEnv};
@@ -99,6 +100,8 @@ pub(super) struct TestServer {
     /// Numbers in the order of execution.
     pub(super) order: RefCell<Vec<u64>>,
     pub(super) connected: RefCell<Vec<ConnId>>,
+    /// What each of them had proved.
+    pub(super) proved: RefCell<Vec<Proved>>,
     /// `(connection, clean)`.
     pub(super) disconnected: RefCell<Vec<(ConnId, bool)>>,
     /// Address of the last payload, to see copies.
@@ -121,6 +124,7 @@ impl TestServer {
             deadlines: RefCell::default(),
             order: RefCell::default(),
             connected: RefCell::default(),
+            proved: RefCell::default(),
             disconnected: RefCell::default(),
             payload_at: Cell::new(0),
             bounds: RefCell::default(),
@@ -194,7 +198,8 @@ impl Handler for TestServer {
         })
     }
 
-    fn connected(&self, _: SessionId, _: Role, conn: ConnId) {
+    fn connected(&self, _: SessionId, _: Role, conn: ConnId, peer: &Peer) {
+        self.proved.borrow_mut().push(peer.proved);
         self.connected.borrow_mut().push(conn);
     }
 
@@ -353,6 +358,7 @@ impl Place {
             role: Role::Mount,
             name: "test:1".into(),
             key: None,
+            identity: None,
             timeouts: Timeouts { first_connect: Duration::from_secs(1), ..Timeouts::default() },
         }
     }

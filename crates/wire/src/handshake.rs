@@ -4,6 +4,7 @@
 //! Invariant: a handshake body is at most `HANDSHAKE_BODY_MAX` bytes and has no payload, so a stranger cannot
 //! make a server allocate more than that.
 
+use crate::keys::Fingerprint;
 use crate::{Hello, Welcome};
 use serde::{Deserialize, Serialize};
 
@@ -23,6 +24,26 @@ pub struct Challenge {
     pub nonce: [u8; NONCE_BYTES],
     /// Whether the server wants a proof and gives one.
     pub keyed: bool,
+    /// The server's public key, if it has a key pair: then its `Welcome` is signed.
+    pub identity: Option<Fingerprint>,
+}
+
+/// A signature of Ed25519.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Signature {
+    /// Its first half.
+    pub first: [u8; 32],
+    /// Its second half.
+    pub second: [u8; 32],
+}
+
+/// A client's key and its signature over both nonces, both public keys and `hello`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IdentityProof {
+    /// The client's public key.
+    pub key: Fingerprint,
+    /// The signature.
+    pub signature: Signature,
 }
 
 /// Body of the `Hello` frame.
@@ -32,8 +53,10 @@ pub struct SignedHello {
     pub hello: Hello,
     /// The client's nonce.
     pub nonce: [u8; NONCE_BYTES],
-    /// The client's proof over both nonces and `hello`, if it has a key.
+    /// The client's proof over both nonces and `hello`, if it has the cluster key.
     pub proof: Option<[u8; PROOF_BYTES]>,
+    /// The same with a key of its own, if it has one.
+    pub identity: Option<IdentityProof>,
 }
 
 /// Body of the `Welcome` frame.
@@ -41,8 +64,10 @@ pub struct SignedHello {
 pub struct SignedWelcome {
     /// What the server says.
     pub welcome: Welcome,
-    /// The server's proof over both nonces and `welcome`, if it has a key.
+    /// The server's proof over both nonces and `welcome`, if it has the cluster key.
     pub proof: Option<[u8; PROOF_BYTES]>,
+    /// The signature of the server's own key over both nonces, both public keys and `welcome`, if it has one.
+    pub signature: Option<Signature>,
 }
 
 /// Body of the `Refuse` frame. Its form is the same in all versions of the protocol.

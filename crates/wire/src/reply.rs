@@ -2,6 +2,7 @@
 
 use crate::cluster::ClusterMap;
 use crate::file_lock::FileLockSpec;
+use crate::keys::KeyRegistry;
 use crate::view::{
     DirEntry, DirectoryAfter, ExtentView, FileAhead, InodeView, ServerStatus, SessionStatus, TargetSpace, TargetStatus,
     Tokens,
@@ -151,6 +152,10 @@ pub enum Reply {
     },
     /// A number for a project.
     Project(u32),
+    /// The registry of keys.
+    Keys(Box<KeyRegistry>),
+    /// So many sessions are ending.
+    Evicted(u32),
 }
 
 /// What a batch is told of contention.

@@ -5,6 +5,7 @@
 
 use crate::cluster::ServerInfo;
 use crate::file_lock::{FileLockOwner, FileLockSpec};
+use crate::keys::{KeyChange, Squash};
 use crate::message::{Access, HeldLock, LockExtent, LockMode, Make, RenameMode, XattrMode};
 use amphi_types::{
     Account, AskedAdvice, ByteRange, DataChecksums, Ino, Layout, Limits, Name, ObjectId, SetAttr, Timespec,
@@ -512,6 +513,29 @@ pub enum Request {
     GroupWanted {
         /// Object.
         object: ObjectId,
+    },
+    /// `Locks`: as `Represent`, of a client whose users count as others. A server makes it of that one, and takes it
+    /// from nobody.
+    RepresentFor {
+        /// Open inodes of this target.
+        opens: Vec<(Ino, Access)>,
+        /// Locks on objects of this target.
+        locks: Vec<HeldLock>,
+        /// As whom the client's users count.
+        users: Box<Squash>,
+    },
+    /// `Keys`: the registry of keys, after `change` if there is one; `Refused` if it is not made. To the master: other
+    /// servers answer `Map`.
+    Keys {
+        /// What is to change.
+        change: Option<KeyChange>,
+    },
+    /// `Evicted`: ends sessions of mounts, as for a mount that does not answer; `Refused` if there are none. To the
+    /// master: other servers answer `Map`.
+    Evict {
+        /// The number of a session, 16 hexadecimal digits as `amphi status` shows it, or the name or fingerprint of a
+        /// key, whose sessions all end.
+        who: String,
     },
     /// `Done`: answer to `Push::DirectoryChanged`: whatever keeps directories has looked for it, or cannot at once. To
     /// the target that said so.

@@ -153,6 +153,8 @@ pub struct SessionStatus {
     pub opens: u64,
     /// Locks held.
     pub locks: u64,
+    /// Name of the key with which it came; empty if with none of its own.
+    pub key: String,
 }
 
 /// One server in `Status`.

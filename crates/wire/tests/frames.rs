@@ -6,6 +6,8 @@ use amphi_types::{
 };
 use amphi_wire::frame::{EncodeError, FrameError, FrameKind, HEAD_BYTES, Head};
 use amphi_wire::handshake::*;
+use amphi_wire::handshake::{IdentityProof, Signature};
+use amphi_wire::keys::Fingerprint;
 use amphi_wire::*;
 use proptest::prelude::*;
 use serde::{Serialize, de::DeserializeOwned};
@@ -245,10 +247,15 @@ fn every_message_round_trips() {
     let news = Push::WriteFailed { target: TargetId(u16::MAX), id: u64::MAX, ino: Ino(u64::MAX) };
     round_trip(Head::new(FrameKind::Push), &news);
     round_trip(Head::new(FrameKind::Push), &Push::Glimpse { id: 1, object: object() });
-    round_trip(Head::new(FrameKind::Challenge), &Challenge { nonce: [9; 32], keyed: true });
+    let signature = Signature { first: [255; 32], second: [254; 32] };
+    let identity = Some(IdentityProof { key: Fingerprint([7; 32]), signature });
+    round_trip(
+        Head::new(FrameKind::Challenge),
+        &Challenge { nonce: [9; 32], keyed: true, identity: Some(Fingerprint([8; 32])) },
+    );
     let (session, role, clock) = (SessionId(3), Role::Admin, Timespec { sec: 5, nsec: 6 });
     let hello = Hello { version: 1, session, role, name: "h:1".into(), last_boot: 4, clock };
-    round_trip(Head::new(FrameKind::Hello), &SignedHello { hello, nonce: [1; 32], proof: Some([2; 32]) });
+    round_trip(Head::new(FrameKind::Hello), &SignedHello { hello, nonce: [1; 32], proof: Some([2; 32]), identity });
     let welcome = Welcome {
         version: 1,
         boot: u64::MAX,
@@ -274,9 +281,9 @@ fn every_message_round_trips() {
         cluster: u64::MAX,
         ..welcome.clone()
     };
-    let longest = SignedWelcome { welcome: longest, proof: Some([255; 32]) };
+    let longest = SignedWelcome { welcome: longest, proof: Some([255; 32]), signature: Some(signature) };
     assert!(proven_bytes(&longest).len() <= HANDSHAKE_BODY_MAX, "{}", proven_bytes(&longest).len());
-    round_trip(Head::new(FrameKind::Welcome), &SignedWelcome { welcome, proof: None });
+    round_trip(Head::new(FrameKind::Welcome), &SignedWelcome { welcome, proof: None, signature: None });
     round_trip(Head::new(FrameKind::Refuse), &Refuse { reason: "no".into() });
 }
 

@@ -2,8 +2,8 @@
 
 use super::up::Mounting;
 use crate::storage::spin_us;
-use amphi_host::cluster_key;
 use amphi_host::failure::Outcome;
+use amphi_host::link::Credentials;
 use amphi_host::signals::Stop;
 use clap::Args;
 use std::path::PathBuf;
@@ -21,6 +21,9 @@ pub struct Mount {
     /// File with the cluster key
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
+    /// File with this host's own key pair (amphi key make), which an administrator has added to the cluster
+    #[arg(long, value_name = "FILE")]
+    identity: Option<PathBuf>,
     /// How long the connection's thread polls after its last work before it sleeps, if nobody else needs the core;
     /// microseconds
     #[arg(long, default_value_t = 200, value_parser = spin_us())]
@@ -33,11 +36,11 @@ impl Mount {
     /// Runs until a signal or an unmount ends it.
     pub fn run(self) -> Outcome {
         amphi_process::mount::check_mount_point(&self.dir)?;
-        let key = cluster_key::read(self.key.as_deref())?.map(|(_, key)| key);
+        let proves = Credentials::read(self.key.as_deref(), self.identity.as_deref())?;
         let client = self.mounting.client_config()?;
         let stop = Stop::on_signals()?;
         let spin = Duration::from_micros(self.link_spin_us);
-        let running = amphi_host::client::start_client(self.cluster.clone(), key, spin, client, stop.also())?;
+        let running = amphi_host::client::start_client(self.cluster.clone(), proves, spin, client, stop.also())?;
         let options = self.mounting.options(self.cluster.join(","), &self.dir, true);
         let mounted = amphi_host::client::set_on_servers(&running.client, &self.mounting.set)
             .and_then(|()| amphi_process::mount::mount(running.client.clone(), &options, stop.also()));

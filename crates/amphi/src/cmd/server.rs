@@ -6,10 +6,11 @@ use crate::storage::{Storage, socket_mode, spin_us};
 use crate::storage_kind::Rotational;
 use amphi_env::{Env, RealEnv};
 use amphi_host::client::AtEnd;
-use amphi_host::cluster_key;
 use amphi_host::failure::{Failure, Outcome};
 use amphi_host::signals::Stop;
 use amphi_host::size;
+use amphi_host::{cluster_key, identity_file};
+use amphi_process::audit_file::{self, WhenFull};
 use amphi_process::own_key::{self, OwnKey};
 use amphi_sched::WorkerConfig;
 use amphi_server::config::NewZones;
@@ -66,6 +67,17 @@ pub struct Server {
     /// makes, cluster.key in its data folder]
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
+    /// File with this server's own key pair (amphi key make): clients with keys come in, and other servers know it by
+    /// that
+    #[arg(long, value_name = "FILE")]
+    identity: Option<PathBuf>,
+    /// Folder of the audit log: who came in, who did not, who changed keys and tunables [default with --identity:
+    /// audit in the data folder; otherwise none]
+    #[arg(long, value_name = "DIR")]
+    audit: Option<PathBuf>,
+    /// While the audit log cannot be written: go on, or let nobody new in and change no keys [default: go-on]
+    #[arg(long, value_name = "WHAT")]
+    audit_full: Option<WhenFull>,
     /// Worker threads; targets are spread over them [default: 1]
     #[arg(long)]
     workers: Option<u16>,
@@ -123,6 +135,13 @@ impl Server {
         amphi_process::cluster::settle_addresses(&mut config)?;
         let key = self.key.clone().or(file.key);
         config.key = cluster_key::read(key.as_deref())?.map(|(bytes, _)| bytes);
+        let identity = self.identity.clone().or(file.identity.file);
+        config.identity = identity.as_deref().map(identity_file::read).transpose()?;
+        let own_audit = || identity.is_some().then(|| storage.data.join(audit_file::FOLDER));
+        if let Some(folder) = self.audit.clone().or(file.identity.audit).or_else(own_audit) {
+            config.audit = Some(audit_file::sink(&folder));
+        }
+        config.audit_full = self.audit_full.or(file.identity.audit_full).unwrap_or_default().into();
         config.socket_mode = storage.socket_mode;
         let own = own_key::of_server(&mut config, &storage.data)?;
         amphi_process::cluster::complete(&mut config);

@@ -1,12 +1,14 @@
 //! `amphi status`: servers, targets, space and clients of a cluster, asked through a mount or directly.
 
+use super::reach::{self, Silent, ask_one};
 use amphi_client::status;
 use amphi_env::{Env, RealEnv};
 use amphi_host::failure::{During, Failure, Outcome};
-use amphi_host::{cluster_key, control, size};
-use amphi_transport::{CallOptions, ClusterKey, Link, LinkConfig, LinkEvents, Recovery};
-use amphi_types::{Cred, Errno, TargetId};
-use amphi_wire::{Call, Lane, Push, Reply, Request, Role, ServerInfo};
+use amphi_host::link::Credentials;
+use amphi_host::{control, size};
+use amphi_transport::{Link, LinkConfig};
+use amphi_types::Errno;
+use amphi_wire::{Reply, Request, ServerInfo};
 use clap::Args;
 use futures_util::future::join_all;
 use serde_json::Value;
@@ -34,19 +36,12 @@ pub struct Status {
     /// File with the cluster key
     #[arg(long, value_name = "FILE")]
     key: Option<PathBuf>,
+    /// File with a key pair of one's own
+    #[arg(long, value_name = "FILE")]
+    identity: Option<PathBuf>,
     /// Print JSON
     #[arg(long)]
     json: bool,
-}
-
-struct Silent;
-
-impl LinkEvents<RealEnv> for Silent {
-    fn push(&self, _push: Push) {}
-
-    async fn restarted(&self, _recovery: Recovery<RealEnv>) -> Result<(), Errno> {
-        Ok(())
-    }
 }
 
 impl Status {
@@ -55,8 +50,8 @@ impl Status {
         let text = if self.cluster.is_empty() {
             of_mount(control::find_mount(self.mount, "")?)?
         } else {
-            let key = cluster_key::read(self.key.as_deref())?.map(|(_, key)| key);
-            RealEnv::run(Duration::ZERO, |env| ask(env, self.cluster, key))
+            let proves = Credentials::read(self.key.as_deref(), self.identity.as_deref())?;
+            RealEnv::run(Duration::ZERO, |env| ask(env, self.cluster, proves))
                 .map_err(|e| amphi_host::link::link_failure(&e))?
         };
         let json: Value =
@@ -100,29 +95,9 @@ pub fn of_mount(path: PathBuf) -> Outcome<String> {
     })
 }
 
-/// Asks one server one thing.
-async fn ask_one(link: &Link<RealEnv>, op: Request, limit: Duration) -> Result<Reply, Errno> {
-    let call = Call { target: TargetId(0), cred: Cred::root(), op };
-    let options = CallOptions { lane: Lane::Normal, pad: 0, deadline: Some(limit), insist: false };
-    link.call_with(options, call, None).await.map_err(Errno::from)?.0.result
-}
-
 /// The status of the cluster of which one of `addrs` is a server.
-async fn ask(env: RealEnv, addrs: Vec<String>, key: Option<ClusterKey>) -> io::Result<String> {
-    let config =
-        |addrs| amphi_host::link::link_config(addrs, Role::Admin, key.clone()).map_err(|e| io::Error::other(e.text));
-    let mut errors = Vec::new();
-    let mut link = None;
-    for addr in &addrs {
-        match Link::connect(env.clone(), config(vec![addr.clone()])?, Rc::new(Silent)).await {
-            Ok(connected) => {
-                link = Some((addr, connected));
-                break;
-            }
-            Err(e) => errors.push(e),
-        }
-    }
-    let Some((addr, link)) = link else { return Err(amphi_host::link::all_errors(errors)) };
+async fn ask(env: RealEnv, addrs: Vec<String>, proves: Credentials) -> io::Result<String> {
+    let (addr, link) = reach::connect(&env, &addrs, &proves).await?;
     let failed = |e: Errno| io::Error::other(format!("{addr}: {e}"));
     let map = match ask_one(&link, Request::Map, PATIENCE).await {
         Ok(Reply::Map(map)) => map,
@@ -132,7 +107,7 @@ async fn ask(env: RealEnv, addrs: Vec<String>, key: Option<ClusterKey>) -> io::R
     let answers = if map.servers.len() == 1 {
         vec![Some(ask_one(&link, Request::Status, PATIENCE).await.map_err(failed)?)]
     } else {
-        let config = config(Vec::new())?;
+        let config = reach::config(Vec::new(), &proves)?;
         join_all(map.servers.iter().map(|s| ask_server(&env, &config, s))).await
     };
     link.close().await;
@@ -250,9 +225,13 @@ fn render(status: &Value) -> String {
     for s in list(status, "sessions") {
         let _ = writeln!(
             out,
-            "client {} {} {}, {} open, {} locks",
+            "client {} {}{} {}, {} open, {} locks",
             text(&s, "session"),
             text(&s, "name"),
+            match s.get("key").and_then(Value::as_str) {
+                None | Some("") => String::new(),
+                Some(key) => format!(" key {key}"),
+            },
             if is(&s, "connected") { "connected" } else { "not connected" },
             number(&s, "opens"),
             number(&s, "locks"),
@@ -264,6 +243,7 @@ fn render(status: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use amphi_types::TargetId;
     use amphi_wire::{ClusterMap, ServerStatus, TargetSpace, TargetStatus};
 
     fn server(id: u64, name: &str, targets: &[u16]) -> ServerInfo {

@@ -24,6 +24,7 @@ mod ioctl;
 mod json_shapes;
 mod kept_listings;
 mod kernel_cache;
+mod keys;
 mod lent_names;
 mod mapped;
 mod memory_group;

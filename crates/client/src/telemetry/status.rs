@@ -111,12 +111,13 @@ pub fn json(map: &ClusterMap, answers: &[Option<Reply>]) -> String {
     list(&mut out, sessions.values(), |out, s| {
         let _ = write!(
             out,
-            "{{\"session\":\"{:016x}\",\"name\":\"{}\",\"connected\":{},\"opens\":{},\"locks\":{}}}",
+            "{{\"session\":\"{:016x}\",\"name\":\"{}\",\"connected\":{},\"opens\":{},\"locks\":{},\"key\":\"{}\"}}",
             s.session.0,
             plain(&s.name),
             s.connected,
             s.opens,
-            s.locks
+            s.locks,
+            plain(&s.key)
         );
     });
     out.push('}');

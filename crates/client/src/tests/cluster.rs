@@ -90,6 +90,7 @@ impl Cluster {
             role: Role::Mount,
             name: format!("host:{}", self.mounts.get()),
             key: ClusterKey::new(KEY).ok(),
+            identity: None,
             timeouts: Timeouts { first_connect: Duration::from_secs(60), ..Timeouts::default() },
         };
         env.clone().spawn(async move {

@@ -434,6 +434,7 @@ impl Server {
             | Request::CompanyKnown { .. }
             | Request::CompanyKept { .. } => Reply::Done,
             Request::Map | Request::Join { .. } | Request::Ask { .. } => return Err(Errno::Proto),
+            Request::Keys { .. } | Request::Evict { .. } | Request::RepresentFor { .. } => return Err(Errno::Perm),
             Request::RepresentFileLocks { .. } => return Err(Errno::Proto),
             Request::Spread { ino } => {
                 right_target(ino);

@@ -118,7 +118,7 @@ impl Handler for Served {
             rotating: Vec::new(),
         })
     }
-    fn connected(&self, _: SessionId, _: Role, _: ConnId) {}
+    fn connected(&self, _: SessionId, _: Role, _: ConnId, _: &Peer) {}
     fn call(self: Rc<Self>, mut request: Incoming) {
         let env = self.env.clone();
         env.clone().spawn(async move {
@@ -195,6 +195,7 @@ impl Site {
             role: Role::Mount,
             name: "test".into(),
             key: ClusterKey::new(KEY).ok(),
+            identity: None,
             timeouts: Timeouts::default(),
         };
         let ended = Rc::new(RefCell::new(None));

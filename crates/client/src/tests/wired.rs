@@ -37,7 +37,7 @@ impl Handler for Served {
             rotating: Vec::new(),
         })
     }
-    fn connected(&self, _: SessionId, _: Role, _: ConnId) {}
+    fn connected(&self, _: SessionId, _: Role, _: ConnId, _: &Peer) {}
     fn call(self: Rc<Self>, request: Incoming) {
         let env = self.env.clone();
         env.clone().spawn(async move {
@@ -82,6 +82,7 @@ fn play(seed: u64) -> u64 {
                 role: Role::Mount,
                 name: "test".into(),
                 key: None,
+                identity: None,
                 timeouts: Timeouts::default(),
             };
             let ended = Rc::new(RefCell::new(None));

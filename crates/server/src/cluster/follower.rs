@@ -144,7 +144,8 @@ pub(crate) async fn enlist<E: Env>(
     addrs: &[String],
 ) -> std::result::Result<Enlisted, ServerError> {
     let count = config.targets.unwrap_or(ServerConfig::TARGETS);
-    let (server, boot, key) = (env.rand() | 1, env.rand(), config.cluster_key()?);
+    let (server, boot) = (env.rand() | 1, env.rand());
+    let key = (config.cluster_key()?, config.identity.clone());
     let name = PeerName { server, boot, name: config.name.clone() };
     let link = |named: &[String]| {
         let addrs = named.iter().chain(&config.join).cloned().collect();
@@ -164,7 +165,7 @@ impl<E: Env> Cluster<E> {
     /// Registers with the master. Without the master goes on with the map from before, if there is one: then false.
     pub(crate) async fn come_in(self: &Rc<Self>, has_map: bool) -> std::result::Result<bool, ServerError> {
         let env = &self.worker.env;
-        let key = self.worker.config.cluster_key()?;
+        let key = (self.worker.config.cluster_key()?, self.link_identity());
         let me = self.me.info.borrow().clone();
         let name = PeerName { server: me.id, boot: self.me.boot, name: me.name.clone() };
         let link = |named: &[String]| {
@@ -210,6 +211,9 @@ impl<E: Env> Cluster<E> {
             }
         }
         self.expect_back();
+        if joined && let Err(e) = self.compare_keys(None).await {
+            tracing::warn!("the master was not asked for the registry of keys: {e}; keys count from the next beat on");
+        }
         // The next beat tries again.
         Ok(if joined { self.compare_sessions().await.ok() } else { None })
     }
@@ -276,12 +280,14 @@ impl<E: Env> Cluster<E> {
         let targets = if with_targets { self.own_targets().await? } else { Vec::new() };
         let question = PeerRequest::Beat { epoch: self.map().epoch, targets };
         let sent_ns = self.worker.now_ns();
-        let PeerReply::Beat { epoch, sessions, alone, .. } = self.ask_soon(self.master()?, question).await? else {
+        let PeerReply::Beat { epoch, sessions, alone, keys, .. } = self.ask_soon(self.master()?, question).await?
+        else {
             return Err(Errno::Proto);
         };
         if epoch > self.map().epoch {
             self.refresh_map().await?;
         }
+        self.compare_keys(Some(keys)).await?;
         if self.as_follower.compared.get() != Some(sessions) {
             let heard = self.hear_sessions().await?;
             self.heard_master(sent_ns)?;

@@ -173,6 +173,7 @@ impl<E: Env> Cluster<E> {
                     sessions: self.as_master.sessions_version(),
                     targets: true,
                     alone,
+                    keys: self.keys_version(),
                 })
             }
             PeerRequest::Sessions => {

@@ -14,6 +14,7 @@
 
 mod links;
 
+use crate::cluster::keys::KeyBook;
 use crate::cluster::sessions::SessionManager;
 use crate::membership::callers::{Callers, Ticket};
 use crate::membership::ended::{Begun, EndedSessions};
@@ -77,6 +78,8 @@ pub struct Cluster<E: Env> {
     pub(crate) closed: Cell<bool>,
     pub(crate) as_master: MasterState,
     pub(crate) as_follower: FollowerState,
+    /// Who may speak to this server, and as what.
+    pub(crate) keys: KeyBook,
     /// At the others: whether tokens are granted, and how lately the master was heard.
     pub(crate) lease: MasterLease,
     ended: EndedSessions,
@@ -104,6 +107,7 @@ impl<E: Env> Cluster<E> {
             closed: Cell::new(false),
             as_master: MasterState::new(boot),
             as_follower: FollowerState::default(),
+            keys: KeyBook::default(),
             lease: MasterLease::default(),
             ended: EndedSessions::default(),
             worker,
@@ -175,6 +179,7 @@ impl<E: Env> Cluster<E> {
         self.worker.routes.follow(map.pool(), epoch);
         self.map.replace(map);
         if let Some(manager) = self.manager.borrow().upgrade() {
+            manager.note_map(&self.map.borrow());
             manager.push_map(epoch);
         }
     }
@@ -343,6 +348,12 @@ impl<E: Env> Cluster<E> {
             PeerRequest::Company(change) => self.told_company(change).await?,
             PeerRequest::Tune { pattern, value } => {
                 self.manager()?.set_tunables(&pattern, &value).await?;
+                PeerReply::Done
+            }
+            PeerRequest::Keys => PeerReply::Keys(Box::new((*self.keys.registry()).clone())),
+            PeerRequest::SessionKey(session) => PeerReply::SessionKey(self.manager()?.key_id(session)),
+            PeerRequest::InstallKeys(registry) => {
+                self.install_keys(*registry).await?;
                 PeerReply::Done
             }
             PeerRequest::Beat { .. } | PeerRequest::Sessions | PeerRequest::Evict { .. } => {

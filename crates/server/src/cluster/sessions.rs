@@ -14,12 +14,15 @@
 
 mod admission;
 mod admission_state;
+mod audit;
 mod clocks;
 mod company;
 mod deaf;
 pub(crate) mod ending;
 mod entry;
 mod executing;
+mod gate;
+mod keyed;
 mod rule;
 mod trust;
 mod whole;
@@ -36,10 +39,12 @@ use admission_state::AdmissionState;
 use amphi_env::Env;
 use amphi_transport::{ConnId, Connections, Handler, Incoming, Peer};
 use amphi_types::{Errno, Result, SessionId, TargetId};
-use amphi_wire::{Answer, Hello, Push, ROTATING_MAX, Reply, Request, Role, Welcome};
+use amphi_wire::{Answer, ClusterMap, Hello, Push, ROTATING_MAX, Reply, Request, Role, Welcome};
+use audit::{Audit, Kind};
 use entry::{Entry, State};
 use executing::Executing;
 use futures_channel::oneshot;
+use gate::Gate;
 use rule::Rule;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -81,6 +86,11 @@ pub struct SessionManager<E: Env> {
     rule: Rule,
     /// Who waits for a change of the table of sessions.
     watchers: RefCell<Vec<oneshot::Sender<()>>>,
+    /// What passes of connections whose clients have keys.
+    gates: RefCell<BTreeMap<ConnId, Rc<Gate>>>,
+    /// Connections over a network that came with the cluster key alone.
+    by_cluster_key: RefCell<BTreeMap<ConnId, SessionId>>,
+    audit: Audit,
     /// Sessions that ended because they did not answer, the last `deaf::REMEMBERED_MAX`.
     deaf: RefCell<VecDeque<SessionId>>,
 }
@@ -123,6 +133,9 @@ impl<E: Env> SessionManager<E> {
             executing: Executing::default(),
             rule: Rule::new(worker.env.wall().sec.max(0) as u64, now_ns),
             watchers: RefCell::default(),
+            gates: RefCell::default(),
+            by_cluster_key: RefCell::default(),
+            audit: Audit::new(worker.config.audit.clone(), worker.config.audit_full),
             deaf: RefCell::default(),
             worker,
         });
@@ -199,6 +212,12 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
+    /// Writes a new map into the audit log.
+    pub(crate) fn note_map(&self, map: &ClusterMap) {
+        let servers: Vec<&str> = map.servers.iter().map(|s| s.name.as_str()).collect();
+        self.audit(Kind::Map, &[("epoch", &map.epoch.to_string()), ("servers", &servers.join(" "))]);
+    }
+
     /// Sets tunables of this server, as another one was told.
     pub async fn set_tunables(&self, pattern: &str, value: &str) -> Result<()> {
         self.worker.tunables.apply(pattern, Some(value))?;
@@ -243,8 +262,16 @@ impl<E: Env> Handler for SessionHandler<E> {
         self.0.welcome(hello, peer).await
     }
 
-    fn connected(&self, session: SessionId, role: Role, conn: ConnId) {
+    fn connected(&self, session: SessionId, role: Role, conn: ConnId, peer: &Peer) {
+        if let Err(why) = self.0.set_gate(session, role, conn, peer) {
+            self.0.connections.cut(conn, &why);
+            return;
+        }
         self.0.connected(session, role, conn);
+    }
+
+    fn stranger(&self, addr: &str, why: &str) {
+        self.0.audit(Kind::Refused, &[("address", addr), ("why", why)]);
     }
 
     fn call(self: Rc<Self>, request: Incoming) {
@@ -301,8 +328,24 @@ impl<E: Env> SessionManager<E> {
         });
     }
 
+    /// Whether a client may ask this; then the call says on whose behalf it counts.
+    fn may_ask(&self, incoming: &mut Incoming, gate: Option<&Gate>) -> Result<()> {
+        if gate::class_of(&incoming.call.op) == gate::Class::Internal {
+            return Err(Errno::Perm);
+        }
+        let Some(gate) = gate else { return trust::may_ask(incoming) };
+        trust::act_as_bound(incoming)?;
+        let before = gate.squashed();
+        let passed = gate.pass(incoming);
+        if gate.squashed() != before {
+            self.squashed(gate);
+        }
+        passed
+    }
+
     fn call(self: Rc<Self>, mut incoming: Incoming) {
-        if let Err(e) = trust::may_ask(&mut incoming) {
+        let gate = self.gate(incoming.route.conn);
+        if let Err(e) = self.may_ask(&mut incoming, gate.as_deref()) {
             self.connections.reply(incoming.route, refused(e), None);
             return;
         }
@@ -324,6 +367,8 @@ impl<E: Env> SessionManager<E> {
                 | Request::Status
                 | Request::Tunables { .. }
                 | Request::Counters { .. }
+                | Request::Keys { .. }
+                | Request::Evict { .. }
                 | Request::CompanyKnown { .. }
                 | Request::CompanyKept { .. }
         );
@@ -340,9 +385,13 @@ impl<E: Env> SessionManager<E> {
             self.connections.reply(incoming.route, refused(Errno::Perm), None);
             return;
         }
+        let gate = gate.filter(|gate| gate.translates());
         if incoming.deadline.is_none()
-            && let Some(answer) = dispatch::at_once(&self.worker, incoming.session, &incoming.call)
+            && let Some(mut answer) = dispatch::at_once(&self.worker, incoming.session, &incoming.call)
         {
+            if let Some(gate) = gate {
+                gate.show(&mut answer, false);
+            }
             self.connections.reply(incoming.route, answer, None);
             return;
         }
@@ -356,7 +405,11 @@ impl<E: Env> SessionManager<E> {
                 // To whoever asked.
                 call.target = glimpse::target_of(id);
             }
-            let (answer, payload) = dispatch::call(&manager.worker, session, id, call, payload, until_ns).await;
+            let acl = gate.is_some() && Gate::asks_for_acl(&call.op);
+            let (mut answer, payload) = dispatch::call(&manager.worker, session, id, call, payload, until_ns).await;
+            if let Some(gate) = gate {
+                gate.show(&mut answer, acl);
+            }
             manager.connections.reply(route, answer, payload);
             manager.executing.end(Some(session));
         });
@@ -367,6 +420,7 @@ impl<E: Env> SessionManager<E> {
     }
 
     fn disconnected(self: &Rc<Self>, session: SessionId, conn: ConnId, clean: bool) {
+        self.forget_gate(conn);
         let cluster = self.cluster();
         if let Some(cluster) = cluster.as_ref().filter(|c| c.callers.is_caller(session)) {
             let moves = cluster.callers.disconnected(session, conn, clean);

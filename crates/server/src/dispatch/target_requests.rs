@@ -89,6 +89,10 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
             target.put_map(*map).await?;
             Ok(TargetReply::Done)
         }
+        TargetRequest::PutKeys(keys) => {
+            target.put_keys(*keys).await?;
+            Ok(TargetReply::Done)
+        }
         TargetRequest::MoveCheck(number) => Ok(TargetReply::Outcome(two_phase::has_move_lock(target, number))),
         TargetRequest::Trim(cut) => trim(target, &cut).await,
         TargetRequest::Destroy(ino) => {
@@ -153,6 +157,7 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
             cut_off: !target.sessions.cut_off().is_empty(),
             home: target.place.home.borrow().clone(),
             map: target.place.map.borrow().clone(),
+            keys: target.place.keys.borrow().clone(),
         })))),
         TargetRequest::LossesTold => {
             target.zone.losses_told().await.map_err(|_| Errno::Io)?;

@@ -251,6 +251,7 @@ mod tests {
             cut_off: false,
             home,
             map: None,
+            keys: None,
         };
         let home = |server, targets: &[u16]| {
             Some(HomeRecord { server, targets: targets.iter().copied().map(TargetId).collect() })

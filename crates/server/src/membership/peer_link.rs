@@ -3,7 +3,7 @@
 //! Owns: these, as plain values. Does not own: the connections (`cluster::peers`, `callers`).
 
 use amphi_env::Env;
-use amphi_transport::{ClusterKey, LinkConfig, LinkEvents, Recovery, Timeouts};
+use amphi_transport::{ClusterKey, Identity, LinkConfig, LinkEvents, Recovery, Timeouts};
 use amphi_types::{Result, SessionId};
 use amphi_wire::{Push, Role};
 use std::fmt;
@@ -47,9 +47,10 @@ pub fn peer_link_config(
     addrs: Vec<String>,
     session: SessionId,
     name: &PeerName,
-    key: Option<ClusterKey>,
+    (key, identity): (Option<ClusterKey>, Option<Identity>),
 ) -> LinkConfig {
-    LinkConfig { addrs, session, role: Role::Server, name: name.to_string(), key, timeouts: Timeouts::default() }
+    let (name, timeouts) = (name.to_string(), Timeouts::default());
+    LinkConfig { addrs, session, role: Role::Server, name, key, identity, timeouts }
 }
 
 /// A link that holds nothing that a restarted server would have to be told.

@@ -8,6 +8,7 @@ use crate::membership::eviction::Eviction;
 use crate::message::{TargetReply, TargetRequest};
 use crate::records::SessionRecord;
 use amphi_types::{SessionId, TargetId};
+use amphi_wire::keys::KeyRegistry;
 use amphi_wire::{ClusterMap, TargetStatus};
 use serde::{Deserialize, Serialize};
 
@@ -52,6 +53,13 @@ pub enum PeerRequest {
         /// Value.
         value: String,
     },
+    /// `Keys`: the registry of keys as the asked server has it.
+    Keys,
+    /// `Done`: a later registry of keys. The master tells the others; another server tells a master that has an earlier
+    /// one.
+    InstallKeys(Box<KeyRegistry>),
+    /// `SessionKey`: the number of the key with which a session began; to the master.
+    SessionKey(SessionId),
 }
 
 /// Answers to `PeerRequest`.
@@ -71,6 +79,8 @@ pub enum PeerReply {
         targets: bool,
         /// The only mount knows that it is alone, by the switch of this number.
         alone: Option<u64>,
+        /// Version and stamp of its registry of keys.
+        keys: (u64, u64),
     },
     /// Sessions that have not ended.
     Sessions {
@@ -79,4 +89,8 @@ pub enum PeerReply {
         /// They.
         sessions: Vec<(SessionId, SessionRecord)>,
     },
+    /// The registry of keys.
+    Keys(Box<KeyRegistry>),
+    /// Number of a key; none if the session has none, or the master does not know it yet.
+    SessionKey(Option<u64>),
 }

@@ -1,6 +1,7 @@
 //! Open, close, and what a session says it has open after a restart.
 
 use super::attr::view;
+use crate::membership::keys;
 use crate::message::{TargetReply, TargetRequest};
 use crate::objects::{destroy_orphan, reap_orphans, settle_later};
 use crate::worker::Worker;
@@ -13,6 +14,7 @@ use amphi_meta::MetaStore;
 use amphi_meta::perm::Want;
 use amphi_types::item::Txn;
 use amphi_types::{Cred, Errno, Ino, Result, SessionId, TargetId, Timespec, TokenKey};
+use amphi_wire::keys::Squash;
 use amphi_wire::{Access, HeldLock, InodeView, LockMode, Reply, RequestId, TokenGrant, Tokens};
 use amphi_zone::{Lsn, Order};
 use futures_util::FutureExt;
@@ -312,7 +314,14 @@ impl<E: Env> RequestCx<E> {
     /// `Request::Represent`. Of a session that others did not wait for, files that it writes may have been settled
     /// meanwhile, and others may cache their attributes: it writes on without saying so, so they are spread again,
     /// stably, and nobody caches them, before the answer.
-    pub async fn represent(&self, opens: Vec<(Ino, Access)>, locks: Vec<HeldLock>) -> Result<Reply> {
+    ///
+    /// Of a client whose users count as others (`users`) those opens are believed that one of them might get now.
+    pub async fn represent(
+        &self,
+        opens: Vec<(Ino, Access)>,
+        locks: Vec<HeldLock>,
+        users: Option<&Squash>,
+    ) -> Result<Reply> {
         // Asked for once more it must not wait for who changes a file: that one may wait for a lock that was taken in,
         // and the mount hears of nothing before it has this answer.
         let is_late = self.target.reclaim.begin_saying(self.session);
@@ -328,7 +337,12 @@ impl<E: Env> RequestCx<E> {
             // A client that speaks for one user alone is believed what he might open now.
             let may = |ino: Ino, access: Access| {
                 let want = Want { read: access.read, write: access.write, exec: false };
-                self.cred.uid == 0 || meta.check_open(&self.cred, ino, want).is_ok()
+                match users {
+                    Some(users) => meta.facts(ino).is_ok_and(|facts| {
+                        keys::users_for(users, &facts).iter().any(|cred| meta.check_open(cred, ino, want).is_ok())
+                    }),
+                    None => self.cred.uid == 0 || meta.check_open(&self.cred, ino, want).is_ok(),
+                }
             };
             let opens = opens.into_iter().filter(|(ino, access)| may(*ino, *access));
             for (ino, access) in opens.chain(kept) {

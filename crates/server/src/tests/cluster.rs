@@ -4,6 +4,7 @@ mod absence;
 mod eviction;
 mod faults;
 mod joins;
+mod keys;
 mod lost_power;
 mod mounts;
 mod sweep;
@@ -85,6 +86,7 @@ impl World {
             role,
             name: format!("{node}:{session}"),
             key: Some(amphi_transport::ClusterKey::new(KEY).expect("a key")),
+            identity: None,
             timeouts: Timeouts::default(),
         };
         let first = self.targets[..at].iter().sum::<u16>();

@@ -1,11 +1,12 @@
 //! `ClusterPlace`: the place of a target in the cluster, as its zone keeps it.
 //!
-//! Owns: number of starts, size of the pool, server, cluster map, and whether the start found that something is lost.
-//! Does not own: who decides on the map (`cluster`).
+//! Owns: number of starts, size of the pool, server, cluster map, registry of keys, and whether the start found that
+//! something is lost. Does not own: who decides on the map (`cluster`).
 
 use crate::records::{self, ClusterRecord, HomeRecord};
 use amphi_types::item::Txn;
 use amphi_wire::ClusterMap;
+use amphi_wire::keys::KeyRegistry;
 use std::cell::RefCell;
 
 /// Where a target belongs.
@@ -18,6 +19,8 @@ pub struct ClusterPlace {
     pub home: RefCell<Option<HomeRecord>>,
     /// The cluster map as it was kept last.
     pub map: RefCell<Option<ClusterMap>>,
+    /// The registry of keys as it was kept last.
+    pub keys: RefCell<Option<KeyRegistry>>,
     /// What was answered before it was opened and not made stable may be gone.
     pub lost: bool,
     /// The zone says so by itself.
@@ -35,6 +38,8 @@ pub struct KeptPlace {
     pub home: Option<HomeRecord>,
     /// Map.
     pub map: Option<ClusterMap>,
+    /// Registry of keys.
+    pub keys: Option<KeyRegistry>,
 }
 
 impl ClusterPlace {
@@ -45,7 +50,7 @@ impl ClusterPlace {
         let starts = kept.cluster.map_or(0, |c| c.starts) + 1;
         first.put(records::cluster_key(), records::encode(&ClusterRecord { pool, starts }));
         let (home, map, first) = (RefCell::new(kept.home), RefCell::new(kept.map), RefCell::new(first));
-        ClusterPlace { pool, starts, home, map, lost, noted_lost, first }
+        ClusterPlace { pool, starts, home, map, keys: RefCell::new(kept.keys), lost, noted_lost, first }
     }
 
     /// The target begins to serve at a server. Returns what is logged first.
@@ -62,5 +67,11 @@ impl ClusterPlace {
     pub fn keep_map(&self, map: ClusterMap, txn: &mut Txn) {
         txn.put(records::map_key(), records::encode(&map));
         self.map.replace(Some(map));
+    }
+
+    /// Notes in `txn` that a later registry of keys is kept.
+    pub fn keep_keys(&self, keys: KeyRegistry, txn: &mut Txn) {
+        txn.put(records::keys_key(), records::encode(&keys));
+        self.keys.replace(Some(keys));
     }
 }

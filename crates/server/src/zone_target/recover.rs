@@ -91,6 +91,7 @@ impl Loading {
                 Item::Map(record) => self.kept.map = Some(record),
                 Item::Quota(account, standing) => self.standings.push((account, standing)),
                 Item::OtherAnswer => {}
+                Item::Keys(record) => self.kept.keys = Some(record),
             },
         }
         Ok(())

@@ -74,8 +74,16 @@ async fn attempt<E: Env>(
     let (session, role, name) = (config.session, config.role, config.name.clone());
     let hello = Hello { version: VERSION, session, role, name, last_boot, clock: env.wall() };
     // A server in this process needs no key: it can read this process's memory anyway.
-    let key = if local.is_some() { None } else { config.key.as_ref() };
-    let welcome = handshake::greet(env, &mut out, &mut inb, hello, key).await.map_err(|e| named(not_welcome(e)))?;
+    let proves = match local {
+        Some(_) => handshake::Proves::default(),
+        None => handshake::Proves {
+            key: config.key.as_ref(),
+            identity: config.identity.as_ref(),
+            // The kernel, and whoever made the socket, say who serves there.
+            any_server: crate::auth::is_unix(addr),
+        },
+    };
+    let welcome = handshake::greet(env, &mut out, &mut inb, hello, proves).await.map_err(|e| named(not_welcome(e)))?;
     Ok(((out, inb), welcome))
 }
 

@@ -5,7 +5,7 @@
 use super::budget::Room;
 use super::connection::{ConnState, Connections, Outgoing, ReplyRoute};
 use super::{HANDSHAKE_TIMEOUT, Handler, Incoming, PING_INTERVAL, Peer, SILENCES_MAX};
-use crate::auth::{ServerAuth, is_unix};
+use crate::auth::{Proved, ServerAuth, is_unix};
 use crate::bell::{Ending, step_aside};
 use crate::error::ServeError;
 use crate::handshake;
@@ -28,7 +28,11 @@ const ACCEPT_FAILURES_LOG: u32 = 100;
 
 /// Refuses to serve an address without a key if the kernel does not report who connects to it.
 pub fn check_listen(addr: &str, auth: &ServerAuth) -> Result<(), ServeError> {
-    if auth.key.is_some() || is_unix(addr) { Ok(()) } else { Err(ServeError::KeyNeeded { addr: addr.to_owned() }) }
+    if auth.key.is_some() || auth.identity.is_some() || is_unix(addr) {
+        Ok(())
+    } else {
+        Err(ServeError::KeyNeeded { addr: addr.to_owned() })
+    }
 }
 
 /// Accepts connections and serves them. A failed accept is repeated. Dropping the future stops accepting; connections
@@ -56,7 +60,14 @@ pub async fn serve<E: Env, H: Handler>(
                     // The client has to prove the key.
                     None => None,
                 };
-                let peer = Peer { addr: conn.peer(), in_process: false, bound };
+                let peer = Peer {
+                    addr: conn.peer(),
+                    in_process: false,
+                    unix: is_unix,
+                    bound,
+                    proved: Proved::Nothing,
+                    knows_cluster_key: false,
+                };
                 let pipe = over_stream::<E>(conn);
                 let auth = ServerAuth { unix_without_key: auth.unix_without_key && is_unix, ..auth.clone() };
                 welcome_task(&env, pipe, peer, &handler, &connections, auth);
@@ -82,7 +93,14 @@ pub async fn serve_local<E: Env, H: Handler>(
 ) {
     loop {
         let pipe = over_local::<E>(listener.accept().await);
-        let peer = Peer { addr: "local".into(), in_process: true, bound: None };
+        let peer = Peer {
+            addr: "local".into(),
+            in_process: true,
+            unix: false,
+            bound: None,
+            proved: Proved::Nothing,
+            knows_cluster_key: false,
+        };
         welcome_task(&env, pipe, peer, &handler, &connections, ServerAuth::default());
     }
 }
@@ -105,7 +123,7 @@ fn welcome_task<E: Env, H: Handler>(
     let (task_env, handler, connections) = (env.clone(), handler.clone(), connections.clone());
     env.spawn(async move {
         let env = task_env;
-        let greeting = greet(&env, pipe, &peer, &*handler, &connections, &auth);
+        let greeting = greet(&env, pipe, peer.clone(), &*handler, &connections, &auth);
         let greeted = stranger.cut.guard(amphi_env::timeout(&env, HANDSHAKE_TIMEOUT, greeting)).await;
         let outdone = stranger.cut.ending().cloned();
         drop(stranger);
@@ -121,23 +139,28 @@ fn welcome_task<E: Env, H: Handler>(
 struct Greeted<E: Env> {
     conn: Rc<ConnState>,
     role: Role,
+    peer: Peer,
     pipe: Pipe<E>,
 }
 
 async fn greet<E: Env, H: Handler>(
     env: &E,
     (mut out, mut inb): Pipe<E>,
-    peer: &Peer,
+    peer: Peer,
     handler: &H,
     connections: &Connections,
     auth: &ServerAuth,
 ) -> Result<Greeted<E>, Ending> {
-    let key = auth.key.as_ref();
-    let guest = handshake::challenge(env, &mut out, &mut inb, key, auth.unix_without_key).await?;
+    let guest = handshake::challenge(env, &mut out, &mut inb, auth).await.inspect_err(|ending| {
+        if let Ending::Violation(why) = ending {
+            handler.stranger(&peer.addr, why);
+        }
+    })?;
+    let peer = Peer { proved: guest.proved, knows_cluster_key: guest.knows_cluster_key, ..peer };
     // From here on the name is one line of printable text: for the log, for records, and for people.
     let name = handshake::printable(&guest.hello.name).chars().take(NAME_CHARS_MAX).collect();
     let hello = Hello { name, ..guest.hello.clone() };
-    let welcome = match handler.hello(&hello, peer).await {
+    let welcome = match handler.hello(&hello, &peer).await {
         Ok(welcome) => welcome,
         Err(reason) => return Err(handshake::refuse(&mut out, reason).await),
     };
@@ -145,15 +168,15 @@ async fn greet<E: Env, H: Handler>(
         Ok(window) => window,
         Err(e) => return Err(handshake::refuse(&mut out, e.to_string()).await),
     };
-    guest.admit(&mut out, welcome, key).await?;
+    guest.admit(&mut out, welcome, auth).await?;
     let name = format!("{} ({})", peer.addr, hello.name);
     let conn = ConnState::new(connections.new_id(), hello.session, peer.bound.clone(), name, window);
     let conn = Rc::new(conn);
-    Ok(Greeted { conn, role: hello.role, pipe: (out, inb) })
+    Ok(Greeted { conn, role: hello.role, peer, pipe: (out, inb) })
 }
 
 async fn run<E: Env, H: Handler>(env: E, greeted: Greeted<E>, handler: Rc<H>, connections: Rc<Connections>) {
-    let Greeted { conn, role, pipe: (out, inb) } = greeted;
+    let Greeted { conn, role, peer, pipe: (out, inb) } = greeted;
     let (session, id) = (conn.session, conn.id);
     if let Some(old) = connections.of_session(session) {
         old.cut.cut(Ending::Lost("a newer connection of the session took over".into()));
@@ -161,7 +184,7 @@ async fn run<E: Env, H: Handler>(env: E, greeted: Greeted<E>, handler: Rc<H>, co
         handler.disconnected(session, old.id, false);
     }
     connections.insert(conn.clone());
-    handler.connected(session, role, id);
+    handler.connected(session, role, id, &peer);
     info!("{}: connected", conn.name);
     env.spawn(write(out, conn.clone()));
     env.spawn(watch(env.clone(), conn.clone()));

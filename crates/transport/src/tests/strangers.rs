@@ -54,7 +54,7 @@ fn hello(session: u64) -> SignedHello {
         last_boot: 0,
         clock: amphi_types::Timespec::default(),
     };
-    SignedHello { hello, nonce: [0; 32], proof: None }
+    SignedHello { hello, nonce: [0; 32], proof: None, identity: None }
 }
 
 /// A stranger that has been welcomed.
@@ -232,7 +232,7 @@ fn open_addresses_need_a_key() {
 fn a_unix_socket_without_the_key() {
     let (right, wrong) = (key("the right key of 32 bytes or so"), key("another key of some 30 bytes"));
     for (client_key, error) in [(None, None), (Some(&right), None), (Some(&wrong), Some("wrong cluster key"))] {
-        let auth = ServerAuth { key: Some(right.clone()), unix_without_key: true, owner: 0 };
+        let auth = ServerAuth { key: Some(right.clone()), unix_without_key: true, ..ServerAuth::default() };
         let place = Place::with(14, Net::Socket, SimConfig::default(), auth);
         place.run(async {
             let config = LinkConfig { key: client_key.cloned(), ..place.config() };
@@ -334,7 +334,7 @@ fn other_versions_are_refused() {
         let told = format!("the peer speaks protocol version {other}, this program speaks {}", amphi_wire::VERSION);
         assert!(text.contains(&told), "{text}");
 
-        let challenge = amphi_wire::handshake::Challenge { nonce: [1; 32], keyed: false };
+        let challenge = amphi_wire::handshake::Challenge { nonce: [1; 32], keyed: false, identity: None };
         let newer = with(frame(Head::new(FrameKind::Challenge), &challenge), 4, other as u8);
         let refuse = frame(Head::new(FrameKind::Refuse), &Refuse { reason: "closed today".into() });
         let foreign = b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3 and so on and on\r\n".to_vec();

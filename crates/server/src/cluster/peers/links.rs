@@ -124,6 +124,7 @@ impl<E: Env> Cluster<E> {
     /// Connects to a server once.
     pub(crate) async fn dial(&self, addrs: Vec<String>) -> std::io::Result<Rc<Link<E>>> {
         let key = self.worker.config.cluster_key().map_err(|e| std::io::Error::other(e.line))?;
+        let key = (key, self.link_identity());
         let name = PeerName { server: self.id(), boot: self.me.boot, name: self.me.info.borrow().name.clone() };
         let config = peer_link_config(addrs, SessionId(self.worker.env.rand()), &name, key);
         let link = Link::connect(self.worker.env.clone(), config, Rc::new(Plain)).await?;

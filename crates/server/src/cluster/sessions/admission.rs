@@ -6,6 +6,7 @@
 //! Bound: `MOUNTS_MAX` mounts.
 
 use super::entry::{Entry, State};
+use super::keyed::Keyed;
 use super::trust::{self, Owner};
 use super::{LOOK, SessionManager, clocks};
 use crate::membership::peer_link::{PEER_CREDITS, STOPPING};
@@ -31,7 +32,14 @@ impl<E: Env> SessionManager<E> {
     ///
     /// Errors: why not.
     pub(super) async fn welcome(self: &Rc<Self>, hello: &Hello, peer: &Peer) -> std::result::Result<Welcome, String> {
-        trust::may_come(hello, peer, self.sessions.borrow().get(&hello.session))?;
+        let welcome = self.let_in(hello, peer).await;
+        welcome.inspect_err(|why| self.note_refused(hello, peer, why))
+    }
+
+    async fn let_in(self: &Rc<Self>, hello: &Hello, peer: &Peer) -> std::result::Result<Welcome, String> {
+        let keyed = self.key_of(peer, hello.role)?;
+        let comes = Owner::of(peer, keyed.as_ref().map(|(_, entry)| entry));
+        trust::may_come(hello, peer, comes, self.sessions.borrow().get(&hello.session))?;
         if self.was_deaf(hello.session) {
             return Err("this session has been ended because it did not answer; mount again".into());
         }
@@ -42,19 +50,30 @@ impl<E: Env> SessionManager<E> {
         if hello.role == Role::Server || self.cluster().is_none_or(|c| c.is_master()) {
             clocks::agree(hello, self.worker.env.wall())?;
         }
+        let follower = self.cluster().filter(|c| hello.role == Role::Mount && !c.is_master());
+        if let (Some(follower), Some((_, entry))) = (&follower, &keyed) {
+            follower.check_owner(hello.session, entry.id).await?;
+        }
+        let is_known = self.sessions.borrow().contains_key(&hello.session)
+            || follower.is_some_and(|f| f.as_follower.begin_of(hello.session).is_some());
+        // Without each other the servers could not go on.
+        let may_stay = is_known || hello.role == Role::Server;
+        if !self.note_admitted(hello, peer, keyed.as_ref()) && !may_stay {
+            return Err("the audit log of this server cannot be written, so nobody new is let in".into());
+        }
         let (resumed, normal_credits, urgent_credits) = match hello.role {
             // To a run of its own that it does not know yet, another server says everything again.
             Role::Server => {
                 let known = self.admit_server(hello)?;
                 (known || ![0, self.facts.boot].contains(&hello.last_boot), PEER_CREDITS, PEER_CREDITS)
             }
-            _ => (self.admit(hello).await?, NORMAL_CREDITS, URGENT_CREDITS),
+            _ => (self.admit(hello, comes, keyed.as_ref()).await?, NORMAL_CREDITS, URGENT_CREDITS),
         };
         if let Some(entry) = self.sessions.borrow_mut().get_mut(&hello.session) {
             // It may have begun while this client was waiting.
-            trust::may_come(hello, peer, Some(entry))?;
+            trust::may_come(hello, peer, comes, Some(entry))?;
             if entry.owner == Owner::Unknown {
-                entry.owner = Owner::of(peer);
+                entry.owner = comes;
             }
         }
         let token_ms = self.worker.tunables.get(Tunable::TokenMs);
@@ -95,7 +114,12 @@ impl<E: Env> SessionManager<E> {
     }
 
     /// Lets a client in. Says whether its session was known.
-    async fn admit(self: &Rc<Self>, hello: &Hello) -> std::result::Result<bool, String> {
+    async fn admit(
+        self: &Rc<Self>,
+        hello: &Hello,
+        comes: Owner,
+        keyed: Option<&Keyed>,
+    ) -> std::result::Result<bool, String> {
         if self.admission.is_closed() {
             return Err(STOPPING.into());
         }
@@ -139,7 +163,10 @@ impl<E: Env> SessionManager<E> {
         if mounts >= MOUNTS_MAX {
             return Err(format!("{mounts} mounts use this file system, which is the most; unmount one of them first"));
         }
-        let entry = Entry::new(&hello.name, Role::Mount, State::Starting, now_ns);
+        if let Some((_, key)) = keyed {
+            self.check_sessions(key)?;
+        }
+        let entry = Entry { owner: comes, ..Entry::new(&hello.name, Role::Mount, State::Starting, now_ns) };
         self.sessions.borrow_mut().insert(hello.session, entry);
         // A task of its own, because the handshake may end before it.
         let (sender, mut receiver) = oneshot::channel();

@@ -7,6 +7,7 @@
 //! Invariant: a session's state is `Ending` before the first target is told, and its entry goes when the last one has
 //! been and nothing of it is being executed.
 
+use super::audit::Kind;
 use super::entry::State;
 use super::{FINISH, HOLDER_LOOK, LOOK, SessionManager};
 use crate::cluster::peers::Cluster;
@@ -61,6 +62,7 @@ impl<E: Env> SessionManager<E> {
         }
         let Some(name) = self.name_to_end(session) else { return };
         tracing::warn!("session of {name} is evicted: {why}");
+        self.note_evicted(session, &name, why);
         self.end_now(session, SessionEnd::CutOff);
     }
 
@@ -68,7 +70,13 @@ impl<E: Env> SessionManager<E> {
     pub(crate) fn end_deaf(self: &Rc<Self>, session: SessionId, why: &str) {
         let Some(name) = self.name_to_end(session) else { return };
         tracing::warn!("session of {name} is evicted: {why}");
+        self.note_evicted(session, &name, why);
         self.end_now(session, SessionEnd::Stopped);
+    }
+
+    fn note_evicted(&self, session: SessionId, name: &str, why: &str) {
+        let (id, key) = (format!("{:016x}", session.0), self.key_name(session));
+        self.audit(Kind::Evicted, &[("session", &id), ("name", name), ("key", &key), ("why", why)]);
     }
 
     /// After a loss of power: all sessions end.

@@ -3,6 +3,7 @@
 use super::trust::Owner;
 use amphi_transport::ConnId;
 use amphi_wire::Role;
+use amphi_wire::keys::Fingerprint;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
@@ -22,11 +23,22 @@ impl State {
     }
 }
 
+/// The key of a session's client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct KeyOf {
+    pub(super) fingerprint: Fingerprint,
+    /// `KeyEntry::id`.
+    pub(super) id: u64,
+    pub(super) name: String,
+}
+
 /// One session.
 pub(super) struct Entry {
     pub(super) name: String,
     pub(super) role: Role,
     pub(super) owner: Owner,
+    /// The key with which its client came.
+    pub(super) key: Option<KeyOf>,
     pub(super) state: State,
     pub(super) conn: Option<ConnId>,
     /// Counts connections and departures, so that a timer knows whether it is still about the same departure.
@@ -48,6 +60,7 @@ impl Entry {
     pub(super) fn new(name: &str, role: Role, state: State, now_ns: u64) -> Entry {
         let (owner, conn, epoch, known, asked_ns) = (Owner::Unknown, None, 0, 0, 0);
         let (kept_ns, heard_ns, watched, asked_again, name) = (0, now_ns, false, false, name.into());
-        Entry { name, role, owner, state, conn, epoch, known, asked_ns, kept_ns, heard_ns, watched, asked_again }
+        let key = None;
+        Entry { name, role, owner, key, state, conn, epoch, known, asked_ns, kept_ns, heard_ns, watched, asked_again }
     }
 }

@@ -12,9 +12,11 @@
 //! user as well.
 
 use super::entry::Entry;
+use super::gate::changes_servers;
 use amphi_transport::{Incoming, Peer};
 use amphi_types::{Caps, Cred, Errno, Result};
-use amphi_wire::{Call, Hello, Push, Request, Role};
+use amphi_wire::keys::KeyEntry;
+use amphi_wire::{Call, Hello, Push, Role};
 
 /// Why a bound client is no server.
 const NOT_TRUSTED: &str = "a server has to be root's, or that of the user whom this server runs as";
@@ -28,17 +30,25 @@ pub(super) enum Owner {
     Anybody,
     /// A bound one of this user.
     User(u32),
+    /// One that came with the key that has this number (`KeyEntry::id`), or its successor.
+    Key(u64),
 }
 
 impl Owner {
-    pub(super) fn of(peer: &Peer) -> Owner {
-        peer.bound.as_ref().map_or(Owner::Anybody, |cred| Owner::User(cred.uid))
+    /// Of a client, by its key if it came with one, else by what the kernel says.
+    pub(super) fn of(peer: &Peer, key: Option<&KeyEntry>) -> Owner {
+        match (key, &peer.bound) {
+            (Some(key), _) => Owner::Key(key.id),
+            (None, Some(cred)) => Owner::User(cred.uid),
+            (None, None) => Owner::Anybody,
+        }
     }
 
-    fn may_be(self, peer: &Peer) -> bool {
-        match Owner::of(peer) {
-            Owner::User(_) => self == Owner::Unknown || self == Owner::of(peer),
-            _ => true,
+    fn may_be(self, comes: Owner) -> bool {
+        match (self, comes) {
+            (Owner::Unknown, _) => true,
+            (Owner::Key(_), _) | (_, Owner::Key(_) | Owner::User(_)) => self == comes,
+            (_, Owner::Anybody | Owner::Unknown) => true,
         }
     }
 }
@@ -46,25 +56,40 @@ impl Owner {
 /// Whether a client may come in as what it says, and under this session.
 ///
 /// Errors: why not.
-pub(super) fn may_come(hello: &Hello, peer: &Peer, session: Option<&Entry>) -> std::result::Result<(), String> {
-    if hello.role == Role::Server && peer.bound.is_some() {
+pub(super) fn may_come(
+    hello: &Hello,
+    peer: &Peer,
+    comes: Owner,
+    session: Option<&Entry>,
+) -> std::result::Result<(), String> {
+    // A user of this machine who holds a server's key is a server.
+    if hello.role == Role::Server && peer.bound.is_some() && !matches!(comes, Owner::Key(_)) {
         return Err(NOT_TRUSTED.into());
     }
     match session {
-        Some(entry) if !entry.owner.may_be(peer) => Err("this session is another user's".into()),
+        Some(entry) if !entry.owner.may_be(comes) => Err("this session is another user's".into()),
         Some(_) if hello.role == Role::Server => Err("this session is a client's".into()),
         _ => Ok(()),
     }
 }
 
-/// Whether a request changes a whole server.
-fn is_administration(op: &Request) -> bool {
-    matches!(op, Request::Tunables { value: Some(_), .. } | Request::Counters { reset: true })
+/// For whom the state of a server is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Viewer {
+    /// Somebody who may see all sessions.
+    Anybody,
+    /// Whose sessions these are alone.
+    Only(Owner),
 }
 
-/// Whether a client may be told of a session.
-pub(super) fn may_see(bound: Option<&Cred>, session: &Entry) -> bool {
-    bound.is_none_or(|cred| session.owner == Owner::User(cred.uid))
+impl Viewer {
+    /// Whether it may be told of a session.
+    pub(super) fn may_see(self, session: &Entry) -> bool {
+        match self {
+            Viewer::Anybody => true,
+            Viewer::Only(owner) => session.owner == owner,
+        }
+    }
 }
 
 /// What is said to a client: a bound one does not learn names that it may not be allowed to see.
@@ -84,10 +109,20 @@ pub(super) fn may_ask(incoming: &mut Incoming) -> Result<()> {
     let call = &mut incoming.call;
     match &incoming.bound {
         // A mount says who asks it.
-        None if incoming.role == Role::Mount && is_administration(&call.op) && call.cred.uid != 0 => Err(Errno::Perm),
+        None if incoming.role == Role::Mount && changes_servers(&call.op) && call.cred.uid != 0 => Err(Errno::Perm),
         None => Ok(()),
-        Some(_) if is_administration(&call.op) => Err(Errno::Perm),
+        Some(_) if changes_servers(&call.op) => Err(Errno::Perm),
         Some(bound) => act_as(bound, call),
+    }
+}
+
+/// Of a client with a key: on a Unix socket it asks as its user as well, before its key counts.
+///
+/// Errors: `Perm`.
+pub(super) fn act_as_bound(incoming: &mut Incoming) -> Result<()> {
+    match &incoming.bound {
+        Some(bound) if incoming.role == Role::Mount => act_as(bound, &mut incoming.call),
+        _ => Ok(()),
     }
 }
 
@@ -113,6 +148,7 @@ fn act_as(bound: &Cred, call: &mut Call) -> Result<()> {
 mod tests {
     use super::*;
     use amphi_types::TargetId;
+    use amphi_wire::Request;
 
     fn cred(uid: u32, gid: u32, groups: &[u32]) -> Cred {
         Cred::new(uid, gid, groups.to_vec())

@@ -2,12 +2,15 @@
 //!
 //! Owns: their answers. Does not own: who may ask (`trust`), how sessions end (`ending`).
 
+use super::SessionManager;
+use super::audit::Kind;
 use super::entry::Entry;
-use super::{SessionManager, trust};
+use super::trust::{Owner, Viewer};
 use crate::message::{TargetReply, TargetRequest};
 use amphi_env::Env;
-use amphi_transport::Incoming;
-use amphi_types::{Cred, Errno, Result, SessionId};
+use amphi_transport::{ConnId, Incoming};
+use amphi_types::{Errno, Result, SessionId};
+use amphi_wire::keys::KeyRole;
 use amphi_wire::{Answer, Reply, Request, Role, SessionStatus};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -28,8 +31,16 @@ impl<E: Env> SessionManager<E> {
                 self.connections.reply(route, Answer::of(Ok(Reply::Done)), None);
                 return;
             }
-            Request::Status => self.status(incoming.bound.as_deref()).await,
-            Request::Tunables { pattern, value } => self.tunables(&pattern, value.as_deref()).await,
+            Request::Status => self.status(self.viewer(&incoming)).await,
+            Request::Tunables { pattern, value } => {
+                let by = self.asker(&incoming.route.conn, session);
+                self.tunables(&pattern, value.as_deref(), &by).await
+            }
+            Request::Keys { change } => {
+                let by = self.asker(&incoming.route.conn, session);
+                self.keys(change, incoming.route.conn, &by).await
+            }
+            Request::Evict { who } => self.evict_by_name(&who, &self.asker(&incoming.route.conn, session)),
             Request::Counters { reset } => self.counters(reset).await,
             _ => Err(Errno::Perm),
         };
@@ -40,9 +51,30 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
+    /// For whom a client asks about the server.
+    fn viewer(&self, incoming: &Incoming) -> Viewer {
+        match (self.gate(incoming.route.conn), &incoming.bound) {
+            (Some(gate), _) if gate.entry.role == KeyRole::Client => Viewer::Only(Owner::Key(gate.entry.id)),
+            (None, Some(cred)) => Viewer::Only(Owner::User(cred.uid)),
+            _ => Viewer::Anybody,
+        }
+    }
+
+    /// Who asks, for the audit log.
+    fn asker(&self, conn: &ConnId, session: SessionId) -> String {
+        let by = self.gate(*conn).map(|gate| format!("key {}", gate.entry.name));
+        let name = || self.sessions.borrow().get(&session).map(|e| e.name.clone());
+        by.or_else(name).unwrap_or_default()
+    }
+
     /// Shows tunables, or sets them; then every target has taken them over.
-    async fn tunables(&self, pattern: &str, value: Option<&str>) -> Result<Reply> {
-        let rows = self.worker.tunables.apply(pattern, value)?;
+    async fn tunables(&self, pattern: &str, value: Option<&str>, by: &str) -> Result<Reply> {
+        let applied = self.worker.tunables.apply(pattern, value);
+        if let Some(value) = value {
+            let result = applied.as_ref().map_or_else(|e| e.to_string(), |_| "done".into());
+            self.audit(Kind::Tunables, &[("by", by), ("pattern", pattern), ("value", value), ("result", &result)]);
+        }
+        let rows = applied?;
         if value.is_some() {
             if let Some(cluster) = self.cluster() {
                 cluster.as_master.tuned.note(&rows);
@@ -57,14 +89,14 @@ impl<E: Env> SessionManager<E> {
         Ok(Reply::Tunables(rows))
     }
 
-    async fn status(self: &Rc<Self>, bound: Option<&Cred>) -> Result<Reply> {
+    async fn status(self: &Rc<Self>, viewer: Viewer) -> Result<Reply> {
         let mut targets = Vec::new();
         let mut held: BTreeMap<SessionId, (u64, u64)> = BTreeMap::new();
         for target in self.worker.routes.local() {
             let TargetReply::Status(mut status, opens) = self.worker.ask(*target, TargetRequest::Status).await? else {
                 return Err(Errno::Proto);
             };
-            if bound.is_some() {
+            if viewer != Viewer::Anybody {
                 // They have names of files.
                 status.findings.clear();
             }
@@ -77,12 +109,13 @@ impl<E: Env> SessionManager<E> {
         let mounts = |(id, e): (&SessionId, &Entry)| {
             let (opens, locks) = held.get(id).copied().unwrap_or_default();
             let connected = e.conn.is_some();
-            (e.role == Role::Mount && trust::may_see(bound, e)).then(|| SessionStatus {
+            (e.role == Role::Mount && viewer.may_see(e)).then(|| SessionStatus {
                 session: *id,
                 name: e.name.clone(),
                 connected,
                 opens,
                 locks,
+                key: e.key.as_ref().map(|key| key.name.clone()).unwrap_or_default(),
             })
         };
         let sessions = self.sessions.borrow().iter().filter_map(mounts).collect();

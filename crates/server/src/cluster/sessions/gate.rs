@@ -1,0 +1,423 @@
+//! `Gate`: the one place through which every request of a client goes before anything is done for it.
+//!
+//! Owns: what kind of request each one is (`class_of`, which the compiler holds to the whole list), what a key's holder
+//! may ask, as whom its users count, and what it is shown of users and groups. Does not own: who holds which key
+//! (`membership::keys`), what users of this machine may do on a Unix socket (`trust`), permissions of files.
+//!
+//! What a session may is resolved when its connection is made, and again when the registry changes; a request pays one
+//! look into a table of connections with keys, and nothing if there is none. Credentials are replaced before anybody
+//! else sees them, so every check of permissions, every owner of a new inode and every group that is inherited goes by
+//! what they were replaced with. Numbers of users in requests (`chown`, access control lists) and in answers are
+//! translated here as well.
+//!
+//! Invariant: a request is refused unless its class is named for the role of its connection.
+
+use amphi_transport::Incoming;
+use amphi_types::{AccountKind, AccountView, Caps, Cred, Errno, Result};
+use amphi_wire::keys::{Fingerprint, IdRange, KeyEntry, NOBODY, Squash, SquashTo};
+use amphi_wire::{Answer, Call, InodeView, LockMode, Reply, Request, Role};
+use std::cell::Cell;
+
+use crate::membership::keys::{to_client, to_server};
+
+/// What a request is about, as far as it decides who may make it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Class {
+    /// A mount looks at names, attributes or data, or does what changes none of them.
+    Look,
+    /// A mount changes names, attributes or data, or gets the right to.
+    Change,
+    /// A mount says what became of a question, or gives something back; or it begins or ends its session.
+    Session,
+    /// Anybody looks at the cluster: its map, its space, its state, its tunables.
+    Cluster,
+    /// Somebody changes servers, or looks at what others have done there.
+    Administration,
+    /// A server speaks to another one.
+    Peer,
+    /// A server says it to itself.
+    Internal,
+}
+
+/// What kind of request this is. A new request is added here before it compiles.
+pub(super) fn class_of(op: &Request) -> Class {
+    match op {
+        Request::Lookup { .. }
+        | Request::Parent { .. }
+        | Request::GetAttr { .. }
+        | Request::GetAttrNow { .. }
+        | Request::ReadLink { .. }
+        | Request::ReadDir { .. }
+        | Request::GetXattr { .. }
+        | Request::ListXattr { .. }
+        | Request::Read { .. }
+        | Request::DataMap { .. }
+        | Request::Extents { .. }
+        | Request::ReadBatch { .. }
+        | Request::PagesRead { .. }
+        | Request::Sync { .. }
+        | Request::FileLockSet { .. }
+        | Request::FileLockTest { .. }
+        | Request::Charged { .. }
+        | Request::Account { .. }
+        | Request::Accounts { .. }
+        | Request::GroupWanted { .. } => Class::Look,
+        Request::Open { access, .. } => change_if(access.write),
+        Request::LockEnqueue { mode, .. } => change_if(*mode == LockMode::Write),
+        Request::Grant { give_back } => change_if(give_back.is_none()),
+        Request::Represent { opens, locks } => {
+            let writes = opens.iter().any(|(_, access)| access.write)
+                || locks.iter().any(|lock| lock.mode == LockMode::Write || lock.group.is_some());
+            if writes { Class::Change } else { Class::Session }
+        }
+        Request::SetAttr { .. }
+        | Request::Make { .. }
+        | Request::MakeTmp { .. }
+        | Request::Link { .. }
+        | Request::Unlink { .. }
+        | Request::RmDir { .. }
+        | Request::Rename { .. }
+        | Request::SetXattr { .. }
+        | Request::RemoveXattr { .. }
+        | Request::SetLayout { .. }
+        | Request::Write { .. }
+        | Request::WriteBatch { .. }
+        | Request::Punch { .. }
+        | Request::Allocate { .. }
+        | Request::Spread { .. }
+        | Request::GroupLock { .. }
+        // Limits are a matter of the file system, for its super-user, as owners of files are.
+        | Request::SetLimits { .. }
+        | Request::NewProject
+        | Request::PagesWrite { .. } => Class::Change,
+        Request::Close { .. }
+        | Request::CloseBatch { .. }
+        | Request::Discard { .. }
+        | Request::LockCancel { .. }
+        | Request::LockKept { .. }
+        | Request::GlimpseReply { .. }
+        | Request::Goodbye
+        | Request::Revoked { .. }
+        | Request::CompanyKnown { .. }
+        | Request::CompanyKept { .. }
+        | Request::FileLockCancel { .. }
+        | Request::FileLockUnlock { .. }
+        | Request::FileLockClosed { .. }
+        | Request::RepresentFileLocks { .. }
+        | Request::PagesLeft { .. }
+        | Request::PagesTaken { .. }
+        | Request::WriteFailedKnown { .. }
+        | Request::DirectoryShown { .. } => Class::Session,
+        Request::StatFs | Request::Status | Request::Map | Request::Tunables { value: None, .. } => Class::Cluster,
+        Request::Tunables { value: Some(_), .. }
+        | Request::Counters { .. }
+        | Request::Keys { .. }
+        | Request::Evict { .. } => Class::Administration,
+        Request::Join { .. } | Request::Ask { .. } => Class::Peer,
+        Request::RepresentFor { .. } => Class::Internal,
+    }
+}
+
+fn change_if(changes: bool) -> Class {
+    if changes { Class::Change } else { Class::Look }
+}
+
+/// Whether a request changes a server, which of those who came without a key of their own only the trusted may.
+pub(super) fn changes_servers(op: &Request) -> bool {
+    match op {
+        // Whoever is let in may look at the sums.
+        Request::Counters { reset } => *reset,
+        op => class_of(op) == Class::Administration,
+    }
+}
+
+/// What the holder of a key may do on one connection.
+#[derive(Debug)]
+pub(super) struct Gate {
+    /// The key that it came with.
+    pub(super) key: Fingerprint,
+    /// What the registry says of it.
+    pub(super) entry: KeyEntry,
+    role: Role,
+    /// Nothing is done for it any more: its key has been removed.
+    closed: Cell<bool>,
+    /// Requests whose users or groups were replaced.
+    squashed: Cell<u64>,
+}
+
+impl Gate {
+    /// Of a connection that was let in as `role`.
+    pub(super) fn new(key: Fingerprint, entry: KeyEntry, role: Role) -> Gate {
+        Gate { key, entry, role, closed: Cell::new(false), squashed: Cell::new(0) }
+    }
+
+    /// Nothing is done any more for this connection.
+    pub(super) fn close(&self) {
+        self.closed.set(true);
+    }
+
+    /// Requests whose users or groups were replaced, or that were refused for them.
+    pub(super) fn squashed(&self) -> u64 {
+        self.squashed.get()
+    }
+
+    /// Whether it is shown other numbers of users and groups than the servers have.
+    pub(super) fn translates(&self) -> bool {
+        let Squash { uids, gids, .. } = &self.entry.squash;
+        !uids.is_empty() || !gids.is_empty()
+    }
+
+    /// Whether the holder may ask this; then the call is as it counts.
+    ///
+    /// Errors: `Perm`; `ReadOnly`; `Io` once its key has been removed.
+    pub(super) fn pass(&self, incoming: &mut Incoming) -> Result<()> {
+        if self.closed.get() {
+            return Err(Errno::Io);
+        }
+        let class = class_of(&incoming.call.op);
+        let allowed: &[Class] = match self.role {
+            Role::Mount => &[Class::Look, Class::Change, Class::Session, Class::Cluster],
+            Role::Admin if self.entry.role == amphi_wire::keys::KeyRole::Admin => {
+                &[Class::Cluster, Class::Session, Class::Administration]
+            }
+            Role::Admin => &[Class::Cluster, Class::Session],
+            Role::Server => &[Class::Peer, Class::Cluster],
+        };
+        if !allowed.contains(&class) {
+            return Err(Errno::Perm);
+        }
+        if self.entry.read_only {
+            if class == Class::Change {
+                return Err(Errno::ReadOnly);
+            }
+            forget_access_times(&mut incoming.call.op);
+        }
+        if self.role == Role::Mount {
+            self.act_as(&mut incoming.call)?;
+            if incoming.bound.is_none() {
+                self.present_for_users(&mut incoming.call);
+            }
+        }
+        Ok(())
+    }
+
+    /// What a mount presents after a restart names no users: it is believed what some user of its could have opened.
+    fn present_for_users(&self, call: &mut Call) {
+        if call.cred.uid == 0 {
+            return;
+        }
+        if let Request::Represent { opens, locks } = &mut call.op {
+            let (opens, locks) = (std::mem::take(opens), std::mem::take(locks));
+            call.op = Request::RepresentFor { opens, locks, users: Box::new(self.entry.squash.clone()) };
+        }
+    }
+
+    /// Replaces whom the call is made for, and the numbers in it, by what they are on the servers.
+    fn act_as(&self, call: &mut Call) -> Result<()> {
+        let squash = &self.entry.squash;
+        let (counts, replaced) = match squashed(squash, &call.cred) {
+            Some(cred) => {
+                let replaced = cred != call.cred;
+                (cred, replaced)
+            }
+            None => {
+                self.count();
+                return Err(Errno::Perm);
+            }
+        };
+        if replaced {
+            if is_of_a_program(&call.op) {
+                self.count();
+            }
+            call.cred = counts;
+        }
+        if !self.translates() {
+            return Ok(());
+        }
+        let id = |ranges: &[IdRange], id: u32| to_server(ranges, id).ok_or(Errno::Perm);
+        match &mut call.op {
+            Request::SetAttr { set, .. } => {
+                set.uid = set.uid.map(|uid| id(&squash.uids, uid)).transpose()?;
+                set.gid = set.gid.map(|gid| id(&squash.gids, gid)).transpose()?;
+            }
+            Request::Account { account } | Request::SetLimits { account, .. } => match account.kind {
+                AccountKind::User => account.id = id(&squash.uids, account.id)?,
+                AccountKind::Group => account.id = id(&squash.gids, account.id)?,
+                AccountKind::Project => {}
+            },
+            // A place in the list is one of the servers' numbers, which this mount does not have.
+            Request::Accounts { .. } => return Err(Errno::NotSupported),
+            Request::SetXattr { name, value, .. } if is_acl(name) => {
+                translate_acl(value, |is_user, n| id(if is_user { &squash.uids } else { &squash.gids }, n))?;
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn count(&self) {
+        self.squashed.set(self.squashed.get() + 1);
+    }
+
+    /// Translates the numbers of users and groups in an answer; `acl` if it is the value of an access control list.
+    /// Who has no number at the client is shown as nobody.
+    pub(super) fn show(&self, answer: &mut Answer, acl: bool) {
+        let Squash { uids, gids, .. } = &self.entry.squash;
+        let show = |view: &mut InodeView| {
+            view.attr.uid = to_client(uids, view.attr.uid).unwrap_or(NOBODY);
+            view.attr.gid = to_client(gids, view.attr.gid).unwrap_or(NOBODY);
+        };
+        if let Some(directory) = &mut answer.directory {
+            show(&mut directory.inode);
+        }
+        let Ok(reply) = &mut answer.result else { return };
+        match reply {
+            Reply::Inode(view) | Reply::Made { inode: view, .. } => show(view),
+            Reply::Entries { entries, .. } => entries.iter_mut().filter_map(|e| e.inode.as_mut()).for_each(show),
+            Reply::FilesAhead(files) => {
+                files.iter_mut().filter_map(|file| file.as_mut().ok()).for_each(|file| show(&mut file.inode));
+            }
+            Reply::Owner(owner) => {
+                owner.uid = to_client(uids, owner.uid).unwrap_or(NOBODY);
+                owner.gid = to_client(gids, owner.gid).unwrap_or(NOBODY);
+            }
+            Reply::Accounts { accounts, .. } => {
+                for AccountView { account, .. } in accounts {
+                    let ids = match account.kind {
+                        AccountKind::User => uids,
+                        AccountKind::Group => gids,
+                        AccountKind::Project => continue,
+                    };
+                    account.id = to_client(ids, account.id).unwrap_or(NOBODY);
+                }
+            }
+            Reply::Bytes(value) if acl => {
+                let shown = |is_user, n| Ok(to_client(if is_user { uids } else { gids }, n).unwrap_or(NOBODY));
+                // What is no list stays as it is.
+                let _ = translate_acl(value, shown);
+            }
+            Reply::Done
+            | Reply::Removed { .. }
+            | Reply::Ino(_)
+            | Reply::Bytes(_)
+            | Reply::StatFs(_)
+            | Reply::Data
+            | Reply::Written { .. }
+            | Reply::Offset(_)
+            | Reply::DataMap { .. }
+            | Reply::Extents { .. }
+            | Reply::PagesLeft(_)
+            | Reply::Locked { .. }
+            | Reply::LockWaits { .. }
+            | Reply::Locks(_)
+            | Reply::Status { .. }
+            | Reply::Tunables(_)
+            | Reply::Counters(_)
+            | Reply::Map(_)
+            | Reply::Joined { .. }
+            | Reply::Told(_)
+            | Reply::FileLock(_)
+            | Reply::FileLockFound(_)
+            | Reply::FileLocksLost(_)
+            | Reply::Refused(_)
+            | Reply::WrittenBatch(_)
+            | Reply::GroupWanted(_)
+            | Reply::Project(_)
+            | Reply::Keys(_)
+            | Reply::Evicted(_) => {}
+        }
+    }
+
+    /// Whether the answer to a request is the value of an access control list.
+    pub(super) fn asks_for_acl(op: &Request) -> bool {
+        matches!(op, Request::GetXattr { name, .. } if is_acl(name))
+    }
+}
+
+/// Whether a request is made for a program, whose rights decide about it. Others a mount makes for itself, in the name
+/// of root.
+fn is_of_a_program(op: &Request) -> bool {
+    matches!(
+        op,
+        Request::Lookup { .. }
+            | Request::ReadDir { .. }
+            | Request::SetAttr { .. }
+            | Request::Make { .. }
+            | Request::MakeTmp { .. }
+            | Request::Link { .. }
+            | Request::Unlink { .. }
+            | Request::RmDir { .. }
+            | Request::Rename { .. }
+            | Request::Open { .. }
+            | Request::SetXattr { .. }
+            | Request::RemoveXattr { .. }
+            | Request::SetLayout { .. }
+            | Request::SetLimits { .. }
+            | Request::NewProject
+    )
+}
+
+/// A mount that may not change anything brings no access times forward.
+fn forget_access_times(op: &mut Request) {
+    match op {
+        Request::Close { atime, .. } => *atime = None,
+        Request::CloseBatch { closes } => closes.iter_mut().for_each(|(_, _, atime)| *atime = None),
+        _ => {}
+    }
+}
+
+/// As whom a caller counts; `None` if he is none of the users whom the key speaks for.
+///
+/// The rights of the super-user are his capabilities and his group as much as his number. So where he is squashed, or
+/// is another user on the servers, nobody of that client has capabilities, and group 0 is squashed as he is.
+fn squashed(squash: &Squash, said: &Cred) -> Option<Cred> {
+    let alone = |to: SquashTo| Cred { uid: to.uid, gid: to.gid, groups: Vec::new(), caps: Caps::NONE };
+    if let Some(to) = squash.all {
+        return Some(alone(to));
+    }
+    if said.uid == 0
+        && let Some(to) = squash.root
+    {
+        return Some(alone(to));
+    }
+    let is_root_kept = squash.root.is_none() && to_server(&squash.uids, 0) == Some(0);
+    let uid = match to_server(&squash.uids, said.uid) {
+        Some(uid) => uid,
+        // What a mount does for itself it does in the name of root, who is nobody there if he has no number.
+        None if said.uid == 0 => return Some(alone(SquashTo { uid: NOBODY, gid: NOBODY })),
+        None => return None,
+    };
+    let group = |gid: u32| match squash.root {
+        Some(to) if gid == 0 => Some(to.gid),
+        _ => to_server(&squash.gids, gid),
+    };
+    let gid = group(said.gid).unwrap_or(NOBODY);
+    let mut groups: Vec<u32> = said.groups.iter().filter(|g| squash.root.is_none() || **g != 0).copied().collect();
+    groups = groups.into_iter().filter_map(group).collect();
+    let caps = if is_root_kept { said.caps } else { Caps::NONE };
+    Some(Cred { uid, gid, groups, caps })
+}
+
+fn is_acl(name: &[u8]) -> bool {
+    name.starts_with(b"system.posix_acl_")
+}
+
+/// Bytes before the entries of a list, and of each entry: a tag, permissions, a number; little-endian, as Linux has it.
+const ACL_HEAD: usize = 4;
+const ACL_ENTRY: usize = 8;
+/// Tags of entries that name a user and a group.
+const ACL_USER: u16 = 0x02;
+const ACL_GROUP: u16 = 0x08;
+
+/// Replaces the numbers in the value of an access control list. `id` is told whether a number is a user's.
+fn translate_acl(value: &mut [u8], id: impl Fn(bool, u32) -> Result<u32>) -> Result<()> {
+    let Some(entries) = value.get_mut(ACL_HEAD..) else { return Ok(()) };
+    for entry in entries.chunks_exact_mut(ACL_ENTRY) {
+        let tag = u16::from_le_bytes([entry[0], entry[1]]);
+        if tag == ACL_USER || tag == ACL_GROUP {
+            let number = u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]);
+            entry[4..].copy_from_slice(&id(tag == ACL_USER, number)?.to_le_bytes());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,193 @@
+//! Keys: who may speak to the cluster, and as what.
+//!
+//! Owns: the registry of keys as servers keep it and pass it on, and the changes that an administrator asks for. Does
+//! not own: what a key proves (`transport::identity`), the rules of a change (`server::membership::keys`), what a
+//! request of a key's session may do (`server::cluster::sessions::gate`).
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Bytes of an Ed25519 public key.
+pub const PUBLIC_KEY_BYTES: usize = 32;
+/// Most keys of a registry: with the largest entries it fits half a message.
+pub const KEYS_MAX: usize = 2048;
+/// Most bytes of a key's name.
+pub const KEY_NAME_MAX: usize = 64;
+/// Most ranges of each kind of one key.
+pub const KEY_RANGES_MAX: usize = 16;
+/// The user and group as whom everybody counts who has no number of his own: `nobody` of Linux.
+pub const NOBODY: u32 = 65_534;
+
+/// A public key, by which servers and people tell keys apart. A hash of it would be no shorter.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Fingerprint(pub [u8; PUBLIC_KEY_BYTES]);
+
+/// What a fingerprint begins with in text.
+const PREFIX: &str = "ed25519:";
+
+impl fmt::Display for Fingerprint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(PREFIX)?;
+        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+    }
+}
+
+/// Reads exactly `N` bytes of hexadecimal digits.
+pub fn unhex<const N: usize>(text: &str) -> Option<[u8; N]> {
+    let digits = text.as_bytes();
+    if digits.len() != 2 * N {
+        return None;
+    }
+    let mut bytes = [0; N];
+    for (byte, pair) in bytes.iter_mut().zip(digits.chunks_exact(2)) {
+        let digit = |c: u8| (c as char).to_digit(16).map(|d| d as u8);
+        *byte = digit(pair[0])? << 4 | digit(pair[1])?;
+    }
+    Some(bytes)
+}
+
+impl Fingerprint {
+    /// Reads what `Display` wrote.
+    pub fn parse(text: &str) -> Option<Fingerprint> {
+        unhex(text.strip_prefix(PREFIX)?).map(Fingerprint)
+    }
+}
+
+/// What the holder of a key may be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum KeyRole {
+    /// It mounts.
+    Client,
+    /// It is a server of the cluster.
+    Server,
+    /// It administers, and does not mount.
+    Admin,
+}
+
+impl fmt::Display for KeyRole {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            KeyRole::Client => "client",
+            KeyRole::Server => "server",
+            KeyRole::Admin => "admin",
+        })
+    }
+}
+
+/// A user and a group that stand for others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SquashTo {
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+}
+
+/// Numbers of a client and those that they are on the servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IdRange {
+    /// First number at the client.
+    pub client: u32,
+    /// First number on the servers.
+    pub server: u32,
+    /// How many, at least 1.
+    pub count: u32,
+}
+
+/// From where a key may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum AddressRange {
+    /// Over Unix sockets of a server's own machine.
+    Unix,
+    /// From addresses of IPv4 that begin with so many bits of this one.
+    V4([u8; 4], u8),
+    /// The same of IPv6.
+    V6([u8; 16], u8),
+}
+
+/// As whom users of a client count.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Squash {
+    /// As whom the super-user counts; `None`: as himself, with his capabilities.
+    pub root: Option<SquashTo>,
+    /// As whom everybody counts; `None`: each as himself.
+    pub all: Option<SquashTo>,
+    /// Users of the client and of the servers; none: they are the same.
+    pub uids: Vec<IdRange>,
+    /// The same of groups.
+    pub gids: Vec<IdRange>,
+}
+
+/// What the registry says of a key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyEntry {
+    /// Its name: letters, digits, `.`, `_`, `-` and `@`.
+    pub name: String,
+    /// It.
+    pub fingerprint: Fingerprint,
+    /// The key that is taking its place: both count.
+    pub next: Option<Fingerprint>,
+    /// What its holder may be.
+    pub role: KeyRole,
+    /// Nothing of the file system is changed by it.
+    pub read_only: bool,
+    /// As whom its users count.
+    pub squash: Squash,
+    /// From where it may be used; none: from anywhere.
+    pub addresses: Vec<AddressRange>,
+    /// Most mounts at a time; 0: without a bound of its own.
+    pub sessions_max: u32,
+    /// Number that no other key of the cluster has or had; given by the master.
+    pub id: u64,
+}
+
+/// All keys of a cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeyRegistry {
+    /// Grows with each change.
+    pub version: u64,
+    /// Random number of the last change: two registries of one version that differ are two histories.
+    pub stamp: u64,
+    /// Over a network nobody comes in with the cluster key alone.
+    pub require_identity: bool,
+    /// The keys, by name.
+    pub keys: Vec<KeyEntry>,
+}
+
+/// What an administrator asks for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum KeyChange {
+    /// A new key.
+    Add(KeyEntry),
+    /// The key of this name or fingerprint is gone, and its sessions end.
+    Remove(String),
+    /// A second key for this name.
+    Rotate {
+        /// Name.
+        name: String,
+        /// The key that shall take the place of the present one.
+        next: Fingerprint,
+    },
+    /// The second key of this name is its only one from now on.
+    FinishRotation(String),
+    /// Whether the cluster key alone lets nobody in over a network.
+    RequireIdentity(bool),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Goal: a fingerprint survives its way through text, and nothing else is taken for one. Method: a table.
+    #[test]
+    fn fingerprints_round_trip() {
+        let fingerprint = Fingerprint(std::array::from_fn(|n| n as u8 * 7));
+        let text = fingerprint.to_string();
+        assert_eq!((Fingerprint::parse(&text), text.len()), (Some(fingerprint), 72));
+        let cut = &text[..71];
+        for foreign in ["", "ed25519:", cut, &text[8..], &format!("{text}0"), &text.replace('0', "g")] {
+            assert_eq!(Fingerprint::parse(foreign), None, "{foreign}");
+        }
+        assert_eq!(unhex::<1>("+1"), None, "signs are no digits");
+    }
+}
