@@ -17,18 +17,17 @@ use amphi_server::{ServerConfig, ServerError, ServerErrorKind, run_threads};
 use amphi_transport::{ClusterKey, LinkConfig};
 use amphi_wire::Role;
 use futures_channel::oneshot;
+use rustix::process::{Pid, test_kill_process};
 use std::net::IpAddr;
-use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, mpsc};
 
 /// Whether the process that holds a session, by its `host:pid`, ran on this host and has ended.
 fn holder_gone(name: &str) -> bool {
     let here = host_name();
-    match name.rsplit_once(':') {
-        Some((host, pid)) if host == here => !Path::new(&format!("/proc/{pid}")).exists(),
-        _ => false,
-    }
+    let pid = name.rsplit_once(':').filter(|(host, _)| *host == here).and_then(|(_, pid)| pid.parse().ok());
+    // A signal would say so, too, where /proc shows a server no processes of others (hidepid, ProtectProc=).
+    pid.and_then(Pid::from_raw).is_some_and(|pid| test_kill_process(pid) == Err(rustix::io::Errno::SRCH))
 }
 
 /// A failed start of a server: the surroundings are wrong unless a disk failed.

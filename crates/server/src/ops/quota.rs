@@ -211,7 +211,8 @@ fn accounts_behind<E: Env>(target: &Target<E>, after: Option<Account>) -> Target
 
 /// Whether what is used here may be less in a moment.
 fn freeing<E: Env>(target: &Target<E>) -> Freeing {
-    if !target.queues.destroying.borrow().is_empty() {
+    // Until all sessions of an earlier run have said what they have open, nothing without a name is removed.
+    if !target.queues.destroying.borrow().is_empty() || !target.reclaim.is_over() {
         return Freeing::Yes;
     }
     let (meta, open) = (target.meta.borrow(), target.files.open.borrow());
