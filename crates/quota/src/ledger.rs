@@ -147,7 +147,7 @@ impl Ledger {
     pub fn ask(&mut self, account: Account, target: TargetId, need: Need, now_s: u64) -> Answer {
         self.number += 1;
         let number = self.number;
-        let Need { used, wanted, collected, targets } = need;
+        let Need { used, wanted, collected, ahead, targets } = need;
         let Some(entry) = self.accounts.get_mut(&account) else {
             return Answer::Is { number, share: Share::Unlimited, refused: false };
         };
@@ -158,14 +158,15 @@ impl Ledger {
         let fits = |needs: u64, wanted: u64, free: u64| wanted == 0 || needs <= free;
         let refused =
             !fits(needs.blocks, wanted.blocks, free.blocks) || !fits(needs.inodes, wanted.inodes, free.inodes);
-        if !collected && (refused || !entry.is_known) {
+        if !collected && ((refused && !ahead) || !entry.is_known) {
             return Answer::Collect { number };
         }
         entry.is_known |= collected;
-        // It may have used up what it has by now. If it does not get all that it needs, it gets all that is left.
+        // It may have used up what it has by now. If it does not get all that it needs, it gets all that is left; but
+        // what nobody waits for is not taken from where it may be needed.
         let has = entry.shares.get(&target).map_or(used, |given| given.share);
         let extra = left(free, needs).each(Amount::default(), |n, _| n / (2 * targets.max(1))).min(EXTRA_MAX);
-        let share = needs.plus(extra).max(has).min(free);
+        let share = if refused && ahead { has.min(free) } else { needs.plus(extra).max(has).min(free) };
         entry.shares.insert(target, Given { share: share.max(used), number });
         Answer::Is { number, share: Share::UpTo(share), refused }
     }
@@ -191,6 +192,8 @@ pub struct Need {
     pub wanted: Amount,
     /// The others have just given back what they do not use.
     pub collected: bool,
+    /// Nobody waits for it yet: it is refused without collecting.
+    pub ahead: bool,
     /// How many targets there are.
     pub targets: u64,
 }

@@ -93,7 +93,8 @@ impl Model {
 
     fn ask(&mut self, from: usize, used: Amount, wanted: Amount, round: Option<usize>) {
         let targets = self.shares.len();
-        let need = Need { used, wanted, collected: round.is_some(), targets: targets as u64 };
+        let need =
+            Need { used, wanted, collected: round.is_some(), ahead: wanted.blocks == 59, targets: targets as u64 };
         match self.ledger.ask(USER, TargetId(from as u16), need, 0) {
             Answer::Collect { number } if targets > 1 => {
                 let round = self.rounds.len();
@@ -187,7 +188,7 @@ fn soft_limits_count_after_their_grace() {
     let mut ledger = Ledger::default();
     let limits = Limits { hard: blocks(100), soft: blocks(50), grace_s: 10 };
     ledger.set(USER, Standing { limits, over_since_s: 0 });
-    let need = |wanted| Need { used: blocks(60), wanted: blocks(wanted), collected: true, targets: 1 };
+    let need = |wanted| Need { used: blocks(60), wanted: blocks(wanted), collected: true, ahead: false, targets: 1 };
     let refused = |ledger: &mut Ledger, wanted, now_s| match ledger.ask(USER, TargetId(0), need(wanted), now_s) {
         Answer::Is { refused, .. } => refused,
         Answer::Collect { .. } => unreachable!("it has collected"),

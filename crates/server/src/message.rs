@@ -253,6 +253,8 @@ pub enum QuotaRequest {
         used: Amount,
         /// How much more.
         wanted: Amount,
+        /// Nobody waits for it yet.
+        ahead: bool,
     },
     /// `Collected`: what the account does not use at the target is taken back.
     Collect {

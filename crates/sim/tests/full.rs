@@ -427,7 +427,6 @@ fn fill(servers: usize, targets: u16, mounts: usize, tasks: usize, seeds: std::o
     play(servers, targets, mounts, tasks, seeds, ZONE, None);
 }
 
-#[expect(clippy::too_many_arguments, reason = "the shape of a game")]
 fn play(
     servers: usize,
     targets: u16,

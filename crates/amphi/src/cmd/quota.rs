@@ -3,6 +3,8 @@
 //! A tree is a directory with a project of its own, which everything in it inherits. Making one of a directory that has
 //! something in it visits all of that once.
 
+use amphi_client::Clock as _;
+use amphi_host::clock::Machine;
 use amphi_host::control;
 use amphi_host::failure::{During, Failure, Outcome};
 use amphi_host::size;
@@ -12,7 +14,6 @@ use std::io::IsTerminal;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::{SystemTime, UNIX_EPOCH};
 
 const QUOTA: &str = "user.amphi.quota";
 const PROJECT: &str = "user.amphi.project";
@@ -404,7 +405,8 @@ fn untrack(dir: &Path) -> Outcome {
 
 fn show(accounts: &[Account], json: bool) -> Outcome {
     if json {
-        let text = serde_json::to_string(accounts).map_err(|e| Failure::broken(format!("write JSON: {e}")))?;
+        let text = serde_json::to_string(&serde_json::json!({ "accounts": accounts }))
+            .map_err(|e| Failure::broken(format!("write JSON: {e}")))?;
         println!("{text}");
         return Ok(());
     }
@@ -439,7 +441,7 @@ fn note(a: &Account) -> String {
     if a.over_since_s == 0 {
         return String::new();
     }
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs());
+    let now = u64::try_from(Machine.wall().sec).unwrap_or(0);
     match (a.over_since_s + a.grace_s).saturating_sub(now) {
         0 => "  grace over".into(),
         left if left >= 2 * 24 * 3600 => format!("  {} days of grace", left / (24 * 3600)),

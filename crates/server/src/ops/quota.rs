@@ -14,6 +14,7 @@ use crate::message::{Freeing, QuotaRequest, TargetReply, TargetRequest};
 use crate::worker::Worker;
 use crate::worker::request::RequestCx;
 use crate::zone_target::Target;
+use crate::zone_target::gate::Hold;
 use crate::zone_target::quota::Admitted;
 use amphi_env::{Env, timeout};
 use amphi_meta::Part;
@@ -47,6 +48,8 @@ const SOFT_EVERY: Duration = Duration::from_secs(30);
 const TOLD_WITHIN: Duration = Duration::from_secs(3);
 /// How long a question for all accounts waits for owners that a target is asking for.
 const WHOLE_WITHIN: Duration = Duration::from_secs(10);
+/// How long a target that does not answer is waited for before what is known of it counts.
+const COLLECT_WITHIN: Duration = Duration::from_secs(1);
 /// How long a refusal waits for files that are being removed.
 const FREED_WITHIN: Duration = Duration::from_secs(5);
 /// How long a refusal waits for the close of a file that has no name any more.
@@ -147,7 +150,10 @@ pub async fn answer<E: Env>(
     question: QuotaRequest,
 ) -> Result<TargetReply> {
     match question {
-        QuotaRequest::Share { account, from, used, wanted } => deal(worker, target, account, from, used, wanted).await,
+        QuotaRequest::Share { account, from, used, wanted, ahead } => {
+            let need = Need { used, wanted, collected: false, ahead, targets: u64::from(worker.pool()) };
+            deal(worker, target, account, from, need).await
+        }
         QuotaRequest::Collect { account, number } => {
             let used = target.used(account);
             let used = target.quota.shares.borrow_mut().give_back(account, number, used);
@@ -236,35 +242,36 @@ async fn deal<E: Env>(
     target: &Rc<Target<E>>,
     account: Account,
     from: TargetId,
-    used: Amount,
-    wanted: Amount,
+    mut need: Need,
 ) -> Result<TargetReply> {
-    let (mut collected, mut frees) = (false, Freeing::No);
+    // One at a time: what is collected for one is not given to another.
+    let _turn = target.quota.dealing.take(vec![(account, Hold::Exclusive)]).await;
+    let mut frees = Freeing::No;
     let since_ns = worker.now_ns();
     loop {
-        let need = Need { used, wanted, collected, targets: u64::from(worker.pool()) };
         let now_s = now_s(worker);
         let answer = target.quota.ledger.borrow_mut().ask(account, from, need, now_s);
         match answer {
             // Whoever has just removed a file expects to have its room.
-            Answer::Is { refused: true, .. } if waits(worker, since_ns, frees) => {
+            Answer::Is { refused: true, .. } if !need.ahead && waits(worker, since_ns, frees) => {
                 worker.env.sleep(FREED_LOOK).await;
-                (collected, frees) = (false, Freeing::No);
+                (need.collected, frees) = (false, Freeing::No);
             }
             Answer::Is { number, share, refused } => return Ok(TargetReply::Share { number, share, refused }),
             Answer::Collect { number } => {
                 let others = pool(worker).filter(|other| *other != from);
                 let asked = others.map(async |other| {
-                    (other, worker.ask(other, TargetRequest::Quota(QuotaRequest::Collect { account, number })).await)
+                    let question = TargetRequest::Quota(QuotaRequest::Collect { account, number });
+                    (other, timeout(&worker.env, COLLECT_WITHIN, worker.ask(other, question)).await)
                 });
                 for (other, reply) in join_all(asked).await {
                     // Of a target that cannot be reached, what is known of it counts.
-                    if let Ok(TargetReply::Collected { used, freeing }) = reply {
+                    if let Some(Ok(TargetReply::Collected { used, freeing })) = reply {
                         frees = frees.max(freeing);
                         target.quota.ledger.borrow_mut().collected(account, other, number, used);
                     }
                 }
-                collected = true;
+                need.collected = true;
             }
         }
     }
@@ -282,7 +289,7 @@ async fn ask_more<E: Env>(
         let used = target.used(account);
         target.quota.shares.borrow_mut().ask(account, used)
     };
-    let question = QuotaRequest::Share { account, from: target.id, used, wanted };
+    let question = QuotaRequest::Share { account, from: target.id, used, wanted, ahead: is_ahead };
     match worker.insist_ask(LEDGER, TargetRequest::Quota(question)).await? {
         TargetReply::Share { number, share, refused } => {
             target.quota.shares.borrow_mut().told(account, number, share, refused && !is_ahead, worker.now_ns());

@@ -596,7 +596,10 @@ fn a_removed_key_is_over() {
             root.call(lock.clone()).await.expect("granted to who waits");
             assert!(env.now().since(begun) < Duration::from_secs(6), "it was not waited for");
             // The client of the test comes back under its id, as a new session, if it may.
-            while removes {
+            loop {
+                if !removes {
+                    break;
+                }
                 let Ok(Reply::Status { sessions, .. }) = boss.call(Request::Status).await else { panic!("no status") };
                 if sessions.iter().all(|s| s.session.0 != session) {
                     break;

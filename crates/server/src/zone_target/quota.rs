@@ -9,6 +9,7 @@
 
 use crate::records;
 use crate::zone_target::Target;
+use crate::zone_target::gate::Gate;
 use amphi_env::Env;
 use amphi_quota::{Ledger, Shares, Standing};
 use amphi_types::item::Txn;
@@ -32,6 +33,8 @@ pub struct TargetQuota {
     pub watches: Cell<bool>,
     /// On target 0: the last project that was given out.
     pub last_project: Cell<u32>,
+    /// On target 0: accounts whose limit is being dealt out.
+    pub dealing: Gate<Account>,
     /// Accounts for which more is being asked ahead of need.
     pub asking: RefCell<BTreeSet<Account>>,
 }

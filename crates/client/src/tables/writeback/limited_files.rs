@@ -9,7 +9,7 @@
 use amphi_types::{Ino, Nearness, TargetId};
 use amphi_wire::Grant;
 use parking_lot::RwLock;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 /// Most files that are remembered.
@@ -19,7 +19,7 @@ const FILES_MAX: usize = 65_536;
 #[derive(Default)]
 pub(crate) struct LimitedFiles {
     count: AtomicUsize,
-    files: RwLock<HashMap<Ino, Option<TargetId>>>,
+    files: RwLock<BTreeMap<Ino, Option<TargetId>>>,
 }
 
 impl LimitedFiles {

@@ -105,9 +105,9 @@ fn a_removal_reaches_every_server() {
         let env = world.sim.node("client");
         let begun = env.now();
         change(&boss, KeyChange::Remove("k".into())).await.unwrap();
-        for at in 0..3 {
-            assert!(is_over(&world, &mounts[0][at], at as u16).await, "server {at}");
-            assert!(!is_over(&world, &mounts[1][at], at as u16).await, "the other key's mount goes on");
+        for (at, (gone, stays)) in mounts[0].iter().zip(&mounts[1]).enumerate().take(3) {
+            assert!(is_over(&world, gone, at as u16).await, "server {at}");
+            assert!(!is_over(&world, stays, at as u16).await, "the other key's mount goes on");
         }
         assert!(env.now().since(begun) < Duration::from_secs(7), "three looks of at most two seconds each");
         for at in 0..3 {
