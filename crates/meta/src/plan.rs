@@ -67,8 +67,8 @@ impl NodeSpec {
 }
 
 /// The parts that make the new inode that `cred` makes in `dir`. It inherits group and setgid bit from a setgid
-/// directory, project, layout and settings for mounts from any directory, and the lists of a directory with a default access
-/// control list, which then counts instead of the umask.
+/// directory, project, layout and settings for mounts from any directory, and the lists of a directory with a default
+/// access control list, which then counts instead of the umask.
 fn new_inode(cred: &Cred, dir: &Facts, spec: &NodeSpec, ino: Ino, linked: bool) -> impl Iterator<Item = Part> + use<> {
     let inherit = dir.perm & SETGID != 0;
     let gid = if inherit { dir.gid } else { cred.gid };

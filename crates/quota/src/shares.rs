@@ -13,8 +13,8 @@ use amphi_types::{Account, Amount, Nearness, Owner};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// For how long the answer that there is no more is believed, ns: all targets are asked once in that time, however often
-/// a program tries.
+/// For how long the answer that there is no more is believed, ns: all targets are asked once in that time, however
+/// often a program tries.
 const REFUSED_NS: u64 = 5_000_000;
 
 /// What the ledger says.

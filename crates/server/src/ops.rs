@@ -144,7 +144,7 @@ pub async fn execute<E: Env>(
     };
     let objects = contended::Objects::of(&call.op);
     let told = grant::teller(target, session, &call.op);
-    let charged = if target.quota.was_on.get() { quota::charged_by(&call.op) } else { quota::Charged::Nothing };
+    let charged = if target.counts.quota.was_on.get() { quota::charged_by(&call.op) } else { quota::Charged::Nothing };
     if is_repeatable(&call.op) {
         if expired() {
             return (failed(Errno::TimedOut), None);

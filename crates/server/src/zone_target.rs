@@ -85,6 +85,8 @@ pub struct TargetCounts {
     pub worker: Rc<Counters>,
     /// Bytes that were answered and are not stable.
     pub unstable: Unstable,
+    /// What accounts use of it, and may use.
+    pub quota: TargetQuota,
 }
 
 /// One target.
@@ -112,8 +114,6 @@ pub struct Target<E: Env> {
     /// Operations over several targets that are under way here.
     pub txs: RefCell<TxTable>,
     freeing: Freeing,
-    /// Limits of what accounts may use, and counts of what they do.
-    pub quota: TargetQuota,
     /// Its place in the cluster.
     pub place: ClusterPlace,
     /// What is counted of it.

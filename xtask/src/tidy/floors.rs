@@ -22,7 +22,8 @@ const HOUSES: &[House] = &[
     House {
         name: "types",
         floors: &[
-            "errno", "ids", "attr", "acl", "item", "limits", "name", "range", "layout", "lib", "setting", "tunable",
+            "errno", "ids", "attr", "acl", "item", "limits", "name", "owner", "range", "layout", "lib", "setting",
+            "tunable",
         ],
         upward: &[],
         circle: 0,
@@ -127,6 +128,7 @@ const HOUSES: &[House] = &[
             "plan",
             "room",
             "store",
+            "charges",
             "fsck",
             "lib",
             "trim",

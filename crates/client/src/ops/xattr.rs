@@ -4,9 +4,9 @@
 //! `user.amphi.mode` (`auto`, `buffered`, `direct`), `user.amphi.kernel_cache` and `user.amphi.checksums` (`auto`,
 //! `on`, `off`); `user.amphi.counters` and `.counters.json` (read, requests by reason, locks and messages of a file
 //! that is open or cached here), `user.amphi.extents` and `user.amphi.unstable` (read, where it lies and what of it is
-//! not stable: see `extents`); what belongs to quotas (see `quota`). None of them is listed: who copies all attributes of a file shall not take its place
-//! along, nor fail where another one is. Hidden, on any inode, for the super-user and the owner of the mount: see
-//! `control`.
+//! not stable: see `extents`); what belongs to quotas (see `quota`). None of them is listed: who copies all attributes
+//! of a file shall not take its place along, nor fail where another one is. Hidden, on any inode, for the super-user
+//! and the owner of the mount: see `control`.
 
 mod control;
 mod extents;

@@ -1,8 +1,8 @@
 //! The flags and the project of `chattr` and `lsattr`, which the kernel sends as device control (`FS_IOC_GETFLAGS` and
 //! its relatives).
 //!
-//! Owns: the two forms in which Linux writes the flags. Does not own: what they forbid (`meta::perm`), what a project is
-//! (`types::owner`).
+//! Owns: the two forms in which Linux writes the flags. Does not own: what they forbid (`meta::perm`), what a project
+//! is (`types::owner`).
 //!
 //! What is made in a directory with a project belongs to that project. So such a directory always shows the flag by
 //! which other file systems say that it passes its project on, and the flag cannot be set or cleared.

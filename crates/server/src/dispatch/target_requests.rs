@@ -167,8 +167,8 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
             target.begin(&worker.env, home).await?;
             target.tune_accepted(&worker.env, &worker.tunables);
             target.forget_cut_off(&worker.env, target.sessions.cut_off());
-            ops::quota::learn_limits(worker, target);
-            ops::quota::watch_soft_limits(worker, target);
+            ops::quota::counting::learn_limits(worker, target);
+            ops::quota::ledger::watch_soft_limits(worker, target);
             Ok(TargetReply::Done)
         }
         TargetRequest::Recover => {
@@ -186,9 +186,9 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
             ))
         }
         TargetRequest::Right(session, ino) => ops::right_of(target, ino, session).map(TargetReply::Right),
-        TargetRequest::Quota(question) => ops::quota::answer(worker, target, question).await,
-        TargetRequest::QuotaIsOn => Ok(TargetReply::Outcome(target.quota.ledger.borrow().is_on())),
-        TargetRequest::Owners(inos) => Ok(ops::quota::owners(target, &inos)),
+        TargetRequest::Quota(question) => ops::quota::ledger::answer(worker, target, question).await,
+        TargetRequest::QuotaIsOn => Ok(TargetReply::Outcome(target.counts.quota.ledger.borrow().is_on())),
+        TargetRequest::Owners(inos) => Ok(ops::quota::counting::owners(target, &inos)),
         TargetRequest::SetOwner(ino, owner) => {
             target.set_owner(ino, owner);
             Ok(TargetReply::Done)

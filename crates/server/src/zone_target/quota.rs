@@ -61,7 +61,7 @@ pub struct Admitted<E: Env> {
 
 impl<E: Env> Drop for Admitted<E> {
     fn drop(&mut self) {
-        self.target.quota.shares.borrow_mut().release(self.owner, self.amount);
+        self.target.counts.quota.shares.borrow_mut().release(self.owner, self.amount);
     }
 }
 
@@ -73,7 +73,7 @@ impl<E: Env> Target<E> {
 
     /// A request may add this much, until what this returns is dropped.
     pub fn hold_share(self: &Rc<Self>, owner: Owner, amount: Amount) -> Admitted<E> {
-        self.quota.shares.borrow_mut().hold(owner, amount);
+        self.counts.quota.shares.borrow_mut().hold(owner, amount);
         Admitted { target: self.clone(), owner, amount }
     }
 
@@ -95,7 +95,7 @@ impl<E: Env> Target<E> {
                 Err(_) => {}
             }
         }
-        self.quota.is_whole.set(foreign.is_empty());
+        self.counts.quota.is_whole.set(foreign.is_empty());
         foreign
     }
 

@@ -145,6 +145,7 @@ impl<E: Env> Target<E> {
         }
         let coherence = Coherence::new(id, start, limits, env, sessions.keys().chain(&cut_off).copied());
         let (freeing, rung) = Freeing::new();
+        let quota = TargetQuota::of(standings, place.starts);
         let target = Rc::new(Target {
             id,
             storage: DataStorage::of(&zone, reads, write_back),
@@ -158,13 +159,13 @@ impl<E: Env> Target<E> {
             files: OpenFiles::of(opens),
             txs: RefCell::new(TxTable::new(id, place.starts, txs)),
             freeing,
-            quota: TargetQuota::of(standings, place.starts),
             place,
             counts: TargetCounts {
                 zone: RefCell::default(),
                 locks: Cell::default(),
                 worker: counters,
                 unstable: Unstable::default(),
+                quota,
             },
             closed: Cell::new(false),
         });

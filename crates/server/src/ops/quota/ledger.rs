@@ -1,0 +1,183 @@
+//! Dealing limits out from target 0, and the questions about quotas between targets.
+//!
+//! Owns: answers to these questions, one deal at a time for each account, the look at soft limits. Does not own: how
+//! much a target gets (`amphi_quota`), finding room for a request (`ops::quota`).
+
+use crate::message::{Freeing, QuotaRequest, TargetReply, TargetRequest};
+use crate::ops::quota::counting::{accounts_behind, set_on, whole};
+use crate::ops::quota::{LEDGER, admit, freeing, waits};
+use crate::worker::Worker;
+use crate::zone_target::Target;
+use crate::zone_target::gate::Hold;
+use amphi_env::{Env, timeout};
+use amphi_quota::{Answer, Need};
+use amphi_types::item::Txn;
+use amphi_types::{Account, Amount, Result, TargetId};
+use amphi_zone::Order;
+use futures_util::future::join_all;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// How often it is looked who uses more than its soft limit.
+const SOFT_EVERY: Duration = Duration::from_secs(30);
+/// How long a target that does not answer is waited for before what is known of it counts.
+const COLLECT_WITHIN: Duration = Duration::from_secs(1);
+/// Pause before it is looked again what they have left.
+const FREED_LOOK: Duration = Duration::from_millis(5);
+
+/// All targets.
+pub(super) fn pool<E: Env>(worker: &Worker<E>) -> impl Iterator<Item = TargetId> + use<E> {
+    (0..worker.pool()).map(TargetId)
+}
+
+/// Seconds since the epoch.
+fn now_s<E: Env>(worker: &Worker<E>) -> u64 {
+    u64::try_from(worker.env.wall().sec).unwrap_or(0)
+}
+
+/// Answers a question about quotas.
+pub async fn answer<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    question: QuotaRequest,
+) -> Result<TargetReply> {
+    match question {
+        QuotaRequest::Share { account, from, used, wanted, ahead } => {
+            let need = Need { used, wanted, collected: false, ahead, targets: u64::from(worker.pool()) };
+            deal(worker, target, account, from, need).await
+        }
+        QuotaRequest::Collect { account, number } => {
+            let used = target.used(account);
+            let used = target.counts.quota.shares.borrow_mut().give_back(account, number, used);
+            Ok(TargetReply::Collected { used, freeing: freeing(target) })
+        }
+        QuotaRequest::Changed(account) => {
+            target.counts.quota.shares.borrow_mut().forget(account);
+            // Of several changes the news may come in another order.
+            let is_on = !matches!(worker.ask(LEDGER, TargetRequest::QuotaIsOn).await, Ok(TargetReply::Outcome(false)));
+            set_on(worker, target, is_on);
+            Ok(TargetReply::Done)
+        }
+        QuotaRequest::Used(account) => {
+            whole(worker, target).await?;
+            Ok(TargetReply::Used(target.used(account)))
+        }
+        QuotaRequest::Accounts(after) => {
+            whole(worker, target).await?;
+            Ok(accounts_behind(target, after))
+        }
+        QuotaRequest::Admit(owner, amount) => {
+            let admitted = admit(worker, target, owner, amount, &|| Ok(())).await?;
+            drop(admitted);
+            Ok(TargetReply::Done)
+        }
+    }
+}
+
+/// Target 0 gives a target more of a limit, and collects from the others what they do not use if it has to.
+async fn deal<E: Env>(
+    worker: &Rc<Worker<E>>,
+    target: &Rc<Target<E>>,
+    account: Account,
+    from: TargetId,
+    mut need: Need,
+) -> Result<TargetReply> {
+    // One at a time: what is collected for one is not given to another.
+    let _turn = target.counts.quota.dealing.take(vec![(account, Hold::Exclusive)]).await;
+    let mut frees = Freeing::No;
+    let since_ns = worker.now_ns();
+    loop {
+        let now_s = now_s(worker);
+        let answer = target.counts.quota.ledger.borrow_mut().ask(account, from, need, now_s);
+        match answer {
+            // Whoever has just removed a file expects to have its room.
+            Answer::Is { refused: true, .. } if !need.ahead && waits(worker, since_ns, frees) => {
+                worker.env.sleep(FREED_LOOK).await;
+                (need.collected, frees) = (false, Freeing::No);
+            }
+            Answer::Is { number, share, refused } => return Ok(TargetReply::Share { number, share, refused }),
+            Answer::Collect { number } => {
+                let others = pool(worker).filter(|other| *other != from);
+                let asked = others.map(async |other| {
+                    let question = TargetRequest::Quota(QuotaRequest::Collect { account, number });
+                    (other, timeout(&worker.env, COLLECT_WITHIN, worker.ask(other, question)).await)
+                });
+                for (other, reply) in join_all(asked).await {
+                    // Of a target that cannot be reached, what is known of it counts.
+                    if let Some(Ok(TargetReply::Collected { used, freeing })) = reply {
+                        frees = frees.max(freeing);
+                        target.counts.quota.ledger.borrow_mut().collected(account, other, number, used);
+                    }
+                }
+                need.collected = true;
+            }
+        }
+    }
+}
+
+/// All targets forget what they know of an account, or of all. Returns when all have answered.
+pub(super) async fn tell_all<E: Env>(worker: &Rc<Worker<E>>, account: Option<Account>) {
+    let (sender, mut receiver) = futures_channel::mpsc::unbounded::<()>();
+    for other in pool(worker) {
+        let (worker, sender) = (worker.clone(), sender.clone());
+        worker.env.clone().spawn(async move {
+            let _ = worker.insist(other, TargetRequest::Quota(QuotaRequest::Changed(account))).await;
+            drop(sender);
+        });
+    }
+    drop(sender);
+    while futures_util::StreamExt::next(&mut receiver).await.is_some() {}
+}
+
+/// Looks from time to time who uses more than its soft limit, as long as there is one.
+pub fn watch_soft_limits<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
+    if target.id != LEDGER || target.counts.quota.watches.replace(true) {
+        return;
+    }
+    let (worker, target) = (worker.clone(), Rc::downgrade(target));
+    worker.env.clone().spawn(async move {
+        loop {
+            let Some(here) = target.upgrade() else { return };
+            let soft: Vec<Account> = {
+                let ledger = here.counts.quota.ledger.borrow();
+                ledger.all().filter(|(_, s)| !s.limits.soft.is_none()).map(|(account, _)| account).collect()
+            };
+            if soft.is_empty() || here.is_closed() || worker.is_stopped() {
+                here.counts.quota.watches.set(false);
+                return;
+            }
+            let mut pause = SOFT_EVERY;
+            for account in soft {
+                look_at(&worker, &here, account).await;
+                let standing = here.counts.quota.ledger.borrow().standing(account).unwrap_or_default();
+                if standing.over_since_s != 0 {
+                    // Until its grace is over.
+                    let left_s = (standing.over_since_s + standing.limits.grace_s).saturating_sub(now_s(&worker));
+                    pause = if left_s == 0 { pause } else { pause.min(Duration::from_secs(left_s)) };
+                }
+            }
+            drop(here);
+            worker.env.sleep(pause).await;
+        }
+    });
+}
+
+async fn look_at<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, account: Account) {
+    let replies = pool(worker).map(|other| worker.ask(other, TargetRequest::Quota(QuotaRequest::Used(account))));
+    let mut used = Amount::default();
+    for reply in join_all(replies).await {
+        // What a target that cannot be reached holds is not known, so nothing is decided.
+        let Ok(TargetReply::Used(part)) = reply else { return };
+        used = used.plus(part);
+    }
+    let now_s = now_s(worker);
+    let turn = target.counts.quota.ledger.borrow_mut().note(account, used, now_s);
+    if let Some(turn) = turn {
+        let mut txn = Txn::default();
+        target.keep_standing(account, Some(turn.standing), &mut txn);
+        target.append(txn, Order::Plain);
+        if turn.is_told {
+            tell_all(worker, Some(account)).await;
+        }
+    }
+}
