@@ -4,7 +4,7 @@
 use super::*;
 use crate::config::AuditFull;
 use amphi_transport::Identity;
-use amphi_types::{ByteRange, Caps, Layout, SetAttr};
+use amphi_types::{Account, AccountKind, ByteRange, Caps, Layout, Limits, SetAttr};
 use amphi_wire::keys::{
     AddressRange, Fingerprint, IdRange, KeyChange, KeyEntry, KeyRegistry, KeyRole, NOBODY, Squash, SquashTo,
 };
@@ -189,8 +189,16 @@ fn every_request(dir: Ino, ino: Ino) -> Vec<Request> {
         Request::Keys { change: Some(KeyChange::RequireIdentity(false)) },
         Request::Evict { who: "0000000000000001".into() },
         Request::DirectoryShown { id: 1 },
+        Request::Charged { ino },
+        Request::Account { account: TREE },
+        Request::Accounts { after: None },
+        Request::SetLimits { account: TREE, limits: Limits::default() },
+        Request::NewProject,
     ]
 }
+
+/// A tree that nobody has.
+const TREE: Account = Account { kind: AccountKind::Project, id: 4_000_000 };
 
 /// Place of a request in the list of all.
 fn variant(op: &Request) -> u8 {
