@@ -307,6 +307,8 @@ fn a_read_only_key_changes_nothing() {
             "SetXattr",
             "RemoveXattr",
             "SetLayout",
+            "SetLimits",
+            "NewProject",
             "Write",
             "Punch",
             "Allocate",
