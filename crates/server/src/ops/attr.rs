@@ -28,7 +28,7 @@ const SAME_TRIES: usize = 16;
 /// Asks as a session that does not exist: everybody's changes count for it, and it gets no tokens.
 pub const NOBODY: SessionId = SessionId(0);
 
-/// The size that the objects of a file gave last, with the inode's generation. Objects are asked one after the other,
+/// The size that was found last of a spread file, with the inode's generation. Objects are asked one after the other,
 /// and a write may land on some of them in between: as sizes only grow within a generation, a size that is found twice
 /// was the file's in between.
 type Before = Option<(u64, u64)>;
@@ -57,7 +57,8 @@ pub async fn view<E: Env>(
 }
 
 /// As `view`; `None` if the file was being cut, or was between the questions to its objects and the look at its inode,
-/// or if its objects have not yet said the same twice.
+/// if its objects have not yet said the same twice, or if it grew beyond what everybody had answered: part of a call may
+/// have landed meanwhile.
 async fn look<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -76,10 +77,10 @@ async fn look<E: Env>(
     if let Some(seen) = plain(worker, target, ino, asker)? {
         return Ok(Some(seen));
     }
-    let (layout, generation, kind) = {
+    let (layout, generation, kind, size_before) = {
         let meta = target.meta.borrow();
         let inode = meta.inode(ino)?;
-        (inode.layout, inode.objects.generation, inode.kind)
+        (inode.layout, inode.objects.generation, inode.kind, inode.size)
     };
     let asker = asker.filter(|asker| kind == Kind::File && target.written_elsewhere(*asker, ino));
     let gathered = gather(worker, target, ino, &layout, asker).await?;
@@ -88,9 +89,15 @@ async fn look<E: Env>(
     if inode.objects.generation != generation {
         return Ok(None);
     }
-    let now = Some((gathered.size, generation));
-    if in_company && inode.objects.spread && !enough && std::mem::replace(before, now) != now {
-        return Ok(None);
+    if in_company && !enough {
+        let now = Some((inode.size.max(gathered.size), generation));
+        let is_torn = match inode.objects.spread {
+            true => std::mem::replace(before, now) != now,
+            false => inode.size > size_before.max(gathered.size),
+        };
+        if is_torn {
+            return Ok(None);
+        }
     }
     let mut view = target.view_of(&meta, ino, &inode);
     if inode.objects.spread || (asker.is_some() && inode.layout == layout) {
