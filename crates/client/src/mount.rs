@@ -177,6 +177,11 @@ impl Mount {
         self.writeback.flight_parts.load(Ordering::SeqCst) <= FLIGHT_PARTS_MAX / 2
     }
 
+    /// Whether streams are read ahead at all.
+    pub(crate) fn reads_ahead(&self) -> bool {
+        self.tunables.get(Tunable::ReadAheadBytes) > 0
+    }
+
     /// Bytes that one stream may be read ahead: the less, the more is under way for all, since that is beside the cache
     /// as well.
     pub(crate) fn window_max(&self) -> u64 {

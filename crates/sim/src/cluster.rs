@@ -118,9 +118,10 @@ impl Shape {
             ("hybrid.large_write_bytes", one(&["32K", "128K", "2M"])),
             ("hybrid.large_read_bytes", one(&["32K", "128K", "4M"])),
             ("hybrid.mode", one(&["auto", "auto", "auto", "buffered", "direct"])),
-            ("readahead.enabled", one(&["on", "on", "off"])),
-            ("readahead.max_bytes", one(&["64K", "1M", "64M"])),
         ];
+        // Two draws, whether anything is read ahead and how much.
+        let (ahead, window) = (one(&["on", "on", "off"]), one(&["64K", "1M", "64M"]));
+        let window = ("readahead.max_bytes", if ahead == "off" { "0".to_string() } else { window });
         let mut small = Dice::new(seed, 14);
         let mut one = |of: &[&str]| small.pick(of).map_or(String::new(), |s| s.to_string());
         let together = [
@@ -128,7 +129,7 @@ impl Shape {
             ("writeback.small_bytes", one(&["4K", "64K", "1M"])),
             ("writeback.pipeline_bytes", one(&["64K", "1M", "16M", "0"])),
         ];
-        let tunables = tunables.into_iter().chain(together).map(|(n, v)| (n.to_string(), v)).collect();
+        let tunables = tunables.into_iter().chain([window]).chain(together).map(|(n, v)| (n.to_string(), v)).collect();
         let mut accepting = Dice::new(seed, 19);
         let mut one = |of: &[&str]| accepting.pick(of).map_or(String::new(), |s| s.to_string());
         let server_tunables = [

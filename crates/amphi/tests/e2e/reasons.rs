@@ -327,7 +327,7 @@ fn direct_for_lack_of_locality() {
         "cache.max_bytes=8M",
         "hybrid.locality_pages=1024",
         "hybrid.locality_probe=8",
-        "readahead.enabled=off",
+        "readahead.max_bytes=0",
         "hybrid.memory=off",
     ]);
     let bytes = pattern(6, 32 * MIB);
@@ -394,7 +394,7 @@ fn buffered_in_all_other_cases() {
     read_in(&one.open(OFlags::empty()), &bytes, 4096);
     read_in(&one.open(OFlags::empty()), &bytes, 2 * MIB);
     assert_eq!(one.reasons("read"), ["cache_hit"]);
-    one.set("readahead.enabled=off");
+    one.set("readahead.max_bytes=0");
     one.put(&bytes);
     read_in(&one.open(OFlags::empty()), &bytes, 8192);
     assert!(one.reasons("read").contains(&"buffered_small"));

@@ -218,7 +218,7 @@ pub(crate) fn is_wanted(mount: &Mount, next: ByteRange, asking: Asking) -> bool 
     let streams = &mount.prefetch.direct_streams;
     let busy = || streams.bytes.load(Relaxed) + streams.waited_for.load(Relaxed);
     let max = mount.tunables.get(Tunable::DirectAhead).min(mount.window_max());
-    mount.tunables.on(Tunable::ReadAhead)
+    mount.reads_ahead()
         && !next.is_empty()
         && next.len() <= max
         && match asking {

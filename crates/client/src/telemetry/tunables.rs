@@ -45,8 +45,7 @@ amphi_types::tunables! {
     SmallBytes = "writeback.small_bytes", Bytes, 64 * K, 4 * K => M, "files with at most so many dirty bytes leave together", for_tests;
     FlightBytes = "writeback.flight_bytes", Bytes, 64 * M, M => 16 * G, "bytes of write-back under way", for_tests;
     PipelineBytes = "writeback.pipeline_bytes", Bytes, 32 * M, 0 => 16 * G, "memory of direct writes to a file that may be on their way after the calls have returned; 0 = none";
-    ReadAhead = "readahead.enabled", Switch, 1, 0 => 1, "read ahead of sequential and strided streams";
-    ReadAheadBytes = "readahead.max_bytes", Bytes, 64 * M, 64 * K => G, "largest read-ahead window of one stream";
+    ReadAheadBytes = "readahead.max_bytes", Bytes, 64 * M, 0 => G, "largest window that is read ahead of a sequential or strided stream; 0 = none";
     DirectAhead = "readahead.direct_bytes", Bytes, 8 * M, 0 => 64 * M, "direct reads of at most this size that follow each other are asked for ahead; 0 = none";
     SmallAhead = "readahead.small_files", Switch, 1, 0 => 1, "open and read the small files of a directory ahead of who opens them one after the other";
     LendNames = "names.lend", Switch, 1, 0 => 1, "in company of other mounts the kernel keeps names under tokens that are asked for often", for_tests;

@@ -178,7 +178,7 @@ fn throttled_writers_are_counted_by_job() {
 /// write.
 #[test]
 fn a_file_counts_its_locks_and_messages() {
-    let mut w = World::new(1, &[("readahead.enabled", "off")]);
+    let mut w = World::new(1, &[("readahead.max_bytes", "0")]);
     let ino = w.server.plant("f", &vec![7; 1 << 20], Pattern::Whole);
     let file = open_for(&mut w, ino, None);
     let before = w.server.log.len();
@@ -238,7 +238,7 @@ fn a_file_counts_the_batches_that_carry_it() {
 /// bounded size; one that jumps about is left alone. Method: calls by hand, and the counter.
 #[test]
 fn what_a_stream_reads_next_is_warmed() {
-    let mut w = World::new(1, &[("readahead.enabled", "off")]);
+    let mut w = World::new(1, &[("readahead.max_bytes", "0")]);
     let planted = w.server.plant("f", &vec![7; 10 * UNIT_BYTES], Pattern::Whole);
     let file = open_for(&mut w, planted, None);
     // All but the last unit.
@@ -273,7 +273,7 @@ fn what_a_stream_reads_next_is_warmed() {
 /// counters after each.
 #[test]
 fn copies_are_counted() {
-    let mut w = World::new(1, &[("readahead.enabled", "off")]);
+    let mut w = World::new(1, &[("readahead.max_bytes", "0")]);
     let (ctx, hints) = (Ctx::root(), Hints::default());
     let file = w.create("f", OpenFlags::READ_WRITE);
     let copied = |w: &World| {

@@ -40,7 +40,7 @@ fn good_until(at: u64) -> u64 {
 fn only_what_is_damaged_fails() {
     for (seed, len) in [(1, 4096), (2, 10_000), (3, 65_536), (4, LEN), (5, 300_000)] {
         for (past_cache, for_pages) in [(false, false), (true, false), (false, true)] {
-            let (mut w, file) = world(seed, &[("readahead.enabled", if seed % 2 == 0 { "off" } else { "on" })]);
+            let (mut w, file) = world(seed, &[("readahead.max_bytes", if seed % 2 == 0 { "0" } else { "64M" })]);
             let reader = if past_cache {
                 file.clone()
             } else {

@@ -52,7 +52,7 @@ fn scan(w: &mut World, file: &Arc<OpenFile>, range: std::ops::Range<u64>) {
 /// while, and time.
 #[test]
 fn contention_is_latched() {
-    let mut w = World::new(1, &[("hybrid.contended_ms", "4000"), ("readahead.enabled", "off")]);
+    let mut w = World::new(1, &[("hybrid.contended_ms", "4000"), ("readahead.max_bytes", "0")]);
     let ino = w.server.plant("f", &vec![7; 8 << 20], Pattern::Whole);
     let file = open(&mut w, ino);
     write(&mut w, &file, 1, 0, KIB64, false);
@@ -299,7 +299,7 @@ const QUICK: [(&str, &str); 4] = [
     ("cache.max_bytes", "4M"),
     ("hybrid.locality_pages", "512"),
     ("hybrid.locality_probe", "8"),
-    ("readahead.enabled", "off"),
+    ("readahead.max_bytes", "0"),
 ];
 
 /// Goal: a stream over more than the cache shows no locality, with one probe in so many; reuse that comes back is
@@ -436,7 +436,7 @@ fn processes_ask_for_a_mode() {
 /// 127g). Method: thresholds set while the file is open, messages and counters.
 #[test]
 fn switching_costs_one_message() {
-    let mut w = World::new(1, &[("hybrid.small_bytes", "0"), ("readahead.enabled", "off")]);
+    let mut w = World::new(1, &[("hybrid.small_bytes", "0"), ("readahead.max_bytes", "0")]);
     let ino = w.server.plant("f", &vec![7; 4 << 20], Pattern::Whole);
     let file = open(&mut w, ino);
     let messages = |w: &World| sent(w, "Write") + sent(w, "Read") + sent(w, "LockEnqueue");
@@ -545,7 +545,7 @@ fn reuse_has_to_pay() {
         (700, 0, "on", Reason::BufferedDefault),
         (700, 1000, "off", Reason::BufferedDefault),
     ] {
-        let mut w = World::new(1, &[("readahead.enabled", "off"), ("hybrid.learn", learn)]);
+        let mut w = World::new(1, &[("readahead.max_bytes", "0"), ("hybrid.learn", learn)]);
         let ino = w.server.plant("f", &vec![7; 1 << 20], Pattern::Whole);
         let file = open(&mut w, ino);
         tell(&w, Course::Cached, cached);

@@ -36,7 +36,7 @@ fn counted(w: &World, way: Way) -> Vec<(Reason, u64)> {
 /// read-ahead of either kind is off.
 #[test]
 fn as_many_reads_switch_as_were_made() {
-    let tunables = [("readahead.enabled", "off"), ("readahead.direct_bytes", "0"), ("hybrid.large_read_bytes", "1M")];
+    let tunables = [("readahead.max_bytes", "0"), ("readahead.direct_bytes", "0"), ("hybrid.large_read_bytes", "1M")];
     let mut w = World::new(1, &tunables);
     let ino = w.server.plant("f", &vec![7; 24 * MIB], Pattern::Whole);
     let file = open(&mut w, ino);
@@ -91,7 +91,7 @@ fn cached_small_reads_share_messages() {
 /// one object; messages.
 #[test]
 fn a_request_is_one_message() {
-    let tunables = [("readahead.enabled", "off"), ("readahead.direct_bytes", "0"), ("writeback.pipeline_bytes", "0")];
+    let tunables = [("readahead.max_bytes", "0"), ("readahead.direct_bytes", "0"), ("writeback.pipeline_bytes", "0")];
     let mut w = World::new(1, &tunables);
     let ino = w.server.plant("f", &vec![7; 64 * MIB], Pattern::Whole);
     let file = open(&mut w, ino);

@@ -403,11 +403,11 @@ fn write_back_by_size_and_age() {
 /// it.
 #[test]
 fn files_without_locality_go_direct() {
-    for ahead in ["off", "on"] {
+    for ahead in ["0", "64M"] {
         let tunables = [
             ("cache.max_bytes", "4M"),
             ("hybrid.locality_pages", "512"),
-            ("readahead.enabled", ahead),
+            ("readahead.max_bytes", ahead),
             ("hybrid.locality_probe", "8"),
             ("hybrid.learn", "off"),
         ];
@@ -421,7 +421,7 @@ fn files_without_locality_go_direct() {
         let (direct, _) = io(&w, Way::Read, Reason::DirectLocality);
         let (buffered, _) = io(&w, Way::Read, Reason::BufferedDefault);
         let (hits, _) = io(&w, Way::Read, Reason::CacheHit);
-        let cached = if ahead == "on" { hits } else { buffered };
+        let cached = if ahead == "64M" { hits } else { buffered };
         assert!(direct > 150 && cached > 60, "ahead {ahead}: {direct} direct, {buffered} buffered, {hits} hits");
         drop(file);
         w.check_clean();

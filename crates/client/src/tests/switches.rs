@@ -31,7 +31,7 @@ fn tell(w: &World, way: Way, course: Course, mib_s: u64) {
 /// again, or when learning is off. Method: rates and pages told by hand.
 #[test]
 fn large_requests_that_the_cache_carries_sooner() {
-    let mut w = World::new(1, &[("readahead.enabled", "off")]);
+    let mut w = World::new(1, &[("readahead.max_bytes", "0")]);
     let ino = w.server.plant("f", &vec![7; 32 << 20], Pattern::Whole);
     let op = w.client.open(&Ctx::root(), ino, OpenFlags::READ_WRITE);
     let file = w.run(op).expect("open");

@@ -29,7 +29,7 @@ fn limits_of(mount: &Mount, open: &OpenFile, range: ByteRange) -> Limits {
 }
 
 pub(super) fn plan(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u64) -> Plan {
-    if !mount.tunables.on(Tunable::ReadAhead) {
+    if !mount.reads_ahead() {
         return Plan::new();
     }
     let limits = limits_of(mount, open, range);
@@ -65,7 +65,7 @@ fn next_ahead(
 /// A hit moves its stream on.
 pub(super) fn read_ahead(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u64) {
     mount.policy.throughput.note_cached_read(range.len(), None, || mount.clock.now_ns());
-    if !mount.tunables.on(Tunable::ReadAhead) {
+    if !mount.reads_ahead() {
         return;
     }
     let limits = limits_of(mount, open, range);

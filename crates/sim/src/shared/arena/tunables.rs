@@ -41,7 +41,7 @@ const CHOICES: [(&str, &[&str]); 30] = [
     ("writeback.batch", &["on", "off"]),
     ("writeback.pipeline_bytes", &["0", "1M", "32M"]),
     ("writeback.run_bytes", &["64K", "1M"]),
-    ("readahead.enabled", &["on", "off"]),
+    ("readahead.max_bytes", &["64M", "0"]),
     ("cache.dirty_percent", &["1", "10", "50"]),
 ];
 
