@@ -1,6 +1,7 @@
 //! One file per subcommand; each has its arguments and `run`.
 
 pub mod evict;
+pub mod explain;
 pub mod fsck;
 pub mod key;
 pub mod layout;
@@ -10,6 +11,7 @@ pub mod metrics;
 pub mod mount;
 pub mod mount_helper;
 pub mod mpiio;
+pub mod publish;
 pub mod quota;
 mod reach;
 pub mod run;

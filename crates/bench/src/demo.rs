@@ -64,29 +64,41 @@ fn done(what: &str, since: Time) {
     println!("  {what:<60} {:>7.1} s", monotonic().since(since).as_secs_f64());
 }
 
-/// Prints one screen of `amphi top`, while files of 8 MiB are written.
-fn looked_at(mount: &Path, stop: &Stop) -> Outcome {
+/// What this program prints if it is started with `args` and `path`, each line a bit to the right.
+fn shown(args: &[&str], path: &Path) -> Outcome<String> {
     let program = std::env::current_exe().during(|| "find this program".into())?;
+    let out = Command::new(program).args(args).arg(path).output();
+    let out = out.during(|| format!("run amphi {}", args.join(" ")))?;
+    if !out.status.success() {
+        let said = String::from_utf8_lossy(&out.stderr).trim().to_string();
+        return Err(Failure::broken(format!("amphi {}: {said}", args.join(" "))));
+    }
+    Ok(String::from_utf8_lossy(&out.stdout).lines().map(|line| format!("  {line}\n")).collect())
+}
+
+/// Prints one screen of `amphi top`, while a file of 8 MiB is written again and again, and what `amphi explain` says of
+/// that file.
+fn looked_at(mount: &Path, stop: &Stop) -> Outcome {
     let (ended, written) = (AtomicBool::new(false), mount.join("looked-at"));
+    println!("5. What it is doing, while a program writes: amphi top --once {}", mount.display());
     let bytes = vec![7; 8 << 20];
     let (top, writer) = std::thread::scope(|s| {
         let writer = s.spawn(|| {
             while !ended.load(Relaxed) && stop.check().is_ok() {
                 std::fs::write(&written, &bytes)?;
             }
-            std::fs::remove_file(&written)
+            std::io::Result::Ok(())
         });
-        let top = Command::new(program).args(["top", "--once"]).arg(mount).output();
+        let top = shown(&["top", "--once"], mount);
         ended.store(true, Relaxed);
         (top, writer.join())
     });
-    let top = top.during(|| "run amphi top".into())?;
-    if !top.status.success() {
-        return Err(Failure::broken(format!("amphi top: {}", String::from_utf8_lossy(&top.stderr).trim())));
-    }
+    print!("{}", top?);
     writer.map_err(|_| Failure::broken("the writer panicked"))?.during(|| format!("write {}", written.display()))?;
-    String::from_utf8_lossy(&top.stdout).lines().for_each(|line| println!("  {line}"));
-    Ok(())
+    stop.check()?;
+    println!("6. Why it went that way: amphi explain {}", written.display());
+    print!("{}", shown(&["explain"], &written)?);
+    std::fs::remove_file(&written).during(|| format!("remove {}", written.display()))
 }
 
 impl Demo {
@@ -141,10 +153,9 @@ impl Demo {
         std::fs::write(self.dir.join(TABLE), &text).during(|| "write the table".into())?;
         picture::draw(&rows.rows, &self.dir.join(PICTURE))?;
 
-        println!("5. What it is doing, while a program writes: amphi top --once {}", mount.display());
         looked_at(mount, stop)?;
 
-        println!("6. Stop, start again on the same folder");
+        println!("7. Stop, start again on the same folder");
         let t = monotonic();
         cluster.stop()?;
         done("stopped", t);

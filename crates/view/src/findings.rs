@@ -20,12 +20,16 @@ pub enum Weight {
 /// What stands out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
+    /// The rule that found it.
+    pub rule: &'static str,
     /// How much it matters.
     pub weight: Weight,
     /// What, with numbers.
     pub what: String,
     /// What can be done, if anything.
     pub advice: Option<String>,
+    /// A command that does it, if one does.
+    pub command: Option<String>,
 }
 
 type Rule = fn(&Change<'_>) -> Option<Finding>;
@@ -49,12 +53,13 @@ pub fn findings(change: &Change<'_>) -> Vec<Finding> {
     found
 }
 
-fn trouble(what: String, advice: &str) -> Option<Finding> {
-    Some(Finding { weight: Weight::Trouble, what, advice: Some(advice.to_string()) })
+fn trouble(rule: &'static str, what: String, advice: &str) -> Option<Finding> {
+    Some(Finding { rule, weight: Weight::Trouble, what, advice: Some(advice.to_string()), command: None })
 }
 
-fn slow(what: String, advice: &str) -> Option<Finding> {
-    Some(Finding { weight: Weight::Slow, what, advice: (!advice.is_empty()).then(|| advice.to_string()) })
+fn slow(rule: &'static str, what: String, advice: &str) -> Option<Finding> {
+    let advice = (!advice.is_empty()).then(|| advice.to_string());
+    Some(Finding { rule, weight: Weight::Slow, what, advice, command: None })
 }
 
 fn servers_down(change: &Change<'_>) -> Option<Finding> {
@@ -62,7 +67,11 @@ fn servers_down(change: &Change<'_>) -> Option<Finding> {
     if down.is_empty() {
         return None;
     }
-    trouble(format!("no answer from {}", down.join(", ")), "start `amphi server` there; calls that wait go on then")
+    trouble(
+        "servers_down",
+        format!("no answer from {}", down.join(", ")),
+        "start `amphi server` there; calls that wait go on then",
+    )
 }
 
 fn damaged(change: &Change<'_>) -> Option<Finding> {
@@ -71,7 +80,7 @@ fn damaged(change: &Change<'_>) -> Option<Finding> {
         return None;
     }
     let what = format!("{blocks} blocks of file data are damaged, and reading them fails");
-    trouble(what, "`amphi status` names targets; write the files anew or remove them")
+    trouble("damaged", what, "`amphi status` names targets; write the files anew or remove them")
 }
 
 fn targets_full(change: &Change<'_>) -> Option<Finding> {
@@ -87,7 +96,11 @@ fn targets_full(change: &Change<'_>) -> Option<Finding> {
     if full.is_empty() {
         return None;
     }
-    trouble(format!("targets are nearly full: {}", full.join(", ")), "remove files, or add a server with `--join`")
+    trouble(
+        "targets_full",
+        format!("targets are nearly full: {}", full.join(", ")),
+        "remove files, or add a server with `--join`",
+    )
 }
 
 fn log_full(change: &Change<'_>) -> Option<Finding> {
@@ -97,7 +110,7 @@ fn log_full(change: &Change<'_>) -> Option<Finding> {
         return None;
     }
     let what = format!("the log of target {} is {:.0} % full: changes wait for checkpoints", most.target, used(most));
-    slow(what, "a larger `--log-size` at the first start of a zone helps")
+    slow("log_full", what, "a larger `--log-size` at the first start of a zone helps")
 }
 
 fn write_back_failed(change: &Change<'_>) -> Option<Finding> {
@@ -106,7 +119,7 @@ fn write_back_failed(change: &Change<'_>) -> Option<Finding> {
         return None;
     }
     let what = format!("write-back of {} failed; the next fsync or close of the files says so", bytes(failed));
-    trouble(what, "the log of the mount names the files")
+    trouble("write_back_failed", what, "the log of the mount names the files")
 }
 
 /// Locks that go to and fro.
@@ -120,7 +133,11 @@ fn false_sharing(change: &Change<'_>) -> Option<Finding> {
         count(change.at_servers("lock_ping_pongs")),
         100.0 * spent
     );
-    slow(what, "ranks that write neighbouring pieces of one file: larger pieces, or `amphi run --mpiio`")
+    slow(
+        "false_sharing",
+        what,
+        "ranks that write neighbouring pieces of one file: larger pieces, or `amphi run --mpiio`",
+    )
 }
 
 fn throttled(change: &Change<'_>) -> Option<Finding> {
@@ -134,7 +151,7 @@ fn throttled(change: &Change<'_>) -> Option<Finding> {
         count(often),
         bytes(dirty as f64)
     );
-    slow(what, "")
+    slow("throttled", what, "")
 }
 
 fn memory_short(change: &Change<'_>) -> Option<Finding> {
@@ -142,6 +159,7 @@ fn memory_short(change: &Change<'_>) -> Option<Finding> {
         return None;
     }
     slow(
+        "memory_short",
         "memory is short here, so requests go past the cache".to_string(),
         "a larger memory limit of the group, or less",
     )
@@ -156,5 +174,9 @@ fn tiny_disk(change: &Change<'_>) -> Option<Finding> {
     }
     let each = seconds(waits / writes);
     let what = format!("disks write {} pieces of {} a second, {each} each", count(writes), bytes(written / writes));
-    slow(what, "small synchronous or scattered writes: `amphi layout get FILE` shows whether a file is in pieces")
+    slow(
+        "tiny_disk",
+        what,
+        "small synchronous or scattered writes: `amphi layout get FILE` shows whether a file is in pieces",
+    )
 }

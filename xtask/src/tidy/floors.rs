@@ -264,6 +264,12 @@ const HOUSES: &[House] = &[
         circle: 0,
     },
     House {
+        name: "publish",
+        floors: &["error", "place", "record", "tree", "generations", "commit", "lib"],
+        upward: &[],
+        circle: 0,
+    },
+    House {
         name: "process",
         floors: &["audit_file", "launch", "lib", "mount_words", "mount", "cluster", "own_key"],
         upward: &[],

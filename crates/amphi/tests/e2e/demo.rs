@@ -103,6 +103,8 @@ fn the_demo_leaves_a_table_and_a_picture() {
         "compared byte for byte again",
         "SQLite",
         "4. Streams of 8 MiB",
+        "of 1 servers up",
+        "direct: they are large (hybrid.large_write_bytes=",
         "deleted",
         "nothing is left running",
     ] {

@@ -49,7 +49,7 @@ fn faults(schema: &Value, value: &Value, at: &str, found: &mut Vec<String>) {
     }
 }
 
-/// Goal: `--json` of status, stats, top and quota has the fields that the schemas promise, and no others. Method: a
+/// Goal: `--json` of status, stats, top, explain and quota has the fields that the schemas promise, and no others. Method: a
 /// mount that has written, read and opened files, of two servers.
 #[test]
 fn outputs_are_as_their_schemas_say() {
@@ -68,6 +68,8 @@ fn outputs_are_as_their_schemas_say() {
         ("stats_servers", vec!["stats", "--servers", "--json", &mount]),
         ("stats_file", vec!["stats", "--json", &file]),
         ("top", vec!["top", "--once", "--json", &mount]),
+        ("explain", vec!["explain", "--json", &mount]),
+        ("explain", vec!["explain", "--json", &file]),
         ("quota", vec!["quota", "list", "--json", "-m", &mount]),
     ] {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("../../docs/json/{schema}.json"));

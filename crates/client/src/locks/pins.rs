@@ -169,7 +169,9 @@ async fn pin(
             }
             Err(e) => Err(e),
         };
-        mount.stats.bytes(Count::LockWait, mount.clock.now_ns().saturating_sub(start_ns));
+        let waited_ns = mount.clock.now_ns().saturating_sub(start_ns);
+        mount.stats.bytes(Count::LockWait, waited_ns);
+        file.stats.waited_for_lock(waited_ns);
         let outcome = mount.coherence.locks.with(target, |cache| match answer {
             Ok(Reply::Locked { lock, range: granted }) => {
                 if cache.len() >= mount.coherence.locks.limits.lock().max_locks {

@@ -59,6 +59,7 @@ pub(crate) fn front_cache(mount: &Mount, ctx: &Ctx, open: &OpenFile) -> FrontCac
     };
     let server = decide(mount, ctx, open, input);
     mount.stats.count(count_of(server));
+    open.file.stats.reads_served_by(count_of(server));
     let serves = server.is_kernel();
     open.front.choose(serves, chosen(server));
     let rule = mount.coherence.sharing.rule();

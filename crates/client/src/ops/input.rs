@@ -88,9 +88,10 @@ impl Mount {
     }
 
     /// Counts a request that went the way `reason` says.
-    pub(crate) fn count_io(&self, open: &OpenFile, way: Way, reason: Reason, bytes: u64, copied: Copied) {
+    pub(crate) fn count_io(&self, open: &OpenFile, way: Way, reason: Reason, range: ByteRange, copied: Copied) {
+        let bytes = range.len();
         self.stats.io(way, reason, bytes, copied);
-        open.ledger.io(way, reason, bytes);
+        open.ledger.io(way, reason, range);
         match reason {
             Reason::DirectLocality => open.file.cached.locality.went_direct(bytes.div_ceil(PAGE)),
             Reason::BufferedDefault => open.file.cached.locality.went_buffered(),

@@ -225,9 +225,9 @@ fn note_access(mount: &Mount, open: &OpenFile) {
     }
 }
 
-fn count(mount: &Mount, open: &OpenFile, reason: Reason, bytes: u64) {
+fn count(mount: &Mount, open: &OpenFile, reason: Reason, range: ByteRange) {
     open.file.locks.note_use(mount.host.coarse_ns.load(Relaxed));
-    mount.count_io(open, Way::Read, reason, bytes, Copied::Apart);
+    mount.count_io(open, Way::Read, reason, range, Copied::Apart);
 }
 
 pub(crate) async fn read(
@@ -254,7 +254,7 @@ pub(crate) async fn read(
     }
     if hints.for_pages && !mount.coherence.sharing.is_alone() {
         let mode = front::way_of_pages(&mount, &open, asked.len());
-        count(&mount, &open, mode.1, asked.len());
+        count(&mount, &open, mode.1, asked);
         return super::pages::read(&mount, &open, asked, mode.0).await;
     }
     let (_guard, _begun) = loop {
@@ -274,11 +274,11 @@ pub(crate) async fn read(
     note_access(&mount, &open);
     if open.flags.direct || hints.direct {
         flush::flush_and_forget(&mount, file, range).await;
-        count(&mount, &open, Reason::DirectUser, range.len());
+        count(&mount, &open, Reason::DirectUser, range);
         return damaged::whole_for_pages(direct(&mount, file, range).await, range, hints);
     }
     if let Some(loans) = lend_large(&mount, file, range) {
-        count(&mount, &open, Reason::CacheHit, range.len());
+        count(&mount, &open, Reason::CacheHit, range);
         open.note_piece(Way::Read, ctx.tid, asked, hints.may_continue);
         read_ahead(&mount, &open, range, size);
         return Ok(loans);
@@ -291,7 +291,7 @@ pub(crate) async fn read(
         gaps = mount.copy_valid(file, range, &mut b);
         if gaps.is_empty() {
             mount.cache.used(file, range);
-            count(&mount, &open, Reason::CacheHit, range.len());
+            count(&mount, &open, Reason::CacheHit, range);
             open.note_piece(Way::Read, ctx.tid, asked, hints.may_continue);
             read_ahead(&mount, &open, range, size);
             return Ok(b.into());
@@ -304,7 +304,7 @@ pub(crate) async fn read(
     let kernel_keeps = hints.for_pages && front::keeps_pages(&mount, &open);
     let input = mount.input(&ctx, &open, Way::Read, (asked, before + missing));
     let decision = decide(&Input { kernel_keeps, ..input });
-    count(&mount, &open, decision.reason, range.len());
+    count(&mount, &open, decision.reason, range);
     let since_ns = mount.clock.now_ns();
     if decision.mode == Mode::Direct {
         let data = match buf {

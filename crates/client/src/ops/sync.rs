@@ -43,6 +43,7 @@ async fn sync_stripes(mount: &Arc<Mount>, file: &Arc<Inode>, stripes: u32) -> Re
 
 pub(crate) async fn fsync(mount: Arc<Mount>, _ctx: Ctx, open: Arc<OpenFile>, _datasync: bool) -> Result<()> {
     mount.stats.count(Count::Fsync);
+    open.ledger.fsync();
     let file = &open.file;
     let drain = Drain::begin(&mount);
     flush::flush(&mount, file, ByteRange::ALL).await;

@@ -119,7 +119,7 @@ pub(crate) fn try_write(
             drop(guard);
             open.note_write(aim == Aim::End, offset);
             let copied = if adopted == 0 { Copied::Along } else { Copied::Apart };
-            count(mount, open, decision.reason, range.len(), copied);
+            count(mount, open, decision.reason, range, copied);
             open.note_piece(Way::Write, ctx.tid, range, hints.may_continue);
             if let Some(chunk) = full_chunk {
                 flush::chunk_is_full(mount, file, chunk, rewritten);
@@ -206,9 +206,9 @@ fn put(
     put
 }
 
-fn count(mount: &Mount, open: &OpenFile, reason: Reason, bytes: u64, copied: Copied) {
+fn count(mount: &Mount, open: &OpenFile, reason: Reason, range: ByteRange, copied: Copied) {
     open.file.locks.note_use(mount.host.coarse_ns.load(Relaxed));
-    mount.count_io(open, Way::Write, reason, bytes, copied);
+    mount.count_io(open, Way::Write, reason, range, copied);
 }
 
 /// Memory that a write may need at most.
@@ -272,7 +272,7 @@ pub(crate) async fn write(
         mount.may_pass_cache(range)?;
     }
     let decision = decide(&Input { o_direct, ..mount.input(&ctx, &open, Way::Write, (range, bytes)) });
-    count(&mount, &open, decision.reason, len, Copied::Apart);
+    count(&mount, &open, decision.reason, range, Copied::Apart);
     if begun.is_none() && pins.is_none() {
         let kept = Kept { guard, begun, pins };
         Kept { guard, begun, pins } = lock(&mount, &open, (range, member), decision, hints, kept).await?;
@@ -378,7 +378,7 @@ async fn under_pages(
     data: Buf,
     write_back: bool,
 ) -> Result<usize> {
-    count(mount, open, Reason::BufferedDefault, range.len(), Copied::Apart);
+    count(mount, open, Reason::BufferedDefault, range, Copied::Apart);
     let len = range.len() as usize;
     let watch = open.file.failures.watch(range);
     let mut covered = true;

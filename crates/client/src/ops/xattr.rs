@@ -3,10 +3,10 @@
 //! Virtual, shown and set by whoever may: `user.amphi.layout` (`striped,size=1M,count=4`, `growing`, `whole`),
 //! `user.amphi.mode` (`auto`, `buffered`, `direct`), `user.amphi.kernel_cache` and `user.amphi.checksums` (`auto`,
 //! `on`, `off`); `user.amphi.counters` and `.counters.json` (read, requests by reason, locks and messages of a file
-//! that is open or cached here), `user.amphi.extents` and `user.amphi.unstable` (read, where it lies and what of it is
-//! not stable: see `extents`); what belongs to quotas (see `quota`). None of them is listed: who copies all attributes
-//! of a file shall not take its place along, nor fail where another one is. Hidden, on any inode, for the super-user
-//! and the owner of the mount: see `control`.
+//! that is open or cached here), `user.amphi.portrait` (JSON, what its requests look like), `user.amphi.extents` and
+//! `user.amphi.unstable` (read, where it lies and what of it is not stable: see `extents`); what belongs to quotas (see
+//! `quota`). None of them is listed: who copies all attributes of a file shall not take its place along, nor fail where
+//! another one is. Hidden, on any inode, for the super-user and the owner of the mount: see `control`.
 
 mod control;
 mod extents;
@@ -80,6 +80,11 @@ pub(crate) async fn get(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>) ->
                 let stats = stats.ok_or(Errno::NoData)?;
                 let text = if own == b"counters" { stats.text(dirty, servers) } else { stats.json(dirty, servers) };
                 Ok(text.into_bytes())
+            }
+            b"portrait" => {
+                let known = mount.files.get(ino).map(|file| file.stats.clone());
+                let stats = known.or_else(|| mount.files.closed.get(ino)).ok_or(Errno::NoData)?;
+                Ok(stats.portrait_json().into_bytes())
             }
             b"unstable" => unstable(&mount, &ctx, ino).await.map(|unstable| unstable.json().into_bytes()),
             own if own.starts_with(EXTENTS) => {

@@ -12,11 +12,13 @@ mod by_reason;
 mod closed;
 mod file;
 mod ledger;
+mod portrait;
 
 pub(crate) use by_reason::ByReason;
 pub(crate) use closed::ClosedFiles;
 pub(crate) use file::{FileEvent, FileStats, row_json};
 pub(crate) use ledger::Ledger;
+pub(crate) use portrait::Portrait;
 
 use crate::policy::decision::Reason;
 pub(crate) use crate::policy::decision::Way;

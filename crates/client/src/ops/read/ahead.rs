@@ -10,7 +10,6 @@ use crate::objects::read::PAGE;
 use crate::policy::readahead::{Limits, Plan, ReadAhead};
 use crate::tables::prefetch::joint::StridedRead;
 use crate::telemetry::stats::{Count, Way};
-use crate::telemetry::tunables::Tunable;
 use amphi_types::ByteRange;
 use amphi_wire::ReadAdvice;
 use std::sync::Arc;

@@ -49,7 +49,7 @@ pub(super) async fn read(
     if !past_cache && let Some(hit) = cached(mount, file, asked) {
         if !hit.is_empty() {
             note_access(mount, open);
-            count(mount, open, Reason::CacheHit, hit.len() as u64);
+            count(mount, open, Reason::CacheHit, ByteRange::at(asked.start, hit.len() as u64));
             open.note_piece(Way::Read, ctx.tid, asked, hints.may_continue);
             super::read_ahead(mount, open, asked.intersect(&ByteRange::new(0, file.size())), file.size());
         }
@@ -68,7 +68,7 @@ pub(super) async fn read(
         measured = super::is_stream(decision.reason).then_some((Course::Direct(before + missing), missing));
         (decision.mode, decision.reason)
     };
-    count(mount, open, reason, asked.len());
+    count(mount, open, reason, asked);
     if past_cache {
         flush::flush_and_forget(mount, file, asked).await;
     }

@@ -3,11 +3,11 @@
 //! Owns: them, and the open files that have not booked theirs yet. Does not own: which file a message is about
 //! (`conn::messages`).
 
-use super::{ByReason, Ledger};
+use super::{ByReason, Count, Ledger, NAMES, Portrait};
 use parking_lot::Mutex;
 use std::fmt::Write;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 macro_rules! events {
     ($($name:ident = $text:literal, $help:literal;)*) => {
@@ -30,13 +30,26 @@ events! {
 pub(crate) struct FileStats {
     by_reason: ByReason,
     events: [AtomicU64; EVENTS.len()],
+    portrait: Portrait,
+    /// Time that calls have waited for its locks, ns.
+    lock_wait_ns: AtomicU64,
+    /// Who serves the reads of the open file that asked last, and why: the mount's counter and 1; 0 before one has
+    /// asked.
+    reads_by: AtomicUsize,
     /// Of its open files.
     ledgers: Mutex<Vec<Arc<Ledger>>>,
 }
 
 impl FileStats {
     pub(crate) fn new() -> FileStats {
-        FileStats { by_reason: ByReason::default(), events: Default::default(), ledgers: Mutex::default() }
+        FileStats {
+            by_reason: ByReason::default(),
+            events: Default::default(),
+            portrait: Portrait::default(),
+            lock_wait_ns: AtomicU64::new(0),
+            reads_by: AtomicUsize::new(0),
+            ledgers: Mutex::default(),
+        }
     }
 
     pub(crate) fn count(&self, event: FileEvent) {
@@ -59,12 +72,31 @@ impl FileStats {
         if let Some(at) = ledgers.iter().position(|l| Arc::ptr_eq(l, ledger)) {
             ledgers.swap_remove(at);
         }
-        ledger.book(&self.by_reason);
+        ledger.book(&self.by_reason, &self.portrait);
     }
 
     /// Books what the open files have counted until now, here and with their jobs.
     pub(crate) fn book(&self) {
-        self.ledgers.lock().iter().for_each(|ledger| ledger.book(&self.by_reason));
+        self.ledgers.lock().iter().for_each(|ledger| ledger.book(&self.by_reason, &self.portrait));
+    }
+
+    /// A call has waited so long for a lock, ns.
+    pub(crate) fn waited_for_lock(&self, ns: u64) {
+        self.lock_wait_ns.fetch_add(ns, Relaxed);
+    }
+
+    /// Who serves the reads of an open file, and why: the mount's counter of that.
+    pub(crate) fn reads_served_by(&self, who: Count) {
+        self.reads_by.store(who as usize + 1, Relaxed);
+    }
+
+    /// What its requests look like, as JSON (`user.amphi.portrait`).
+    pub(crate) fn portrait_json(&self) -> String {
+        self.book();
+        let (waited, reads_by) = (self.lock_wait_ns.load(Relaxed), self.reads_by.load(Relaxed));
+        let reads_by = reads_by.checked_sub(1).map_or("", |at| NAMES[at].0);
+        let portrait = self.portrait.json();
+        format!("{{{portrait},\"lock_wait_ns\":{waited},\"reads_served_by\":\"{reads_by}\"}}")
     }
 
     /// Whether nothing was counted. What open files have not booked yet is not looked at.

@@ -4,9 +4,10 @@
 //! job nor shares a cache line with them. Does not own: when they are booked: at the close, and whenever somebody looks
 //! (`FileStats`).
 
-use super::{ByReason, Way};
+use super::{ByReason, Portrait, Way};
 use crate::policy::decision::Reason;
 use crate::telemetry::jobs::Job;
+use amphi_types::ByteRange;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
@@ -27,16 +28,25 @@ pub(crate) struct Ledger {
     pub(crate) job: Arc<Job>,
     by_reason: ByReason,
     hits: [Hits; HIT_SHARDS],
+    portrait: Portrait,
 }
 
 impl Ledger {
     pub(crate) fn new(job: Arc<Job>) -> Ledger {
-        Ledger { job, by_reason: ByReason::default(), hits: Default::default() }
+        Ledger { job, by_reason: ByReason::default(), hits: Default::default(), portrait: Portrait::default() }
     }
 
     /// One request that went the way `reason` says.
-    pub(crate) fn io(&self, way: Way, reason: Reason, bytes: u64) {
-        self.by_reason.add(way, reason, 1, bytes);
+    pub(crate) fn io(&self, way: Way, reason: Reason, range: ByteRange) {
+        self.by_reason.add(way, reason, 1, range.len());
+        if reason != Reason::CacheHit {
+            self.portrait.note(way, range);
+        }
+    }
+
+    /// One `fsync`.
+    pub(crate) fn fsync(&self) {
+        self.portrait.note_fsync();
     }
 
     /// One read from the cache, by a thread of this shard.
@@ -53,11 +63,12 @@ impl Ledger {
     }
 
     /// Moves everything to the counters of the file and of the job.
-    pub(super) fn book(&self, file: &ByReason) {
+    pub(super) fn book(&self, file: &ByReason, portrait: &Portrait) {
         for hits in &self.hits {
             let (requests, bytes) = (hits.requests.swap(0, Relaxed), hits.bytes.swap(0, Relaxed));
             self.by_reason.add(Way::Read, Reason::CacheHit, requests, bytes);
         }
         self.by_reason.move_to([file, self.job.by_reason()]);
+        self.portrait.move_to(portrait);
     }
 }

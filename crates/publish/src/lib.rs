@@ -1,0 +1,25 @@
+//! Publishing: a tree that many processes write appears at its name at once, durable, or not at all.
+//!
+//! Owns: where unpublished trees and earlier generations lie, the records of the ranks, the steps of a commit. Does not
+//! own: the command line, nor how ranks tell each other that they are done. Knows nothing of the other crates: it works
+//! by POSIX calls on any file system with `RENAME_EXCHANGE` and user attributes. docs/design/publishing.md has the
+//! reasons.
+//!
+//! Invariants: the name leads to the old tree or to the new one, both whole, whenever a process or a machine stops;
+//! the new one only when all of it is stable. A commit that was interrupted goes on when it is asked for again.
+
+#![forbid(unsafe_code)]
+
+mod commit;
+mod error;
+mod generations;
+mod place;
+mod record;
+mod tree;
+
+#[cfg(test)]
+mod tests;
+
+pub use commit::{Committed, Options, abort, begin, commit, ready};
+pub use error::{Error, ErrorKind};
+pub use generations::{Generation, Listed, Open, clean, list, rollback};
