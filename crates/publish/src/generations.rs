@@ -144,7 +144,7 @@ pub fn rollback(dir: &Path, number: Option<u64>) -> Result<Generation> {
     Ok(to)
 }
 
-/// Removes publications in whose folder nothing has changed for `idle`, and that are not published. Returns their trees.
+/// Removes publications in whose folder nothing has changed for `idle`; returns their trees.
 pub fn clean(dir: &Path, idle: Duration) -> Result<Vec<PathBuf>> {
     let place = Place::of(&std::path::absolute(dir).during("find", dir)?)?;
     if !place.work().is_dir() {

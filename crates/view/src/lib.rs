@@ -1,8 +1,8 @@
 //! What people and monitoring see of a mount and its cluster, from the numbers that both count anyway.
 //!
 //! Owns: the shape of those numbers (`snapshot`), rates between two looks (`change`), the screen of `amphi top`
-//! (`screen`, `terminal`, `report`), findings (`findings`), explanations (`explain`), and the metrics of `amphi metrics` (`metrics`). Does not
-//! own: how the numbers are read, keys and sockets (the `amphi` program).
+//! (`screen`, `terminal`, `report`), findings (`findings`), explanations (`explain`), and the metrics of `amphi
+//! metrics` (`metrics`). Does not own: how the numbers are read, keys and sockets (the `amphi` program).
 //!
 //! Invariants: no I/O and no clock. Unknown counters are shown under their own names, never lost; numbers that are not
 //! there count as 0, so a newer program can look at an older mount.

@@ -23,9 +23,9 @@ fn rules(path: &str) -> Vec<String> {
     found.map(|f| f["rule"].as_str().expect("a name").to_string()).collect()
 }
 
-/// Goal: what is wrong with a file is named, with a command that changes it where there is one, and nothing is said of a
-/// file that is used well. Method: files that are written and read in good and bad ways; the command is carried out, and
-/// the same load is looked at again.
+/// Goal: what is wrong with a file is named, with a command that changes it where there is one, and nothing is said of
+/// a file that is used well. Method: files that are written and read in good and bad ways; the command is carried out,
+/// and the same load is looked at again.
 #[test]
 fn causes_are_named() {
     let place = Place::new();

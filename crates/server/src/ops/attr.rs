@@ -57,8 +57,8 @@ pub async fn view<E: Env>(
 }
 
 /// As `view`; `None` if the file was being cut, or was between the questions to its objects and the look at its inode,
-/// if its objects have not yet said the same twice, or if it grew beyond what everybody had answered: part of a call may
-/// have landed meanwhile.
+/// if its objects have not yet said the same twice, or if it grew beyond what everybody had answered: part of a call
+/// may have landed meanwhile.
 async fn look<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,

@@ -4,7 +4,7 @@
 //! bytes that a change could be felt.
 
 use super::facts::{FileFacts, Portrait, Row, Side};
-use super::{Explanation, ways};
+use super::said::{Explanation, ways};
 use crate::change::Change;
 use crate::findings::{Finding, Weight, findings};
 use crate::snapshot::Job;
