@@ -105,6 +105,31 @@ pub(crate) async fn leave_group(mount: &Arc<Mount>, locks: &[(TargetId, LockId)]
     mount.coherence.locks.answered.until(gone).await;
 }
 
+/// The last name of a file has gone: its idle locks go back, with others, unless somebody here has it open or what is
+/// dirty of it is just being given up. Otherwise server and mount would keep them until they are old.
+pub(crate) fn nameless(mount: &Arc<Mount>, ino: Ino) {
+    let targets = match mount.files.get(ino) {
+        Some(file) if file.open_count() > 0 || file.cached.dirty_bytes.load(SeqCst) > 0 => return,
+        Some(file) => {
+            let layout = file.layout();
+            let stripes = layout.stripes_below(file.size().max(1)).min(u32::from(layout.pool));
+            (0..stripes).map(|stripe| layout.target(ino, stripe)).collect()
+        }
+        // Files that were forgotten here are small as a rule, and have what came when they were made.
+        None => BTreeSet::from([ino.target()]),
+    };
+    for target in targets {
+        let some = mount.coherence.locks.with(target, |cache| {
+            let idle = cache.idle_of(ino);
+            idle.iter().for_each(|id| cache.give_back(*id));
+            !idle.is_empty()
+        });
+        if some {
+            pump(mount, target);
+        }
+    }
+}
+
 /// A write lock on all of the first object that came with the answer that made the file.
 pub(crate) fn given(mount: &Arc<Mount>, file: &Inode, lock: u64) {
     let (object, target) = (ObjectId { ino: file.ino, stripe: 0 }, file.ino.target());

@@ -10,6 +10,7 @@ use crate::coherence::new_directories;
 use crate::coherence::tokens::{self, Found, Told, name_keys};
 use crate::conn::replies::inode_reply;
 use crate::conn::replies::unexpected;
+use crate::locks;
 use crate::mount::Mount;
 use crate::prefetch::small_files;
 use crate::telemetry::stats::Count;
@@ -175,6 +176,7 @@ pub(crate) async fn unlink(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>)
     let mut told = change(&mount, &ctx, dir, &name, Request::Unlink { dir, name: name.clone() }).await?;
     if let Some(ino) = removed(told.take()?)? {
         nameless(&mount, ino);
+        locks::nameless(&mount, ino);
     }
     Ok(())
 }
@@ -212,6 +214,7 @@ pub(crate) async fn rename(
     let op = Request::Rename { from: from.0, from_name, to: to.0, to_name, mode };
     if let Some(ino) = removed(tokens::call(&mount, from.0.target(), &ctx.cred, op, &keys).await?.take()?)? {
         nameless(&mount, ino);
+        locks::nameless(&mount, ino);
     }
     Ok(())
 }

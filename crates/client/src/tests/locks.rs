@@ -7,7 +7,8 @@ use crate::inode::OpenFile;
 use crate::telemetry::stats::Count;
 use crate::{Ahead, Client};
 use amphi_env::{Buf, Env};
-use amphi_types::{ByteRange, Errno, IoMode, Result, SetAttr};
+use amphi_types::{ByteRange, Errno, Ino, IoMode, Result, SetAttr};
+use amphi_wire::RenameMode;
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -239,5 +240,34 @@ fn locks_age_unless_they_are_used() {
         // What was given back when the mounts met is counted as well.
         assert!(messages < locks, "{messages} messages, {locks} locks");
         assert_eq!(read(&b, &open(&b, "y", OpenFlags::READ).await, 0, 10).await, [5; 10], "it was written back");
+    });
+}
+
+/// Goal: a removed file leaves no locks behind, which the server hears with others, and what is open keeps its own.
+/// Method: files that are written, synced, closed and removed, one of them while it is open, one by a rename over it.
+#[test]
+fn locks_of_removed_files_go_back() {
+    in_cluster(212, async |c| {
+        let [a, _b] = c.two().await;
+        let mut open_one = None;
+        for name in ["one", "two", "open", "over"] {
+            let file = create(&a, name).await;
+            write(&a, &file, 0, &[1; 100_000]).await;
+            a.fsync(&root(), &file, false).await.expect("sync");
+            if name == "open" {
+                open_one = Some(file);
+            }
+        }
+        let held = || a.mount.coherence.locks.held();
+        assert_eq!(held(), 4);
+        for name in ["one", "open"] {
+            a.unlink(&root(), Ino::ROOT, name.as_bytes()).await.expect("unlink");
+        }
+        let [from, to] = ["two", "over"].map(|name| (Ino::ROOT, name.as_bytes()));
+        a.rename(&root(), from, to, RenameMode::Replace).await.expect("rename");
+        sleep(c, 3).await;
+        assert_eq!(held(), 2, "of the open one, and of what has the name now");
+        assert_eq!(a.mount.stats.of(Count::LockCancel), (1, 2), "the server was told, once");
+        drop(open_one);
     });
 }

@@ -1,17 +1,34 @@
-//! Unused locks of files near one whose lock was called back.
+//! Unused locks of a file, and of files near one whose lock was called back.
 //!
-//! Owns: finding locks without users on files whose inode numbers are close. Does not own: whether they are returned
-//! (`LockCache::give_back`).
+//! Owns: finding locks without users, on a file and on files whose inode numbers are close. Does not own: whether they
+//! are returned (`LockCache::give_back`).
 
 use super::{LockCache, Stage};
 use crate::mode::{LockId, Mode};
-use amphi_types::{ByteRange, ObjectId};
+use crate::tree::Tree;
+use amphi_types::{ByteRange, Ino, ObjectId};
 use std::ops::Bound::{Excluded, Unbounded};
 
 impl LockCache {
     /// The mode of a lock, if it is held.
     pub fn mode(&self, id: LockId) -> Option<Mode> {
         self.locks.get(&id).map(|held| held.mode)
+    }
+
+    /// Usable locks without a user on the objects of a file, of both modes. Group locks are left out.
+    pub fn idle_of(&self, ino: Ino) -> Vec<LockId> {
+        let all = ObjectId { ino, stripe: 0 }..=ObjectId { ino, stripe: u32::MAX };
+        self.objects.range(all).flat_map(|(_, locks)| locks.usable.map(|tree| self.idle_in(tree))).flatten().collect()
+    }
+
+    /// Usable locks without a user in a tree of usable locks, but for group locks.
+    fn idle_in(&self, tree: Tree) -> Vec<LockId> {
+        let mut ids = Vec::new();
+        self.forest.visit(tree, ByteRange::ALL, &mut |entry| ids.push(entry.id));
+        ids.retain(|id| {
+            self.locks.get(id).is_some_and(|h| h.stage == Stage::Usable && h.users == 0 && h.group.is_none())
+        });
+        ids
     }
 
     /// Usable locks of `mode` without a user, on objects of other files at most `reach` inode numbers away from
@@ -36,12 +53,7 @@ impl LockCache {
             }
         });
         nearest.take(looked_at).filter(move |(other, _)| other.ino != object.ino).flat_map(move |(other, locks)| {
-            let mut ids = Vec::new();
-            self.forest.visit(locks.usable[usize::from(mode.raw())], ByteRange::ALL, &mut |entry| ids.push(entry.id));
-            let idle = |id: &LockId| {
-                self.locks.get(id).is_some_and(|h| h.stage == Stage::Usable && h.users == 0 && h.group.is_none())
-            };
-            ids.into_iter().filter(idle).map(|id| (id, *other)).collect::<Vec<_>>()
+            self.idle_in(locks.usable[usize::from(mode.raw())]).into_iter().map(|id| (id, *other))
         })
     }
 }
@@ -89,6 +101,9 @@ mod tests {
         assert_eq!(found(&cache, Mode::Write, 1000, 3), [99], "the other stripe, 99 and 101 were looked at");
         cache.unpin(in_use);
         assert_eq!(found(&cache, Mode::Write, 10, 100), [1, 99, 102, 97, 110, 90]);
+        let of = |cache: &LockCache, ino| cache.idle_of(Ino(ino)).iter().map(|id| id.0).collect::<Vec<_>>();
+        assert_eq!([of(&cache, 100), of(&cache, 98), of(&cache, 5)], [vec![100, 3], vec![2], vec![]]);
+        assert!(of(&cache, 103).is_empty() && of(&cache, 104).is_empty(), "on its way back, and of a group");
         assert_eq!((cache.mode(LockId(2)), cache.mode(LockId(77))), (Some(Mode::Read), None));
     }
 }
