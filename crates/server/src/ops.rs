@@ -289,7 +289,7 @@ async fn dispatch<E: Env>(cx: &RequestCx<E>, op: Request, payload: Option<Buf>) 
         Request::DirectoryShown { id } => cx.directory_shown(id),
         Request::WriteFailedKnown { id } => cx.write_failed_known(id),
         Request::Grant { give_back } => cx.grant(give_back).await,
-        Request::RepresentFileLocks { locks } => cx.represent_file_locks(&locks),
+        Request::RepresentFileLocks { locks, converted } => cx.represent_file_locks(&locks, &converted),
         Request::Charged { ino } => cx.charged(ino),
         Request::Account { account } => Box::pin(cx.account(account)).await,
         Request::Accounts { after } => Box::pin(cx.accounts(after)).await,

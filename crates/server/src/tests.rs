@@ -80,6 +80,8 @@ struct Held {
     opens: RefCell<Vec<(Ino, Access)>>,
     locks: RefCell<Vec<HeldLock>>,
     file_locks: RefCell<Vec<FileLockSpec>>,
+    /// Of these, exclusive ones that a request may have converted.
+    converted: RefCell<Vec<FileLockSpec>>,
     pushes: RefCell<Vec<Push>>,
     restarts: Cell<u32>,
     /// Targets of the server; none: all.
@@ -169,8 +171,9 @@ impl LinkEvents<SimEnv> for Held {
         let all = || (0..recovery.welcome().pool).map(TargetId).collect();
         for target in self.targets.clone().unwrap_or_else(all) {
             let opens = self.opens.borrow().iter().filter(|(ino, _)| ino.target() == target).copied().collect();
+            let converted = self.converted.borrow().iter().filter(|l| l.ino.target() == target).copied().collect();
             let held = self.file_locks.borrow().iter().filter(|l| l.ino.target() == target).copied().collect();
-            let op = Request::RepresentFileLocks { locks: held };
+            let op = Request::RepresentFileLocks { locks: held, converted };
             let answer = recovery.call(Call { target, cred: Cred::root(), op }).await?.result?;
             assert_eq!(answer, Reply::FileLocksLost(vec![]));
             let here = |l: &&HeldLock| l.object.ino.target() == target;

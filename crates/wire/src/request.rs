@@ -416,6 +416,9 @@ pub enum Request {
     RepresentFileLocks {
         /// The locks.
         locks: Vec<FileLockSpec>,
+        /// Exclusive ones that a request without an answer converts to shared, and that `locks` has as shared. They are
+        /// exclusive again if nobody has presented a lock that conflicts with that.
+        converted: Vec<FileLockSpec>,
     },
     /// `WrittenBatch`; payload: the bytes of all parts, one after another, at most `BATCH_BYTES_MAX`. Write-back of
     /// many small files of one target under locks of the client. Each part stands for itself. Errors: `Inval` for parts

@@ -88,7 +88,10 @@ fn requests() -> Vec<Request> {
         Request::FileLockCancel { lock: file_lock(FileLockFamily::Flock), number: 1 },
         Request::FileLockUnlock { ino, owner: file_lock(FileLockFamily::OpenFile).owner, range },
         Request::FileLockTest { lock: file_lock(FileLockFamily::Posix), number: 0 },
-        Request::RepresentFileLocks { locks: vec![file_lock(FileLockFamily::Flock); 300] },
+        Request::RepresentFileLocks {
+            locks: vec![file_lock(FileLockFamily::Flock); 300],
+            converted: vec![file_lock(FileLockFamily::Posix)],
+        },
         Request::SetLayout { ino, layout: None, advice: None },
         Request::Grant { give_back: None },
         Request::Grant { give_back: Some(u64::MAX) },

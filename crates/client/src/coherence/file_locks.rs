@@ -12,7 +12,8 @@
 //! * The table never contains more than the server's. A lock leaves the table before its release is sent, and enters it
 //!   with the answer. So a lock that the server may have granted to somebody else is not presented after a restart. One
 //!   exception: a waiting request may convert a part of what is held to shared. Until the client learns of the grant,
-//!   that part counts as exclusive.
+//!   that part counts as exclusive. What a request without an answer may have converted is presented as shared, and as
+//!   converted: it is exclusive again if nobody presents what conflicts, since the request may still be refused.
 //! * A lock whose caller has gone without keeping it is released ([`TakenLock`]) before anything else is requested for
 //!   its owner, because a later request may be for the same bytes. So a taken lock keeps its turn until it is kept or
 //!   released. A caller that is interrupted while there is no connection leaves a turn behind, or a place in the queue
@@ -36,8 +37,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::task::Poll;
 
-/// Locks in one message to a restarted server, of at most 50 bytes each, so that it stays below the bound of a body.
-const REPRESENTED_AT_ONCE: usize = 8192;
+/// Locks in one message to a restarted server, of at most 50 bytes each and as many that were converted, so that it
+/// stays below the bound of a body.
+const REPRESENTED_AT_ONCE: usize = 4096;
 /// How long a server's question waits for a close under way.
 const CLOSE_WAIT_NS: u64 = 50_000_000;
 /// Most questions of servers that wait at a time; further questions are answered at once.
@@ -50,9 +52,14 @@ async fn call(mount: &Arc<Mount>, turn: &Turn, op: Request) -> Result<Reply> {
 /// Requests a lock. Returns whether it is held now.
 async fn set(mount: &Arc<Mount>, turn: &Turn, lock: FileLockSpec, number: u64, wait: bool) -> Result<bool> {
     turn.check_lost()?;
-    let before = turn.with(|owner| owner.held.give_up_for(&lock));
+    let before = turn.with(|owner| {
+        let before = owner.held.give_up_for(&lock);
+        owner.converted = before.converted_in(&owner.held);
+        before
+    });
     let answer = call(mount, turn, Request::FileLockSet { lock, number, wait }).await;
     let flock = lock.owner.family == FileLockFamily::Flock;
+    turn.with(|owner| owner.converted = Pieces::default());
     turn.with(|owner| match &answer {
         Ok(Reply::FileLock(true)) => owner.held.set(lock.range, Some((lock.mode, lock.pid))),
         // A `flock` lock that is to be converted is lost if it cannot be converted at once.
@@ -319,21 +326,27 @@ pub(crate) fn closing(mount: &Arc<Mount>, ino: Ino, id: u64) {
 /// because others may have held them since.
 pub(crate) async fn represent<E: Env>(mount: &Mount, recovery: &Recovery<E>, target: TargetId) -> Result<()> {
     let table = &mount.coherence.file_locks;
-    let held: Vec<FileLockSpec> = {
+    let (mut held, mut converted) = (Vec::<FileLockSpec>::new(), Vec::<FileLockSpec>::new());
+    {
         let mut state = table.state.lock();
         let here = state.owners.iter_mut().filter(|((ino, _), _)| ino.target() == target);
         if recovery.welcome().resumed {
-            here.flat_map(|((ino, owner), state)| state.held.specs(*ino, *owner)).collect()
+            for ((ino, owner), state) in here {
+                held.extend(state.held.specs(*ino, *owner));
+                converted.extend(state.converted.specs(*ino, *owner));
+            }
         } else {
             for ((ino, _), owner) in here.filter(|(_, owner)| !owner.held.is_empty()) {
                 tracing::warn!(%ino, "file locks are lost with the session");
                 (owner.held, owner.lost) = (Pieces::default(), true);
             }
-            Vec::new()
         }
-    };
+    }
+    let mut converted = converted.chunks(REPRESENTED_AT_ONCE);
     for locks in held.chunks(REPRESENTED_AT_ONCE) {
-        let op = Request::RepresentFileLocks { locks: locks.to_vec() };
+        // It stands among the locks too, so there is a message for each part of it.
+        let converted = converted.next().unwrap_or_default().to_vec();
+        let op = Request::RepresentFileLocks { locks: locks.to_vec(), converted };
         let answer = recovery.call(Call { target, cred: Cred::root(), op }).await.map_err(|e| e.errno())?;
         let Reply::FileLocksLost(lost) = answer.result? else { return Err(Errno::Proto) };
         for lock in lost.iter().filter_map(|place| locks.get(*place as usize)) {

@@ -33,6 +33,8 @@ struct Inner {
     asked: BTreeMap<WaitId, Asked>,
     /// To be asked again when all sessions have said what they hold.
     postponed: BTreeSet<Asked>,
+    /// Exclusive locks that sessions have presented as shared, since a request may have converted them.
+    converted: Vec<FileLock>,
     /// To be told to ask again.
     news: Vec<Asked>,
     /// Whether a task looks after requests that yield.
@@ -104,8 +106,8 @@ impl FileLockTable {
     /// Without locks.
     pub fn new() -> FileLockTable {
         let locks = FileLocks::new(FileLockLimits::default());
-        let (waits, asked, postponed, news) = Default::default();
-        let inner = RefCell::new(Inner { locks, waits, asked, postponed, news, watched: false });
+        let (waits, asked, postponed, converted, news) = Default::default();
+        let inner = RefCell::new(Inner { locks, waits, asked, postponed, converted, news, watched: false });
         FileLockTable { inner, closing: Questions::default() }
     }
 
@@ -176,14 +178,21 @@ impl FileLockTable {
         }))
     }
 
-    /// Takes in what a session held before the restart. Returns the places of those that are lost.
-    pub fn restore(&self, session: SessionId, locks: &[FileLockSpec]) -> Vec<u32> {
+    /// Takes in what a session held before the restart. Returns the places of those that are lost. `converted`: among
+    /// them as shared, and exclusive if nobody presents what conflicts.
+    pub fn restore(&self, session: SessionId, locks: &[FileLockSpec], converted: &[FileLockSpec]) -> Vec<u32> {
         let inner = &mut *self.inner.borrow_mut();
         let mut lost = Vec::new();
         for (place, spec) in locks.iter().enumerate() {
             if let Err(e) = inner.locks.restore(lock_of(session, spec)) {
                 tracing::warn!(ino = %spec.ino, "a file lock of before the restart is lost: {e}");
                 lost.push(place as u32);
+            }
+        }
+        for lock in converted.iter().map(|spec| lock_of(session, spec)) {
+            // Presented again on a new connection.
+            if !inner.converted.contains(&lock) {
+                inner.converted.push(lock);
             }
         }
         inner.pump();
@@ -199,6 +208,7 @@ impl FileLockTable {
             inner.asked.remove(&id);
         }
         inner.postponed.retain(|(s, _)| *s != session);
+        inner.converted.retain(|lock| lock.owner.session != session);
         self.closing.end_session(session);
         inner.pump();
     }
@@ -206,6 +216,10 @@ impl FileLockTable {
     /// All sessions have said what they hold: what was kept back until then may be asked again.
     pub fn recovered(&self) {
         let inner = &mut *self.inner.borrow_mut();
+        for lock in std::mem::take(&mut inner.converted) {
+            // Somebody else has presented what a conversion gave way to: so it was carried out.
+            let _ = inner.locks.restore(lock);
+        }
         inner.news.extend(std::mem::take(&mut inner.postponed));
     }
 

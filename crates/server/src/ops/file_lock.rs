@@ -101,9 +101,9 @@ impl<E: Env> RequestCx<E> {
     }
 
     /// `Request::RepresentFileLocks`.
-    pub fn represent_file_locks(&self, locks: &[FileLockSpec]) -> Result<Reply> {
-        locks.iter().try_for_each(|lock| self.file_lock_target(lock.ino))?;
-        let lost = self.target.coherence.file_locks.restore(self.session, locks);
+    pub fn represent_file_locks(&self, locks: &[FileLockSpec], converted: &[FileLockSpec]) -> Result<Reply> {
+        locks.iter().chain(converted).try_for_each(|lock| self.file_lock_target(lock.ino))?;
+        let lost = self.target.coherence.file_locks.restore(self.session, locks, converted);
         add(&self.worker.counters.file_locks_lost, lost.len() as u64);
         tell(&self.worker, &self.target);
         Ok(Reply::FileLocksLost(lost))

@@ -207,6 +207,42 @@ fn locks_over_a_restart() {
     }
 }
 
+/// Goal: what was exclusive before a request that may have converted it is exclusive again after a restart, unless
+/// somebody else has what the conversion gave way to. Method: one session presents its lock as converted; another one
+/// presents a shared lock of the same bytes, or none; then a third one asks for a shared one.
+#[test]
+fn conversions_without_an_answer() {
+    for was_converted in [false, true] {
+        let place = Place::new(43, 2, 2);
+        let run = async {
+            let server = place.start().await.unwrap();
+            let a = place.client(1).await.unwrap();
+            let f = a.create(Ino::ROOT, "f").await.unwrap();
+            let b = place.client(2).await.unwrap();
+            assert_eq!(a.set(posix(f, 1, W, 0, 10), 1, false).await, Ok(true));
+            a.held.converted.borrow_mut().push(posix(f, 1, W, 0, 10));
+            a.held.file_locks.borrow_mut().push(posix(f, 1, R, 0, 10));
+            if was_converted {
+                b.held.file_locks.borrow_mut().push(posix(f, 1, R, 0, 10));
+            }
+            drop(server);
+            place.sim.crash("server", CrashKind::Process);
+            let _server = place.start().await.unwrap();
+            let shared = posix(f, 2, R, 0, 10);
+            let mut answer = b.set(shared, 2, true).await;
+            while a.held.restarts.get() + b.held.restarts.get() < 2 || !b.news().is_empty() {
+                place.sim.node("client").sleep(Duration::from_millis(10)).await;
+                answer = b.set(shared, 2, true).await;
+            }
+            assert_eq!(answer, Ok(was_converted));
+            assert_eq!(b.set(posix(f, 2, R, 20, 30), 3, false).await, Ok(true));
+            a.unlock(posix(f, 1, R, 0, 10)).await;
+            assert_eq!(b.set(shared, 2, true).await, Ok(true));
+        };
+        place.sim.block_on(run).unwrap();
+    }
+}
+
 /// Goal: a request that would be refused asks the mounts that are in its way whether a close is under way, and looks
 /// again when they have answered; who does not answer delays it by 100 ms, and not again for a second. Method: a holder
 /// that answers too early, one that unlocks first, one that is silent; all counted in the time of the simulator.

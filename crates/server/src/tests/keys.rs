@@ -156,7 +156,7 @@ fn every_request(dir: Ino, ino: Ino) -> Vec<Request> {
         Request::FileLockCancel { lock, number: 1 },
         Request::FileLockUnlock { ino, owner, range },
         Request::FileLockTest { lock, number: 1 },
-        Request::RepresentFileLocks { locks: Vec::new() },
+        Request::RepresentFileLocks { locks: Vec::new(), converted: Vec::new() },
         Request::WriteBatch {
             parts: vec![BatchPart {
                 object,

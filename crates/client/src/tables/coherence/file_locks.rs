@@ -33,6 +33,9 @@ pub(crate) type Key = (Ino, FileLockOwner);
 #[derive(Default)]
 pub(crate) struct OwnerState {
     pub(crate) held: Pieces,
+    /// What was held exclusively before the request under way, which converts some of it to shared: if it is refused,
+    /// that is held exclusively again.
+    pub(crate) converted: Pieces,
     /// A request is under way.
     pub(crate) busy: bool,
     /// The requests that come next.

@@ -75,6 +75,17 @@ impl Pieces {
         before
     }
 
+    /// The parts that are exclusive here and shared in `now`.
+    pub(crate) fn converted_in(&self, now: &Pieces) -> Pieces {
+        let mut all = Pieces::default();
+        for p in self.0.iter().filter(|p| p.mode == LockMode::Write) {
+            for (part, _) in now.shared(p.range) {
+                all.set(part, Some((LockMode::Write, p.pid)));
+            }
+        }
+        all
+    }
+
     /// The parts of `range` that are not held.
     pub(crate) fn gaps(&self, range: ByteRange) -> Vec<ByteRange> {
         let (mut gaps, mut at) = (Vec::new(), range.start);
