@@ -75,6 +75,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/capi/src/calls", "the C interface"),
     ("crates/capi/src/memory.rs", "memory for direct I/O"),
     ("crates/capi/src/node.rs", "system calls on descriptors of a mount"),
+    ("crates/capi/src/process.rs", "a page that tells children of fork"),
     ("crates/capi/src/queue.rs", "memory of programs, and a ring of the kernel"),
     ("crates/capi/src/registry.rs", "objects that are shared without a lock"),
     ("crates/shm/src/memory.rs", "memory that a mount shares"),

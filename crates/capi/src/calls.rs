@@ -14,9 +14,11 @@ pub use queues::*;
 use crate::abi::*;
 use crate::cluster::{Cluster, How};
 use crate::failure::{self, Done, Fail, Subject, border, fail};
+use crate::lookup::{At, at, fs, path_of};
 use crate::node::Node;
-use crate::object::{At, Dir, File, Fs, Object, at, fs, path_of};
-use crate::registry::{note_cluster, registry, registry_or_new};
+use crate::object::{Dir, File, Fs, Object};
+use crate::process::note_cluster;
+use crate::registry::{registry, registry_or_new};
 use std::ffi::{CStr, c_char, c_int};
 use std::path::PathBuf;
 use std::sync::{Arc, Once, mpsc};
@@ -161,8 +163,8 @@ pub unsafe extern "C" fn amphi_open_cluster(options: *const AmphiOptions) -> Amp
                 umask: u16::try_from(options.umask).ok().map(|mask| mask & 0o777),
             }
         };
-        note_cluster()?;
         let registry = registry_or_new()?;
+        note_cluster()?;
         let number = registry.insert(Object::Fs(Fs::Cluster(Arc::new(Cluster::open(how)?))))?;
         close_at_exit();
         Ok(number)
@@ -325,7 +327,7 @@ pub extern "C" fn amphi_from_fd(fs_handle: AmphiHandle, fd: c_int) -> AmphiHandl
 /// Errors: `EOPNOTSUPP` in a cluster.
 #[unsafe(no_mangle)]
 pub extern "C" fn amphi_fd(file: AmphiHandle) -> c_int {
-    border("amphi_fd", Subject::Path(&|| path_of(file)), || match crate::object::file(file)? {
+    border("amphi_fd", Subject::Path(&|| path_of(file)), || match crate::lookup::file(file)? {
         File::Node(file) => Ok(file.raw().into()),
         File::Cluster(_) => fail(libc::EOPNOTSUPP),
     }) as c_int

@@ -9,7 +9,7 @@
 mod dir;
 mod file;
 
-pub(crate) use dir::{ClusterDir, Listed};
+pub(crate) use dir::ClusterDir;
 pub(crate) use file::{ClusterFile, place};
 
 use crate::abi::{AmphiSetattr, AmphiStat, AmphiStatfs, AmphiTime};

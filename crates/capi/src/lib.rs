@@ -1,7 +1,7 @@
 //! `libamphi`: the file system as a C library, `amphi.h`.
 //!
 //! Owns: the functions that C sees and what they check (`calls`), their types (`abi`), numbers for what is open
-//! (`registry`), errors as numbers and texts (`failure`), the two ways to the files (`cluster`: a client of this
+//! (`registry`, `process`), errors as numbers and texts (`failure`), the two ways to the files (`cluster`: a client of this
 //! process; `node`: the kernel's descriptors on a mount), queues (`queue`), memory for direct I/O (`memory`). Does not
 //! own: what an operation does (`client`), the memory that a mount shares (`attach`).
 //!
@@ -15,9 +15,11 @@ mod abi;
 mod calls;
 mod cluster;
 mod failure;
+mod lookup;
 mod memory;
 mod node;
 mod object;
+mod process;
 mod queue;
 mod registry;
 mod walk;

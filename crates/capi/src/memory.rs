@@ -6,13 +6,15 @@
 //! It begins on a page, and on a huge page if it is at least as long as one: direct I/O then moves longer pieces.
 
 use crate::failure::{Done, fail};
-use crate::registry::{registry, registry_or_new};
+use crate::process::{own, own_or_new};
 use amphi_client::Buf;
+use parking_lot::RwLock;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::ptr::NonNull;
 use std::sync::Arc;
+use std::sync::atomic::Ordering::{Acquire, SeqCst};
 use std::time::Duration;
 
 const PAGE: usize = 4096;
@@ -22,13 +24,33 @@ const LEND_MIN: usize = 64 << 10;
 /// Between two looks whether memory has come back.
 const LOOK: Duration = Duration::from_micros(20);
 
-/// The memory that is in use: first byte, and what was mapped for it.
-#[derive(Default)]
-pub(crate) struct Arenas(BTreeMap<usize, Arena>);
+/// The memory that is in use, by its first byte.
+type Arenas = RwLock<BTreeMap<usize, Arena>>;
 
 struct Arena {
     len: usize,
     mapped: (usize, usize),
+}
+
+/// The memory of this process. A child of `fork` has copies of its parent's, which it cannot give back.
+fn arenas() -> Done<&'static Arenas> {
+    match own()?.arenas.load(Acquire) {
+        0 => fail(libc::EINVAL),
+        // SAFETY: never given back.
+        arenas => Ok(unsafe { &*(arenas as *const Arenas) }),
+    }
+}
+
+fn arenas_or_new() -> Done<&'static Arenas> {
+    let root = &own_or_new()?.arenas;
+    if root.load(Acquire) == 0 {
+        let made = Box::into_raw(Box::<Arenas>::default());
+        if root.compare_exchange(0, made as usize, SeqCst, SeqCst).is_err() {
+            // SAFETY: nobody has seen it.
+            drop(unsafe { Box::from_raw(made) });
+        }
+    }
+    arenas()
 }
 
 /// Gives memory of so many bytes, zeroed.
@@ -36,7 +58,7 @@ pub(crate) fn alloc(len: usize) -> Done<NonNull<c_void>> {
     if len == 0 || len > isize::MAX as usize - HUGE - PAGE {
         return fail(libc::EINVAL);
     }
-    let registry = registry_or_new()?;
+    let arenas = arenas_or_new()?;
     let len = len.next_multiple_of(PAGE);
     let align = if len >= HUGE { HUGE } else { PAGE };
     let room = len + align - PAGE;
@@ -48,7 +70,7 @@ pub(crate) fn alloc(len: usize) -> Done<NonNull<c_void>> {
         // SAFETY: advice about the mapping just made; without it the pages are small.
         let _ = unsafe { madvise(first as *mut c_void, len, Advice::LinuxHugepage) };
     }
-    registry.arenas.write().0.insert(first, Arena { len, mapped: (base as usize, room) });
+    arenas.write().insert(first, Arena { len, mapped: (base as usize, room) });
     NonNull::new(first as *mut c_void).map_or_else(|| fail(libc::ENOMEM), Ok)
 }
 
@@ -56,7 +78,7 @@ pub(crate) fn alloc(len: usize) -> Done<NonNull<c_void>> {
 ///
 /// Errors: `EINVAL` if it is not from `alloc`.
 pub(crate) fn free(memory: *mut c_void) -> Done<()> {
-    let Some(arena) = registry()?.arenas.write().0.remove(&(memory as usize)) else { return fail(libc::EINVAL) };
+    let Some(arena) = arenas()?.write().remove(&(memory as usize)) else { return fail(libc::EINVAL) };
     // SAFETY: mapped by `alloc`, and the caller gives it back.
     unsafe { munmap(arena.mapped.0 as *mut c_void, arena.mapped.1) }?;
     Ok(())
@@ -84,8 +106,8 @@ pub(crate) fn lend(bytes: &[u8]) -> Option<(Buf, Lent)> {
         return None;
     }
     let first = bytes.as_ptr() as usize;
-    let arenas = registry().ok()?.arenas.read();
-    let (start, arena) = arenas.0.range(..=first).next_back()?;
+    let arenas = arenas().ok()?.read();
+    let (start, arena) = arenas.range(..=first).next_back()?;
     if first + bytes.len() > start + arena.len {
         return None;
     }

@@ -6,7 +6,6 @@
 //! A write has returned when the mount has its bytes: they outlive this process, not the mount's.
 
 use crate::abi::*;
-use crate::cluster::Listed;
 use crate::failure::{Done, Fail, fail};
 pub(crate) use amphi_attach::Piece;
 use amphi_attach::{forget, read_at};
@@ -96,6 +95,13 @@ impl Node {
         }
         let device = stat_of(fd)?.st_dev;
         Ok(Node { name, root, device })
+    }
+
+    /// Any directory, for tests of what does not look at it.
+    #[cfg(test)]
+    pub(crate) fn unchecked(path: &CStr) -> Done<Node> {
+        let root = rustix::fs::open(path, rustix::fs::OFlags::PATH, rustix::fs::Mode::empty())?;
+        Ok(Node { name: path.to_string_lossy().into_owned(), root, device: 0 })
     }
 
     pub(crate) fn base(&self) -> Base {
@@ -516,6 +522,15 @@ impl NodeFile {
         self.command(GROUP_WANTED, &mut wanted)?;
         Ok(wanted != 0)
     }
+}
+
+/// An entry on its way to C.
+pub(crate) struct Listed {
+    pub(crate) cookie: u64,
+    pub(crate) ino: u64,
+    pub(crate) kind: u32,
+    pub(crate) stat: Option<AmphiStat>,
+    pub(crate) name: Vec<u8>,
 }
 
 /// An open directory of a mount.

@@ -13,7 +13,7 @@ use crate::cluster::{Cluster, ClusterFile, place};
 use crate::failure::{Done, Fail, fail};
 use crate::memory::Lent;
 use crate::node::{Bytes, NodeFile, Piece, length};
-use crate::object::{File, Fs, file};
+use crate::object::{File, Fs};
 use amphi_client::{Clock, Hints, Pending, Segments, Spin};
 use amphi_host::clock::Machine;
 use crossbeam_queue::ArrayQueue;
@@ -32,6 +32,9 @@ const DEPTH_MAX: u32 = 4096;
 const REQUEST_MAX: usize = 16 << 20;
 /// How long a thread that waits polls before it sleeps, if nobody else needs its core.
 const SPIN: Duration = Duration::from_micros(50);
+
+/// A request and the file that it names.
+pub(crate) type Asked = (AmphiRequest, Done<File>);
 
 /// A queue.
 pub(crate) struct Queue(Mutex<Way>);
@@ -62,7 +65,7 @@ impl Queue {
     /// Takes requests, as many as have room. Returns how many; what is wrong with one its completion says.
     ///
     /// Errors: `EAGAIN` if there is no room for any.
-    pub(crate) fn submit(&self, count: usize, request: impl Fn(usize) -> AmphiRequest) -> Done<i64> {
+    pub(crate) fn submit(&self, count: usize, request: impl Fn(usize) -> Asked) -> Done<i64> {
         self.used(|way| {
             let taken = match way {
                 Way::Cluster(queue) => queue.submit(count, request),
@@ -87,15 +90,15 @@ impl Queue {
         })
     }
 
-    /// Waits for all that is under way.
+    /// Waits for all that is under way, also for a thread that uses the queue now.
     pub(crate) fn close(&self) -> Done<()> {
-        self.used(|way| match way {
+        match &mut *self.0.lock() {
             Way::Cluster(queue) => {
                 queue.wait(usize::MAX, None);
                 Ok(())
             }
             Way::Node(queue) => queue.wait(usize::MAX, None).map(drop),
-        })
+        }
     }
 }
 
@@ -197,13 +200,13 @@ impl ClusterQueue {
         ClusterQueue { fs, depth, under_way: 0, ready, shared: Arc::new(shared), spin: Spin::new() }
     }
 
-    fn submit(&mut self, count: usize, request: impl Fn(usize) -> AmphiRequest) -> usize {
+    fn submit(&mut self, count: usize, request: impl Fn(usize) -> Asked) -> usize {
         let room = self.depth.saturating_sub(self.under_way + self.ready.len());
         let taken = count.min(room);
         let running = FuturesUnordered::new();
         for at in 0..taken {
-            let request = request(at);
-            match begin(&self.fs, &request) {
+            let (request, file) = request(at);
+            match file.and_then(|file| begin(&self.fs, &request, file)) {
                 Ok(Begun::Done(result)) => self.ready.push_back(AmphiCompletion { tag: request.tag, result }),
                 Ok(Begun::Running(begun)) => {
                     self.under_way += 1;
@@ -296,9 +299,9 @@ fn checked(request: &AmphiRequest) -> Done<()> {
     if request.flags == 0 && request.reserved == 0 { Ok(()) } else { fail(libc::EINVAL) }
 }
 
-fn begin(fs: &Arc<Cluster>, request: &AmphiRequest) -> Done<Begun> {
+fn begin(fs: &Arc<Cluster>, request: &AmphiRequest, file: File) -> Done<Begun> {
     checked(request)?;
-    let file: Arc<ClusterFile> = match file(request.file)? {
+    let file: Arc<ClusterFile> = match file {
         File::Cluster(file) if Arc::ptr_eq(&file.fs, fs) => file,
         _ => return fail(libc::EXDEV),
     };
@@ -318,7 +321,7 @@ fn begin(fs: &Arc<Cluster>, request: &AmphiRequest) -> Done<Begun> {
             let piece = moved(request)?;
             let (offset, len) = place(request.offset, piece.len)?;
             let bytes = &piece.slice()[..len];
-            if len == 0 || len < piece.len {
+            if len == 0 {
                 return file.write(bytes, request.offset).map(|written| Begun::Done(written as i64));
             }
             if let Some(written) = file.try_write(bytes, offset) {
@@ -347,7 +350,24 @@ fn begin(fs: &Arc<Cluster>, request: &AmphiRequest) -> Done<Begun> {
 /// A request in the ring.
 struct InRing {
     tag: u64,
-    _file: Arc<NodeFile>,
+    file: Arc<NodeFile>,
+    /// Of a read: the memory, and where in the file.
+    read: Option<(Target, u64)>,
+}
+
+impl InRing {
+    /// What the kernel says, but for reads that end early: it cuts those of a ring where it takes the end of the file to
+    /// be, and another mount may have written behind that. A read by call asks the mount.
+    fn result(self, told: i32) -> i64 {
+        let told = i64::from(told);
+        let (Some((Target(piece), offset)), Ok(read)) = (self.read, usize::try_from(told)) else { return told };
+        if read >= piece.len {
+            return told;
+        }
+        let rest = Piece { base: piece.base.cast::<u8>().wrapping_add(read).cast(), len: piece.len - read };
+        let more = self.file.read(&[rest], offset as i64 + told);
+        told + more.map_or(0, |more| more as i64)
+    }
 }
 
 struct NodeQueue {
@@ -372,11 +392,11 @@ impl NodeQueue {
         self.depth - self.free.len()
     }
 
-    fn submit(&mut self, count: usize, request: impl Fn(usize) -> AmphiRequest) -> Done<usize> {
+    fn submit(&mut self, count: usize, request: impl Fn(usize) -> Asked) -> Done<usize> {
         let taken = count.min(self.depth.saturating_sub(self.under_way() + self.ready.len()));
         for at in 0..taken {
-            let request = request(at);
-            match self.begin(&request) {
+            let (request, file) = request(at);
+            match file.and_then(|file| self.begin(&request, file)) {
                 Ok(None) => {}
                 Ok(Some(result)) => self.ready.push_back(AmphiCompletion { tag: request.tag, result }),
                 Err(failed) => {
@@ -393,17 +413,20 @@ impl NodeQueue {
         Ok(taken)
     }
 
-    fn begin(&mut self, request: &AmphiRequest) -> Done<Option<i64>> {
+    fn begin(&mut self, request: &AmphiRequest, file: File) -> Done<Option<i64>> {
         checked(request)?;
-        let File::Node(file) = file(request.file)? else { return fail(libc::EXDEV) };
+        let File::Node(file) = file else { return fail(libc::EXDEV) };
         let fd = types::Fd(file.raw());
+        let mut read = None;
         let entry = match request.op {
             AMPHI_OP_READ => {
                 let piece = moved(request)?;
                 let (offset, len) = place(request.offset, piece.len)?;
-                if let Some(read) = file.try_read(&[Piece { len, ..piece }], request.offset) {
+                let piece = Piece { len, ..piece };
+                if let Some(read) = file.try_read(&[piece], request.offset) {
                     return Ok(Some(read as i64));
                 }
+                read = Some((Target(piece), offset));
                 opcode::Read::new(fd, piece.base.cast(), len as u32).offset(offset).build()
             }
             AMPHI_OP_WRITE => {
@@ -416,7 +439,7 @@ impl NodeQueue {
             _ => return fail(libc::EINVAL),
         };
         let Some(at) = self.free.pop() else { return fail(libc::EAGAIN) };
-        self.flights[at] = Some(InRing { tag: request.tag, _file: file });
+        self.flights[at] = Some(InRing { tag: request.tag, file, read });
         // SAFETY: the program leaves the memory alone until it has taken the completion, and the descriptor is held.
         let pushed = unsafe { self.ring.submission().push(&entry.user_data(at as u64)) };
         if pushed.is_err() {
@@ -432,7 +455,8 @@ impl NodeQueue {
             let at = entry.user_data() as usize;
             if let Some(flight) = self.flights.get_mut(at).and_then(Option::take) {
                 self.free.push(at);
-                self.ready.push_back(AmphiCompletion { tag: flight.tag, result: entry.result().into() });
+                let tag = flight.tag;
+                self.ready.push_back(AmphiCompletion { tag, result: flight.result(entry.result()) });
             }
         }
     }

@@ -9,17 +9,14 @@
 //! lock and writes to no memory that other threads write to, and a close waits for the short calls that hold on to the
 //! object itself; longer ones hold a share of it.
 //!
-//! The table hangs on a page that reads as zeros in a child of `fork` (`MADV_WIPEONFORK`). A child so finds out without
-//! a system call or lock that it is one.
+//! The table belongs to one process (`process`): a child of `fork` has none of the numbers.
 
-use crate::failure::{Done, Fail, fail};
-use crate::memory::Arenas;
+use crate::failure::{Done, fail};
 use crate::object::{Kind, Object};
-use parking_lot::RwLock;
-use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous};
+use crate::process::{own, own_or_new};
 use std::cell::UnsafeCell;
 use std::sync::atomic::{
-    AtomicBool, AtomicPtr, AtomicU32, AtomicU64, AtomicUsize,
+    AtomicPtr, AtomicU32, AtomicU64,
     Ordering::{Acquire, Relaxed, Release, SeqCst},
 };
 use std::sync::{Mutex, PoisonError};
@@ -30,7 +27,6 @@ const KIND_SHIFT: u32 = 56;
 const CHUNK: usize = 1024;
 /// Handles that may be open at a time, at most.
 const HANDLES_MAX: usize = 1 << PLACE_BITS;
-const PAGE: usize = 4096;
 
 /// What a number stands for.
 struct Place {
@@ -47,8 +43,6 @@ unsafe impl Sync for Place {}
 pub(crate) struct Registry {
     chunks: [AtomicPtr<Place>; HANDLES_MAX / CHUNK],
     free: Mutex<Free>,
-    /// Memory for direct I/O.
-    pub(crate) arenas: RwLock<Arenas>,
 }
 
 struct Free {
@@ -57,84 +51,29 @@ struct Free {
     generation: u32,
 }
 
-/// A page that reads as zeros in a child of `fork`; its first word is the address of the table.
-static ROOT: AtomicUsize = AtomicUsize::new(0);
-/// Whether there was ever a table: in a child of `fork` as in its parent.
-static STARTED: AtomicBool = AtomicBool::new(false);
-
-/// In which process a client of a cluster may be started: one whose parent had none.
-static CLUSTERS: AtomicBool = AtomicBool::new(false);
-
-fn root() -> Option<&'static AtomicUsize> {
-    match ROOT.load(Acquire) {
-        0 => None,
-        // SAFETY: a page that was mapped for good.
-        page => Some(unsafe { &*(page as *const AtomicUsize) }),
-    }
-}
-
-#[cold]
-fn absent<T>() -> Done<T> {
-    match STARTED.load(SeqCst) {
-        true => Err(forked()),
-        false => fail(libc::EBADF),
-    }
-}
-
-fn forked() -> Fail {
-    Fail::new(
-        libc::ENOTCONN,
-        "this process is a child of fork, and handles of its parent are not its own: open what it needs in it, or use \
-         posix_spawn",
-    )
-}
-
 /// The table of this process.
 ///
 /// Errors: `ENOTCONN` in a child of `fork` that has opened nothing, `EBADF` if nothing was ever opened.
 #[inline]
 pub(crate) fn registry() -> Done<&'static Registry> {
-    match root().map_or(0, |root| root.load(Acquire)) {
-        0 => absent(),
+    match own()?.registry.load(Acquire) {
+        0 => fail(libc::EBADF),
         // SAFETY: a table is never given back.
         table => Ok(unsafe { &*(table as *const Registry) }),
     }
 }
 
-/// Notes that a client of a cluster is about to start.
-///
-/// Errors: `ENOTCONN` in a child of a process that had one: its threads are missing here, and what they held is held for
-/// good.
-pub(crate) fn note_cluster() -> Done<()> {
-    let is_child = STARTED.load(SeqCst) && root().is_none_or(|root| root.load(Acquire) == 0);
-    if is_child && CLUSTERS.load(SeqCst) { Err(forked()) } else { Ok(CLUSTERS.store(true, SeqCst)) }
-}
-
-/// The table of this process, made if need be.
-///
-/// Errors: `ENOSYS` if the kernel cannot wipe pages at a fork.
+/// The table of this process, made if need be. Errors: those of `own_or_new`.
 pub(crate) fn registry_or_new() -> Done<&'static Registry> {
-    if root().is_none() {
-        // SAFETY: a new mapping.
-        let page = unsafe {
-            mmap_anonymous(std::ptr::null_mut(), PAGE, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
-        }?;
-        // SAFETY: as above.
-        unsafe { madvise(page, PAGE, Advice::LinuxWipeOnFork) }
-            .map_err(|_| Fail::new(libc::ENOSYS, "libamphi needs Linux 4.14 or later"))?;
-        // Whoever is second leaves a page behind.
-        let _ = ROOT.compare_exchange(0, page as usize, SeqCst, SeqCst);
-    }
-    let Some(root) = root() else { return absent() };
+    let root = &own_or_new()?.registry;
     if root.load(Acquire) == 0 {
         let free = Free { places: Vec::new(), used: 0, generation: std::process::id().wrapping_mul(0x9e37_79b1) };
         let chunks = [const { AtomicPtr::new(std::ptr::null_mut()) }; HANDLES_MAX / CHUNK];
-        let made = Box::into_raw(Box::new(Registry { chunks, free: Mutex::new(free), arenas: RwLock::default() }));
+        let made = Box::into_raw(Box::new(Registry { chunks, free: Mutex::new(free) }));
         if root.compare_exchange(0, made as usize, SeqCst, SeqCst).is_err() {
             // SAFETY: nobody has seen it.
             drop(unsafe { Box::from_raw(made) });
         }
-        STARTED.store(true, SeqCst);
     }
     registry()
 }
@@ -316,5 +255,83 @@ fn wait_for_users(number: u64) {
         while cell.number.load(SeqCst) == number {
             std::thread::yield_now();
         }
+    }
+}
+
+#[cfg(test)]
+#[expect(clippy::disallowed_methods, reason = "threads of a test")]
+mod tests {
+    use super::*;
+    use crate::object::Fs;
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicBool;
+
+    fn node() -> Object {
+        let path = std::ffi::CString::new("/proc").expect("a path");
+        // Any directory does: nothing is asked of it.
+        Object::Fs(Fs::Node(Arc::new(crate::node::Node::unchecked(&path).expect("a directory"))))
+    }
+
+    fn open(number: i64) -> Result<(), i32> {
+        with(number, &[Kind::Fs], |_| Ok(())).map_err(|failed| failed.errno)
+    }
+
+    /// Goal: a number counts from its insertion to its removal, for its kind alone, and does not come again. Method: a
+    /// place that is used many times, numbers that were changed.
+    #[test]
+    fn numbers_count_once() {
+        let registry = registry_or_new().expect("a table");
+        let mut seen = std::collections::HashSet::new();
+        for _ in 0..1000 {
+            let number = registry.insert(node()).expect("room");
+            assert!(number > 0 && seen.insert(number));
+            assert_eq!(open(number), Ok(()));
+            assert_eq!(with(number, &[Kind::File], |_| Ok(())).map_err(|failed| failed.errno), Err(libc::EBADF));
+            for wrong in [0, -number, number ^ 1 << 25, number ^ 1 << 57, number | 1 << 62, i64::MAX, i64::MIN] {
+                assert_eq!(open(wrong), Err(libc::EBADF), "{wrong:#x}");
+                assert!(registry.remove(wrong).is_err());
+            }
+            assert!(registry.remove(number).is_ok() && registry.remove(number).is_err());
+            assert_eq!(open(number), Err(libc::EBADF));
+        }
+    }
+
+    /// Goal: what a thread uses is there until it has done, whoever removes it. Method: threads that use numbers which
+    /// one thread replaces; each use looks at the object twice.
+    #[test]
+    fn objects_stay_while_they_are_used() {
+        let registry = registry_or_new().expect("a table");
+        let current = AtomicU64::new(registry.insert(node()).expect("room") as u64);
+        let ends = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let users: Vec<_> = (0..3)
+                .map(|_| {
+                    scope.spawn(|| {
+                        let mut used = 0u64;
+                        while !ends.load(SeqCst) {
+                            let looked = with(current.load(SeqCst) as i64, &[Kind::Fs], |object| match object {
+                                Object::Fs(Fs::Node(node)) => {
+                                    let before = Arc::strong_count(node);
+                                    std::hint::spin_loop();
+                                    Ok(before == 1 && node.name == "/proc")
+                                }
+                                _ => Ok(false),
+                            });
+                            if let Ok(is_whole) = looked {
+                                assert!(is_whole);
+                                used += 1;
+                            }
+                        }
+                        used
+                    })
+                })
+                .collect();
+            for _ in 0..20_000 {
+                let next = registry.insert(node()).expect("room") as u64;
+                assert!(registry.remove(current.swap(next, SeqCst) as i64).is_ok());
+            }
+            ends.store(true, SeqCst);
+            assert!(users.into_iter().map(|user| user.join().expect("a thread")).sum::<u64>() > 0);
+        });
     }
 }

@@ -41,6 +41,15 @@ const HOUSES: &[House] = &[
         upward: &[],
         circle: 0,
     },
+    House {
+        name: "capi",
+        floors: &[
+            "abi", "failure", "process", "memory", "walk", "node", "cluster", "queue", "object", "registry", "lookup",
+            "calls", "lib",
+        ],
+        upward: &[],
+        circle: 0,
+    },
     House { name: "preload", floors: &["real", "hints", "process", "reads", "setup", "lib"], upward: &[], circle: 0 },
     House {
         name: "wire",

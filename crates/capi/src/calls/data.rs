@@ -5,8 +5,9 @@
 use super::{fill, given, only};
 use crate::abi::*;
 use crate::failure::{Done, Fail, Subject, border, fail};
+use crate::lookup::{file, path_of};
 use crate::node::{Bytes, Piece, length};
-use crate::object::{Dir, File, Kind, Object, file, path_of};
+use crate::object::{Dir, File, Kind, Object};
 use crate::registry::with;
 use amphi_client::{Ahead, FileAdvice, Interrupt};
 use amphi_types::{ByteRange, limits};

@@ -6,7 +6,8 @@
 use super::{Way, fill, given, only, shown, text};
 use crate::abi::*;
 use crate::failure::{Done, Fail, Subject, border, fail};
-use crate::object::{At, Dir, File, at, dir, file, path_of};
+use crate::lookup::{At, at, dir, file, path_of};
+use crate::object::{Dir, File};
 use amphi_client::{RenameMode, XattrMode};
 use amphi_types::Ino;
 use std::ffi::{CStr, c_char, c_int, c_void};

@@ -5,8 +5,9 @@
 use super::{given, open_object};
 use crate::abi::*;
 use crate::failure::{Done, Fail, Subject, border, fail};
+use crate::lookup::{file, fs, path_of, queue};
 use crate::memory;
-use crate::object::{Object, fs, path_of, queue};
+use crate::object::Object;
 use crate::queue::Queue;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -42,7 +43,7 @@ pub unsafe extern "C" fn amphi_submit(queue_handle: AmphiHandle, requests: *cons
         }
         queue.submit(count, |at| {
             // SAFETY: the program vouches for so many requests of this size.
-            match unsafe { given(requests.cast::<u8>().add(at * size).cast::<AmphiRequest>()) } {
+            let request = match unsafe { given(requests.cast::<u8>().add(at * size).cast::<AmphiRequest>()) } {
                 Ok(request) if request.size as usize == size => request,
                 // No operation: its completion says so.
                 Ok(request) => AmphiRequest { op: 0, ..request },
@@ -52,7 +53,8 @@ pub unsafe extern "C" fn amphi_submit(queue_handle: AmphiHandle, requests: *cons
                     let buffer = std::ptr::null_mut();
                     AmphiRequest { size: 0, op: 0, tag, file: 0, buffer, len: 0, offset: 0, flags: 1, reserved: 0 }
                 }
-            }
+            };
+            (request, file(request.file))
         })
     })
 }

@@ -3,8 +3,8 @@
 //! Owns: where a listing is, and attributes that did not come with it. Does not own: the order of entries (the servers).
 
 use super::{Cluster, shown};
-use crate::abi::AmphiStat;
 use crate::failure::Done;
+use crate::node::Listed;
 use amphi_types::{Errno, Ino};
 use parking_lot::Mutex;
 use std::collections::VecDeque;
@@ -28,15 +28,6 @@ struct Position {
     cookie: u64,
     ahead: VecDeque<amphi_client::Dirent>,
     end: bool,
-}
-
-/// An entry on its way to C.
-pub(crate) struct Listed {
-    pub(crate) cookie: u64,
-    pub(crate) ino: u64,
-    pub(crate) kind: u32,
-    pub(crate) stat: Option<AmphiStat>,
-    pub(crate) name: Vec<u8>,
 }
 
 impl ClusterDir {

@@ -26,10 +26,13 @@ pub(crate) struct ClusterFile {
 }
 
 /// Checks an offset as the kernel does, and cuts a length to what one call moves.
+///
+/// Errors: `EINVAL` before the start of a file and beyond the largest one.
+#[inline]
 pub(crate) fn place(offset: i64, len: usize) -> Done<(u64, usize)> {
-    match u64::try_from(offset) {
-        Ok(offset) => Ok((offset, len.min(CALL_MAX).min((limits::FILE_MAX - offset) as usize))),
-        Err(_) => fail(libc::EINVAL),
+    match (u64::try_from(offset), i64::try_from(len)) {
+        (Ok(at), Ok(bytes)) if offset.checked_add(bytes).is_some() => Ok((at, len.min(CALL_MAX))),
+        _ => fail(libc::EINVAL),
     }
 }
 
@@ -82,9 +85,6 @@ impl ClusterFile {
     #[inline]
     pub(crate) fn write(&self, from: &[u8], offset: i64) -> Done<usize> {
         let (at, len) = place(offset, from.len())?;
-        if len < from.len() && len == 0 {
-            return self.beyond();
-        }
         if len > 0
             && len <= PIECE
             && let Some(written) = self.try_write(&from[..len], at)
@@ -92,12 +92,6 @@ impl ClusterFile {
             return Ok(written);
         }
         self.write_slowly(&from[..len], at)
-    }
-
-    /// A write at the largest offset.
-    #[cold]
-    fn beyond(&self) -> Done<usize> {
-        fail(if self.open.flags().write { libc::EFBIG } else { libc::EBADF })
     }
 
     fn write_slowly(&self, from: &[u8], offset: u64) -> Done<usize> {
@@ -177,7 +171,7 @@ impl ClusterFile {
         let total = crate::node::length(pieces)?;
         let (at, len) = place(offset, total)?;
         if len == 0 {
-            return if total > 0 || !self.open.flags().write { self.beyond() } else { Ok(0) };
+            return if self.open.flags().write { Ok(0) } else { fail(libc::EBADF) };
         }
         let ctx = self.fs.stream();
         let (mut done, mut pieces, mut from) = (0, pieces.iter(), &[][..]);
