@@ -191,12 +191,14 @@ fn forks_and_exits() {
 }
 
 /// Goal: numbers that threads use while others close them lead to the right file or to EBADF; queues of several threads
-/// give one completion for each request and the right bytes. Method: programs with six and four threads.
+/// give one completion for each request and the right bytes, also if their client ends. Method: programs with six and
+/// four threads, and one that closes its file system first.
 #[test]
 fn threads_share_handles_and_have_queues() {
     let world = World::new();
     world.passes("threads");
     world.passes("queues");
+    world.passes("ends_early");
     world.stop();
 }
 

@@ -376,6 +376,31 @@ static int queues(char **argv) {
   return 0;
 }
 
+/* A client that ends leaves no request without a completion. */
+static int ends_early(char **argv) {
+  enum { DEPTH = 64, LEN = 1 << 16 };
+  amphi_handle fs = entered(argv), f = amphi_open(fs, "ends", O_RDWR | O_CREAT | O_DIRECT, 0644);
+  amphi_handle q = amphi_queue_open(fs, DEPTH);
+  unsigned char *memory = amphi_alloc(DEPTH * LEN);
+  CHECK(f > 0 && q > 0 && memory && amphi_pwrite(f, memory, DEPTH * LEN, 0) == DEPTH * LEN);
+  struct amphi_request r[DEPTH];
+  for (unsigned i = 0; i < DEPTH; i++)
+    r[i] = (struct amphi_request){.size = sizeof r[0], .op = i % 2 ? AMPHI_OP_READ : AMPHI_OP_WRITE, .tag = i, .file = f,
+                                  .buffer = memory + i * LEN, .len = LEN, .offset = (long long)i * LEN};
+  CHECK(amphi_submit(q, r, DEPTH) == DEPTH);
+  long long closed = amphi_close(fs);
+  CHECK(closed == 0);
+  struct amphi_completion c[DEPTH];
+  CHECK(amphi_wait(q, c, DEPTH, DEPTH, 60000000000ll) == DEPTH);
+  int is_node = !strcmp(argv[2], "node");
+  for (unsigned i = 0; i < DEPTH; i++) CHECK(c[i].result == LEN || (!is_node && c[i].result == -ENOTCONN));
+  CHECK(amphi_submit(q, r, 4) == 4 && amphi_wait(q, c, 4, 4, 60000000000ll) == 4);
+  for (unsigned i = 0; i < 4; i++) CHECK(c[i].result == (is_node ? LEN : -ENOTCONN));
+  CHECK(amphi_close(q) == 0 && amphi_free(memory) == 0);
+  amphi_close(f);
+  return 0;
+}
+
 /* Ends without closing anything: what was written is there all the same. */
 static int leaves(char **argv) {
   amphi_handle fs = entered(argv), f = amphi_open(fs, "left", O_RDWR | O_CREAT, 0644);
@@ -407,7 +432,7 @@ static int descriptors(char **argv) {
 int main(int argc, char **argv) {
   static const struct { const char *name; int (*run)(char **); } all[] = {
       {"model", model}, {"records", records}, {"hostile", hostile}, {"forks", forks}, {"threads", threads},
-      {"queues", queues}, {"leaves", leaves}, {"descriptors", descriptors}};
+      {"queues", queues}, {"ends_early", ends_early}, {"leaves", leaves}, {"descriptors", descriptors}};
   if (argc < 4 || amphi_version() >> 16 != AMPHI_VERSION >> 16) return 2;
   for (size_t i = 0; i < sizeof all / sizeof all[0]; i++)
     if (!strcmp(all[i].name, argv[1])) return all[i].run(argv);
