@@ -475,8 +475,8 @@ extern "C" {
 uint32_t amphi_version(void);
 
 /**
- * What the latest failure of this thread was: call, path, meaning and what to do about it. Stays until the next failure
- * of the thread. Empty if there was none.
+ * What the latest failure of this thread was: call, path, meaning and what to do about it. Stays until the next
+ * failure of the thread. Empty if there was none.
  */
 const char *amphi_error(void);
 
@@ -558,8 +558,8 @@ amphi_handle amphi_opendir(amphi_handle at_handle, const char *path, uint32_t fl
 int64_t amphi_pread(amphi_handle file, void *buffer, size_t len, int64_t offset);
 
 /**
- * Writes `len` bytes of `buffer` at `offset`, or at the end of a file that was opened with `O_APPEND`. Returns how many:
- * fewer only if storage or a limit ends there.
+ * Writes `len` bytes of `buffer` at `offset`, or at the end of a file that was opened with `O_APPEND`. Returns how
+ * many: fewer only if storage or a limit ends there.
  *
  * Errors: those of pwrite(2), but `EINVAL` for a null pointer.
  */
@@ -579,7 +579,8 @@ int64_t amphi_preadv(amphi_handle file_handle, const struct iovec *vector, int c
 int64_t amphi_pwritev(amphi_handle file_handle, const struct iovec *vector, int count, int64_t offset);
 
 /**
- * Returns when all that was written to the file, and its attributes, are on stable storage; of a directory: its entries.
+ * Returns when all that was written to the file, and its attributes, are on stable storage; of a directory: its
+ * entries.
  *
  * Errors: failures of write-back that this open file was not told of, once.
  */
@@ -619,8 +620,8 @@ int amphi_fstat(amphi_handle file, struct amphi_stat *stat);
 int amphi_fsetattr(amphi_handle file, const struct amphi_setattr *set);
 
 /**
- * Where data (`SEEK_DATA`) or a hole (`SEEK_HOLE`) begins, at `offset` or behind it. Files have no position: others are
- * refused.
+ * Where data (`SEEK_DATA`) or a hole (`SEEK_HOLE`) begins, at `offset` or behind it. Files have no position: others
+ * are refused.
  *
  * Errors: `ENXIO` beyond the end, or if no more data follows.
  */
@@ -629,7 +630,8 @@ int64_t amphi_seek(amphi_handle file,
                    int whence);
 
 /**
- * Copies up to `len` bytes between files of one file system, without passing them through the program. Returns how many.
+ * Copies up to `len` bytes between files of one file system, without passing them through the program. Returns how
+ * many.
  *
  * Errors: those of copy_file_range(2); `EXDEV` for files of two file systems.
  */
@@ -656,8 +658,8 @@ int amphi_lock_ahead(amphi_handle file,
                      uint32_t flags);
 
 /**
- * Makes the open file a member of a group (not 0): until all members have left, they alone do I/O on the file, and order
- * it themselves; see docs/IOCTL.md.
+ * Makes the open file a member of a group (not 0): until all members have left, they alone do I/O on the file, and
+ * order it themselves; see docs/IOCTL.md.
  *
  * Errors: `EINVAL` if it is a member; `EAGAIN` with `AMPHI_GROUP_NOWAIT` if another group has the file.
  */
@@ -685,8 +687,8 @@ int amphi_group_wanted(amphi_handle file);
 int amphi_stat(amphi_handle at, const char *path, struct amphi_stat *stat, uint32_t flags);
 
 /**
- * Sets attributes of what a path shows, those that `valid` names, in a cluster in one step. `flags`: `AMPHI_NOFOLLOW` or
- * 0.
+ * Sets attributes of what a path shows, those that `valid` names, in a cluster in one step. `flags`: `AMPHI_NOFOLLOW`
+ * or 0.
  */
 int amphi_setattr(amphi_handle at,
                   const char *path,
@@ -743,8 +745,8 @@ int64_t amphi_readlink(amphi_handle at,
 
 /**
  * The next entries of an open directory, up to `count`, in the order of the file system, with `.` and `..`.
- * `entry_size`: `sizeof(struct amphi_entry)`. Returns how many; 0 at the end. Entries that are made or removed meanwhile
- * are listed or not; all others are listed once.
+ * `entry_size`: `sizeof(struct amphi_entry)`. Returns how many; 0 at the end. Entries that are made or removed
+ * meanwhile are listed or not; all others are listed once.
  */
 int64_t amphi_readdir(amphi_handle dir_handle,
                       struct amphi_entry *entries,
@@ -757,7 +759,8 @@ int64_t amphi_readdir(amphi_handle dir_handle,
 int amphi_seekdir(amphi_handle dir_handle, uint64_t cookie);
 
 /**
- * The value of an extended attribute. `size` 0 asks for its length. `flags`: `AMPHI_NOFOLLOW` or 0. Returns its length.
+ * The value of an extended attribute. `size` 0 asks for its length. `flags`: `AMPHI_NOFOLLOW` or 0. Returns its
+ * length.
  *
  * Errors: those of getxattr(2).
  */
@@ -796,7 +799,8 @@ int amphi_fsetxattr(amphi_handle file_handle,
                     uint32_t how);
 
 /**
- * The names of the extended attributes, each ended by a zero byte. `size` 0 asks for their length. Returns their length.
+ * The names of the extended attributes, each ended by a zero byte. `size` 0 asks for their length. Returns their
+ * length.
  */
 int64_t amphi_listxattr(amphi_handle at,
                         const char *path,
@@ -829,8 +833,9 @@ amphi_handle amphi_queue_open(amphi_handle fs_handle,
                               uint32_t depth);
 
 /**
- * Begins requests. Returns how many were taken, from the first on: as many as the queue has room for. What is wrong with
- * a request its completion says. The memory of requests belongs to the library until their completions were taken.
+ * Begins requests. Returns how many were taken, from the first on: as many as the queue has room for. What is wrong
+ * with a request its completion says. The memory of requests belongs to the library until their completions were
+ * taken.
  *
  * Errors: `EAGAIN` if there was no room for any, `EBUSY` if another thread uses the queue.
  */
@@ -854,8 +859,8 @@ int64_t amphi_wait(amphi_handle queue_handle,
                    int64_t timeout_ns);
 
 /**
- * Zeroed memory of `size` bytes for direct I/O: it begins on a page, and on a huge page from 2 MiB on. A write of it to
- * a file that is open with `O_DIRECT` is not copied in this process. NULL if there is none; `amphi_error` says why.
+ * Zeroed memory of `size` bytes for direct I/O: it begins on a page, and on a huge page from 2 MiB on. A write of it
+ * to a file that is open with `O_DIRECT` is not copied in this process. NULL if there is none; `amphi_error` says why.
  */
 void *amphi_alloc(size_t size);
 

@@ -1,7 +1,7 @@
 //! The functions that C sees.
 //!
-//! Owns: checking pointers and sizes, finding what a number stands for, one function for each call; here those that open
-//! and close. Does not own: what the calls do (`cluster`, `node`, `queue`).
+//! Owns: checking pointers and sizes, finding what a number stands for, one function for each call; here those that
+//! open and close. Does not own: what the calls do (`cluster`, `node`, `queue`).
 
 mod data;
 mod names;
@@ -128,8 +128,8 @@ pub extern "C" fn amphi_version() -> u32 {
     AMPHI_VERSION
 }
 
-/// What the latest failure of this thread was: call, path, meaning and what to do about it. Stays until the next failure
-/// of the thread. Empty if there was none.
+/// What the latest failure of this thread was: call, path, meaning and what to do about it. Stays until the next
+/// failure of the thread. Empty if there was none.
 #[unsafe(no_mangle)]
 pub extern "C" fn amphi_error() -> *const c_char {
     failure::text()

@@ -251,10 +251,10 @@ impl Cluster {
         self.walked(|ctx| {
             let attr = walk::end(&self.client, ctx, base, path, follow)?;
             match attr.kind {
-                Kind::Dir if set.valid & crate::AMPHI_SET_SIZE != 0 => return fail(libc::EISDIR),
+                Kind::Dir if set.valid & crate::abi::AMPHI_SET_SIZE != 0 => return fail(libc::EISDIR),
                 Kind::File => {}
-                _ if set.valid & crate::AMPHI_SET_SIZE != 0 => return fail(libc::EINVAL),
-                Kind::Symlink if set.valid & crate::AMPHI_SET_MODE != 0 => return fail(libc::EOPNOTSUPP),
+                _ if set.valid & crate::abi::AMPHI_SET_SIZE != 0 => return fail(libc::EINVAL),
+                Kind::Symlink if set.valid & crate::abi::AMPHI_SET_MODE != 0 => return fail(libc::EOPNOTSUPP),
                 _ => {}
             }
             self.set(ctx, &attr, set, None)

@@ -148,8 +148,8 @@ mod tests {
         unsafe { CStr::from_ptr(text()) }.to_string_lossy().into_owned()
     }
 
-    /// Goal: a failure is a negative errno and a text with call, path, meaning and advice; a panic is EIO. Method: one of
-    /// each, and a result.
+    /// Goal: a failure is a negative errno and a text with call, path, meaning and advice; a panic is EIO. Method: one
+    /// of each, and a result.
     #[test]
     fn failures_have_texts() {
         assert_eq!(border("call", Subject::None, || Ok(7)), 7);

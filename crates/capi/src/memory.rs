@@ -1,7 +1,7 @@
 //! Memory for direct I/O.
 //!
-//! Owns: the memory that `amphi_alloc` gives, and lending it to the client for the time of a write. Does not own: when a
-//! write may take it (`cluster`).
+//! Owns: the memory that `amphi_alloc` gives, and lending it to the client for the time of a write. Does not own: when
+//! a write may take it (`cluster`).
 //!
 //! It begins on a page, and on a huge page if it is at least as long as one: direct I/O then moves longer pieces.
 
@@ -112,8 +112,8 @@ pub(crate) fn lend(bytes: &[u8]) -> Option<(Buf, Lent)> {
         return None;
     }
     let held = Arc::new(());
-    // SAFETY: the bytes lie in memory of `alloc`, which was zeroed; the caller of a write leaves them alone until it has
-    // returned or its completion was taken, and neither happens before `Lent::is_back`.
+    // SAFETY: the bytes lie in memory of `alloc`, which was zeroed; the caller of a write leaves them alone until it
+    // has returned or its completion was taken, and neither happens before `Lent::is_back`.
     let buf = unsafe { Buf::lent(NonNull::new(bytes.as_ptr().cast_mut())?, bytes.len(), held.clone()) };
     Some((buf, Lent(held)))
 }
@@ -122,8 +122,8 @@ pub(crate) fn lend(bytes: &[u8]) -> Option<(Buf, Lent)> {
 mod tests {
     use super::*;
 
-    /// Goal: memory is aligned, zeroed, and lent only as a whole; the loan ends with the last part of the buffer; what is
-    /// freed twice is refused. Method: each once.
+    /// Goal: memory is aligned, zeroed, and lent only as a whole; the loan ends with the last part of the buffer; what
+    /// is freed twice is refused. Method: each once.
     #[test]
     fn memory_is_lent_and_comes_back() {
         for len in [1, 4096, 4097, 2 << 20, (2 << 20) + 1] {

@@ -2,9 +2,8 @@
 //!
 //! Owns: the kinds. Does not own: what the objects do, the numbers (`registry`).
 
-use crate::cluster::{Cluster, ClusterDir, ClusterFile};
-use crate::node::{Node, NodeDir, NodeFile};
 use crate::queue::Queue;
+pub(crate) use crate::ways::{Dir, File, Fs};
 use std::sync::Arc;
 
 /// The kind of an object, as in its number.
@@ -14,27 +13,6 @@ pub(crate) enum Kind {
     File = 2,
     Dir = 3,
     Queue = 4,
-}
-
-/// A file system: one of two ways to it.
-#[derive(Clone)]
-pub(crate) enum Fs {
-    Cluster(Arc<Cluster>),
-    Node(Arc<Node>),
-}
-
-/// An open file.
-#[derive(Clone)]
-pub(crate) enum File {
-    Cluster(Arc<ClusterFile>),
-    Node(Arc<NodeFile>),
-}
-
-/// An open directory.
-#[derive(Clone)]
-pub(crate) enum Dir {
-    Cluster(Arc<ClusterDir>),
-    Node(Arc<NodeDir>),
 }
 
 /// What a number stands for.

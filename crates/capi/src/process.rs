@@ -79,8 +79,8 @@ pub(crate) fn own_or_new() -> Done<&'static Own> {
 
 /// Notes that a client of a cluster is about to start.
 ///
-/// Errors: `ENOTCONN` in a child of a process that had one: its threads are missing here, and what they held is held for
-/// good.
+/// Errors: `ENOTCONN` in a child of a process that had one: its threads are missing here, and what they held is held
+/// for good.
 pub(crate) fn note_cluster() -> Done<()> {
     let own = own_or_new()?;
     if CLUSTERS.load(SeqCst) && own.has_cluster.load(SeqCst) == 0 {

@@ -2,9 +2,10 @@
 //!
 //! Owns: which requests are under way, and their completions. Does not own: what a request does (`cluster`, `node`).
 //!
-//! A queue is used by one thread at a time; there may be many. Over a cluster what the cache serves is done at once; the
-//! rest begins on the submitting thread and goes on on the client's, whether or not anybody waits, and bytes are copied
-//! by whoever takes the completion. Over a mount the requests go through an io_uring on the kernel's descriptors.
+//! A queue is used by one thread at a time; there may be many. Over a cluster what the cache serves is done at once;
+//! the rest begins on the submitting thread and goes on on the client's, whether or not anybody waits, and bytes are
+//! copied by whoever takes the completion. Over a mount the requests go through an io_uring on the kernel's
+//! descriptors.
 //!
 //! Invariant: each request has one completion, also when its client ends before it.
 
@@ -13,7 +14,7 @@ use crate::cluster::{Cluster, ClusterFile, place};
 use crate::failure::{Done, Fail, fail};
 use crate::memory::Lent;
 use crate::node::{Bytes, NodeFile, Piece, length};
-use crate::object::{File, Fs};
+use crate::ways::{File, Fs};
 use amphi_client::{Clock, Hints, Pending, Segments, Spin};
 use amphi_host::clock::Machine;
 use crossbeam_queue::ArrayQueue;
@@ -75,8 +76,8 @@ impl Queue {
         })
     }
 
-    /// Takes completions: waits until there are `min`, or until `timeout_ns` have gone by (negative: for ever). Waits for
-    /// no more than are under way.
+    /// Takes completions: waits until there are `min`, or until `timeout_ns` have gone by (negative: for ever). Waits
+    /// for no more than are under way.
     pub(crate) fn take(&self, into: &mut [AmphiCompletion], min: usize, timeout_ns: i64) -> Done<i64> {
         let until_ns = u64::try_from(timeout_ns).ok().map(|ns| Machine.now_ns().saturating_add(ns));
         self.used(|way| {
@@ -356,8 +357,8 @@ struct InRing {
 }
 
 impl InRing {
-    /// What the kernel says, but for reads that end early: it cuts those of a ring where it takes the end of the file to
-    /// be, and another mount may have written behind that. A read by call asks the mount.
+    /// What the kernel says, but for reads that end early: it cuts those of a ring where it takes the end of the file
+    /// to be, and another mount may have written behind that. A read by call asks the mount.
     fn result(self, told: i32) -> i64 {
         let told = i64::from(told);
         let (Some((Target(piece), offset)), Ok(read)) = (self.read, usize::try_from(told)) else { return told };

@@ -4,8 +4,8 @@
 //! (`object`).
 //!
 //! A number has its place (20 bits), a generation (32 bits) and the kind of what it stands for (4 bits), and is never
-//! negative. A thread that uses one writes it into a cell of its own, and then looks whether the place still holds it; a
-//! close first empties the place, and then waits until no cell shows the number (hazard pointers). So a call takes no
+//! negative. A thread that uses one writes it into a cell of its own, and then looks whether the place still holds it;
+//! a close first empties the place, and then waits until no cell shows the number (hazard pointers). So a call takes no
 //! lock and writes to no memory that other threads write to, and a close waits for the short calls that hold on to the
 //! object itself; longer ones hold a share of it.
 //!
@@ -35,8 +35,8 @@ struct Place {
     object: UnsafeCell<Option<Object>>,
 }
 
-// SAFETY: the object is written by whoever has taken the place from the free ones or has emptied it and waited for those
-// who use it; otherwise it is only read.
+// SAFETY: the object is written by whoever has taken the place from the free ones or has emptied it and waited for
+// those who use it; otherwise it is only read.
 unsafe impl Sync for Place {}
 
 /// The table of a process.

@@ -44,11 +44,11 @@ const HOUSES: &[House] = &[
     House {
         name: "capi",
         floors: &[
-            "abi", "failure", "process", "memory", "walk", "node", "cluster", "queue", "object", "registry", "lookup",
-            "calls", "lib",
+            "abi", "failure", "node", "process", "memory", "walk", "cluster", "ways", "queue", "object", "registry",
+            "lookup", "calls", "lib",
         ],
         upward: &[],
-        circle: 0,
+        circle: 4,
     },
     House { name: "preload", floors: &["real", "hints", "process", "reads", "setup", "lib"], upward: &[], circle: 0 },
     House {

@@ -376,8 +376,8 @@ fn killed_programs_lose_nothing_that_is_stable() {
     world.stop();
 }
 
-/// Goal: the examples do what they say by both ways, and what they leave is there for a mount, byte for byte; one of them
-/// with the static library. Method: a file of 5 MB, a checkpoint of four threads, a walk of both.
+/// Goal: the examples do what they say by both ways, and what they leave is there for a mount, byte for byte; one of
+/// them with the static library. Method: a file of 5 MB, a checkpoint of four threads, a walk of both.
 #[test]
 fn examples_copy_walk_and_write_checkpoints() {
     let world = World::new();

@@ -63,8 +63,8 @@ pub unsafe extern "C" fn amphi_pread(file: AmphiHandle, buffer: *mut c_void, len
     })
 }
 
-/// Writes `len` bytes of `buffer` at `offset`, or at the end of a file that was opened with `O_APPEND`. Returns how many:
-/// fewer only if storage or a limit ends there.
+/// Writes `len` bytes of `buffer` at `offset`, or at the end of a file that was opened with `O_APPEND`. Returns how
+/// many: fewer only if storage or a limit ends there.
 ///
 /// Errors: those of pwrite(2), but `EINVAL` for a null pointer.
 #[unsafe(no_mangle)]
@@ -144,7 +144,8 @@ fn sync(call: &'static str, handle: AmphiHandle, data_only: bool) -> c_int {
     }) as c_int
 }
 
-/// Returns when all that was written to the file, and its attributes, are on stable storage; of a directory: its entries.
+/// Returns when all that was written to the file, and its attributes, are on stable storage; of a directory: its
+/// entries.
 ///
 /// Errors: failures of write-back that this open file was not told of, once.
 #[unsafe(no_mangle)]
@@ -219,8 +220,8 @@ pub unsafe extern "C" fn amphi_fsetattr(file: AmphiHandle, set: *const AmphiSeta
     }) as c_int
 }
 
-/// Where data (`SEEK_DATA`) or a hole (`SEEK_HOLE`) begins, at `offset` or behind it. Files have no position: others are
-/// refused.
+/// Where data (`SEEK_DATA`) or a hole (`SEEK_HOLE`) begins, at `offset` or behind it. Files have no position: others
+/// are refused.
 ///
 /// Errors: `ENXIO` beyond the end, or if no more data follows.
 #[unsafe(no_mangle)]
@@ -238,7 +239,8 @@ pub extern "C" fn amphi_seek(file: AmphiHandle, offset: i64, whence: c_int) -> i
     })
 }
 
-/// Copies up to `len` bytes between files of one file system, without passing them through the program. Returns how many.
+/// Copies up to `len` bytes between files of one file system, without passing them through the program. Returns how
+/// many.
 ///
 /// Errors: those of copy_file_range(2); `EXDEV` for files of two file systems.
 #[unsafe(no_mangle)]
@@ -321,8 +323,8 @@ pub extern "C" fn amphi_lock_ahead(file: AmphiHandle, offset: i64, len: i64, fla
     }) as c_int
 }
 
-/// Makes the open file a member of a group (not 0): until all members have left, they alone do I/O on the file, and order
-/// it themselves; see docs/IOCTL.md.
+/// Makes the open file a member of a group (not 0): until all members have left, they alone do I/O on the file, and
+/// order it themselves; see docs/IOCTL.md.
 ///
 /// Errors: `EINVAL` if it is a member; `EAGAIN` with `AMPHI_GROUP_NOWAIT` if another group has the file.
 #[unsafe(no_mangle)]

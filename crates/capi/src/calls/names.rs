@@ -45,8 +45,8 @@ pub unsafe extern "C" fn amphi_stat(at: AmphiHandle, path: *const c_char, stat: 
     }
 }
 
-/// Sets attributes of what a path shows, those that `valid` names, in a cluster in one step. `flags`: `AMPHI_NOFOLLOW` or
-/// 0.
+/// Sets attributes of what a path shows, those that `valid` names, in a cluster in one step. `flags`: `AMPHI_NOFOLLOW`
+/// or 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn amphi_setattr(
     at: AmphiHandle,
@@ -236,8 +236,8 @@ pub unsafe extern "C" fn amphi_readlink(at: AmphiHandle, path: *const c_char, bu
 }
 
 /// The next entries of an open directory, up to `count`, in the order of the file system, with `.` and `..`.
-/// `entry_size`: `sizeof(struct amphi_entry)`. Returns how many; 0 at the end. Entries that are made or removed meanwhile
-/// are listed or not; all others are listed once.
+/// `entry_size`: `sizeof(struct amphi_entry)`. Returns how many; 0 at the end. Entries that are made or removed
+/// meanwhile are listed or not; all others are listed once.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn amphi_readdir(
     dir_handle: AmphiHandle,
@@ -309,7 +309,8 @@ fn stored(value: &[u8], into: &mut [u8]) -> Done<i64> {
     Ok(value.len() as i64)
 }
 
-/// The value of an extended attribute. `size` 0 asks for its length. `flags`: `AMPHI_NOFOLLOW` or 0. Returns its length.
+/// The value of an extended attribute. `size` 0 asks for its length. `flags`: `AMPHI_NOFOLLOW` or 0. Returns its
+/// length.
 ///
 /// Errors: those of getxattr(2).
 #[unsafe(no_mangle)]
@@ -414,7 +415,8 @@ pub unsafe extern "C" fn amphi_fsetxattr(
     }) as c_int
 }
 
-/// The names of the extended attributes, each ended by a zero byte. `size` 0 asks for their length. Returns their length.
+/// The names of the extended attributes, each ended by a zero byte. `size` 0 asks for their length. Returns their
+/// length.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn amphi_listxattr(
     at: AmphiHandle,

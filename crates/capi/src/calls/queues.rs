@@ -22,8 +22,9 @@ pub extern "C" fn amphi_queue_open(fs_handle: AmphiHandle, depth: u32) -> AmphiH
     })
 }
 
-/// Begins requests. Returns how many were taken, from the first on: as many as the queue has room for. What is wrong with
-/// a request its completion says. The memory of requests belongs to the library until their completions were taken.
+/// Begins requests. Returns how many were taken, from the first on: as many as the queue has room for. What is wrong
+/// with a request its completion says. The memory of requests belongs to the library until their completions were
+/// taken.
 ///
 /// Errors: `EAGAIN` if there was no room for any, `EBUSY` if another thread uses the queue.
 #[unsafe(no_mangle)]
@@ -93,8 +94,8 @@ pub unsafe extern "C" fn amphi_wait(
     })
 }
 
-/// Zeroed memory of `size` bytes for direct I/O: it begins on a page, and on a huge page from 2 MiB on. A write of it to
-/// a file that is open with `O_DIRECT` is not copied in this process. NULL if there is none; `amphi_error` says why.
+/// Zeroed memory of `size` bytes for direct I/O: it begins on a page, and on a huge page from 2 MiB on. A write of it
+/// to a file that is open with `O_DIRECT` is not copied in this process. NULL if there is none; `amphi_error` says why.
 #[unsafe(no_mangle)]
 pub extern "C" fn amphi_alloc(size: usize) -> *mut c_void {
     let memory = border("amphi_alloc", Subject::None, || Ok(memory::alloc(size)?.as_ptr() as i64));

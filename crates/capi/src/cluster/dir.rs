@@ -1,6 +1,7 @@
 //! Open directories of a cluster.
 //!
-//! Owns: where a listing is, and attributes that did not come with it. Does not own: the order of entries (the servers).
+//! Owns: where a listing is, and attributes that did not come with it. Does not own: the order of entries (the
+//! servers).
 
 use super::{Cluster, shown};
 use crate::failure::Done;

@@ -1,7 +1,7 @@
 //! Open files of a cluster.
 //!
-//! Owns: how calls on bytes become operations of the client: what the cache serves at once, pieces of long calls, copies.
-//! Does not own: starting a client, names (`cluster`).
+//! Owns: how calls on bytes become operations of the client: what the cache serves at once, pieces of long calls,
+//! copies. Does not own: starting a client, names (`cluster`).
 
 use super::{Cluster, shown};
 use crate::abi::AmphiSetattr;
@@ -243,7 +243,7 @@ impl ClusterFile {
 
     pub(crate) fn setattr(&self, set: &AmphiSetattr) -> Done<()> {
         let ctx = self.fs.ctx();
-        if set.valid & crate::AMPHI_SET_SIZE != 0 && !self.open.flags().write {
+        if set.valid & crate::abi::AMPHI_SET_SIZE != 0 && !self.open.flags().write {
             return fail(libc::EINVAL);
         }
         let attr = self.fs.client.getattr(&ctx, self.open.ino()).wait(None)?;

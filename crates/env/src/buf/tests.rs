@@ -45,8 +45,8 @@ fn new_memory_is_counted() {
     }
 }
 
-/// Goal: lent memory is used where it lies, never changed, and given back with its last part. Method: parts of a vector,
-/// one of which is changed.
+/// Goal: lent memory is used where it lies, never changed, and given back with its last part. Method: parts of a
+/// vector, one of which is changed.
 #[test]
 fn lent_memory_comes_back_unchanged() {
     let memory: Vec<u8> = (0..3 * ALIGN).map(|i| i as u8).collect();
