@@ -318,7 +318,7 @@ pub unsafe extern "C" fn amphi_open(
 pub extern "C" fn amphi_from_fd(fs_handle: AmphiHandle, fd: c_int) -> AmphiHandle {
     border("amphi_from_fd", Subject::Path(&|| format!("descriptor {fd}")), || {
         let Fs::Node(node) = fs(fs_handle)? else { return fail(libc::EOPNOTSUPP) };
-        open_object(|| Ok(Object::File(File::Node(Arc::new(node.from_fd(fd)?)))))
+        open_object(|| Ok(Object::File(File::Node(Arc::new(node.adopt(fd)?)))))
     })
 }
 

@@ -180,7 +180,7 @@ impl Cluster {
         if has(libc::O_CREAT) && path.ends_with(b"/") {
             return fail(libc::EISDIR);
         }
-        let follow = !has(libc::O_NOFOLLOW) && !(has(libc::O_CREAT) && has(libc::O_EXCL));
+        let follow = !(has(libc::O_NOFOLLOW) || has(libc::O_CREAT | libc::O_EXCL));
         if !has(libc::O_CREAT) {
             let attr = walk::end(&self.client, ctx, base, path, follow)?;
             return self.open_found(ctx, attr, has(libc::O_DIRECTORY), wants);

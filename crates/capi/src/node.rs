@@ -116,7 +116,7 @@ impl Node {
     }
 
     /// An open file on a descriptor that was opened elsewhere, with one of its own.
-    pub(crate) fn from_fd(&self, fd: c_int) -> Done<NodeFile> {
+    pub(crate) fn adopt(&self, fd: c_int) -> Done<NodeFile> {
         let found = stat_of(fd)?;
         if found.st_dev != self.device {
             return Err(Fail::new(libc::EXDEV, "the descriptor is of another file system"));

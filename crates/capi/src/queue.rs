@@ -134,10 +134,12 @@ impl Shared {
         // There is room for all that may be under way.
         let _ = self.done.push(finished);
         let need = self.need.load(SeqCst);
-        if need != 0 && self.done.len() >= need && self.need.compare_exchange(need, 0, SeqCst, SeqCst).is_ok() {
-            if let Some(thread) = &*self.waiter.lock() {
-                thread.unpark();
-            }
+        if need != 0
+            && self.done.len() >= need
+            && self.need.compare_exchange(need, 0, SeqCst, SeqCst).is_ok()
+            && let Some(thread) = &*self.waiter.lock()
+        {
+            thread.unpark();
         }
     }
 }

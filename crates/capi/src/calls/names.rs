@@ -247,7 +247,10 @@ pub unsafe extern "C" fn amphi_readdir(
 ) -> i64 {
     border("amphi_readdir", Subject::Path(&|| path_of(dir_handle)), || {
         let dir = dir(dir_handle)?;
-        if entries.is_null() || entry_size < size_of::<AmphiEntry>() || entry_size % align_of::<AmphiEntry>() != 0 {
+        if entries.is_null()
+            || entry_size < size_of::<AmphiEntry>()
+            || !entry_size.is_multiple_of(align_of::<AmphiEntry>())
+        {
             return Err(Fail::new(libc::EINVAL, "give memory for entries, and the size of one"));
         }
         let listed = match dir {
@@ -304,7 +307,8 @@ unsafe fn value<'a>(value: *const c_void, size: usize) -> Done<&'a [u8]> {
 /// Stores a value as the calls on extended attributes do.
 fn stored(value: &[u8], into: &mut [u8]) -> Done<i64> {
     if !into.is_empty() {
-        into.get_mut(..value.len()).map_or_else(|| fail(libc::ERANGE), |into| Ok(into.copy_from_slice(value)))?;
+        let Some(into) = into.get_mut(..value.len()) else { return fail(libc::ERANGE) };
+        into.copy_from_slice(value);
     }
     Ok(value.len() as i64)
 }

@@ -39,7 +39,7 @@ pub unsafe extern "C" fn amphi_submit(queue_handle: AmphiHandle, requests: *cons
         }
         // SAFETY: the program vouches for requests that begin with their size.
         let size = unsafe { std::ptr::read_unaligned(requests.cast::<u32>()) } as usize;
-        if size < size_of::<AmphiRequest>() || size > 4096 || size % align_of::<AmphiRequest>() != 0 {
+        if size < size_of::<AmphiRequest>() || size > 4096 || !size.is_multiple_of(align_of::<AmphiRequest>()) {
             return Err(Fail::new(libc::EINVAL, "requests have to begin with their size"));
         }
         queue.submit(count, |at| {
