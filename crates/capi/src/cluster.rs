@@ -112,6 +112,14 @@ impl Cluster {
         running.map_or(Ok(()), Running::stop).map_err(|failure| Fail::new(libc::EIO, failure.text))
     }
 
+    /// What a client that has ended has in its cache may be older than what others have written since.
+    ///
+    /// Errors: `ENOTCONN`.
+    #[inline]
+    pub(crate) fn check_running(&self) -> Done<()> {
+        if self.client.is_stopped() { fail(libc::ENOTCONN) } else { Ok(()) }
+    }
+
     /// The caller with all rights, for what the server checks.
     fn ctx(&self) -> Ctx {
         Ctx { cred: self.cred.clone(), umask: self.umask.load(Relaxed), ..self.stream() }

@@ -6,6 +6,21 @@ use crate::queue::Queue;
 use crate::registry::with;
 use std::sync::Arc;
 
+/// A file system whose client, if it has one, has not ended. Errors: `ENOTCONN`.
+fn running_fs(fs: &Fs) -> Done<Fs> {
+    if let Fs::Cluster(cluster) = fs {
+        cluster.check_running()?;
+    }
+    Ok(fs.clone())
+}
+
+fn running_dir(dir: &Dir) -> Done<Dir> {
+    if let Dir::Cluster(open) = dir {
+        open.fs.check_running()?;
+    }
+    Ok(dir.clone())
+}
+
 /// Where a path begins: a file system, at its root, or an open directory.
 pub(crate) enum At {
     Fs(Fs),
@@ -14,29 +29,34 @@ pub(crate) enum At {
 
 pub(crate) fn at(number: i64) -> Done<At> {
     with(number, &[Kind::Fs, Kind::Dir], |object| match object {
-        Object::Fs(fs) => Ok(At::Fs(fs.clone())),
-        Object::Dir(dir) => Ok(At::Dir(dir.clone())),
+        Object::Fs(fs) => running_fs(fs).map(At::Fs),
+        Object::Dir(dir) => running_dir(dir).map(At::Dir),
         _ => fail(libc::EBADF),
     })
 }
 
 pub(crate) fn fs(number: i64) -> Done<Fs> {
     with(number, &[Kind::Fs], |object| match object {
-        Object::Fs(fs) => Ok(fs.clone()),
+        Object::Fs(fs) => running_fs(fs),
         _ => fail(libc::EBADF),
     })
 }
 
 pub(crate) fn file(number: i64) -> Done<File> {
     with(number, &[Kind::File], |object| match object {
-        Object::File(file) => Ok(file.clone()),
+        Object::File(file) => {
+            if let File::Cluster(open) = file {
+                open.fs.check_running()?;
+            }
+            Ok(file.clone())
+        }
         _ => fail(libc::EBADF),
     })
 }
 
 pub(crate) fn dir(number: i64) -> Done<Dir> {
     with(number, &[Kind::Dir], |object| match object {
-        Object::Dir(dir) => Ok(dir.clone()),
+        Object::Dir(dir) => running_dir(dir),
         _ => fail(libc::EBADF),
     })
 }

@@ -202,6 +202,28 @@ fn threads_share_handles_and_have_queues() {
     world.stop();
 }
 
+/// Goal: the library reads and writes no memory of a program that it was not given, and none that was given back.
+/// Method: programs that the address sanitizer watches.
+#[test]
+fn memory_of_programs_is_left_alone() {
+    let folder = library().join("sources");
+    fs::create_dir_all(&folder).expect("mkdir");
+    let source = folder.join("watched.c");
+    fs::copy(own("programs.c"), &source).expect("copy");
+    let watched = compiled("gcc", &source, &["-std=gnu11", "-fsanitize=address,undefined"], false);
+    let world = World::new();
+    for name in ["hostile", "queues", "ends_early"] {
+        for (way, to) in world.ways() {
+            // What lives as long as the process is no leak.
+            let mut command = Command::new(&watched);
+            let output =
+                command.args([name, way, &to]).env("ASAN_OPTIONS", "detect_leaks=0").output().expect("it runs");
+            assert!(output.status.success(), "{name} {way}: {} {}", output.status, said(&output));
+        }
+    }
+    world.stop();
+}
+
 /// Goal: reads over a mount are served from memory that it shares, and are right; descriptors of the program are taken.
 /// Method: 2,000 reads, whose number at the mount is looked at.
 #[test]

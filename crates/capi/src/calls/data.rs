@@ -5,7 +5,7 @@
 use super::{fill, given, only};
 use crate::abi::*;
 use crate::failure::{Done, Fail, Subject, border, fail};
-use crate::lookup::{file, path_of};
+use crate::lookup::{dir, file, path_of};
 use crate::node::{Bytes, Piece, length};
 use crate::object::{Dir, File, Kind, Object};
 use crate::registry::with;
@@ -124,21 +124,18 @@ pub unsafe extern "C" fn amphi_pwritev(
 }
 
 fn sync(call: &'static str, handle: AmphiHandle, data_only: bool) -> c_int {
-    enum What {
-        File(File),
-        Dir(Dir),
-    }
     border(call, Subject::Path(&|| path_of(handle)), || {
-        let what = with(handle, &[Kind::File, Kind::Dir], |object| match object {
-            Object::File(file) => Ok(What::File(file.clone())),
-            Object::Dir(dir) => Ok(What::Dir(dir.clone())),
-            _ => fail(libc::EBADF),
-        })?;
-        match what {
-            What::File(File::Cluster(file)) => file.sync(data_only)?,
-            What::File(File::Node(file)) => file.sync(data_only)?,
-            What::Dir(Dir::Cluster(dir)) => dir.sync()?,
-            What::Dir(Dir::Node(dir)) => dir.sync()?,
+        let is_dir = with(handle, &[Kind::File, Kind::Dir], |object| Ok(matches!(object, Object::Dir(_))))?;
+        if is_dir {
+            match dir(handle)? {
+                Dir::Cluster(dir) => dir.sync()?,
+                Dir::Node(dir) => dir.sync()?,
+            }
+        } else {
+            match file(handle)? {
+                File::Cluster(file) => file.sync(data_only)?,
+                File::Node(file) => file.sync(data_only)?,
+            }
         }
         Ok(0)
     }) as c_int

@@ -44,6 +44,7 @@ impl ClusterFile {
     /// Reads what the cache has, without waiting.
     #[inline]
     pub(crate) fn try_read(&self, into: &mut [u8], offset: u64) -> Option<usize> {
+        self.fs.check_running().ok()?;
         self.fs.client.try_read(&self.fs.stream(), &self.open, offset, into, Hints::default())
     }
 
@@ -59,6 +60,7 @@ impl ClusterFile {
     }
 
     fn read_slowly(&self, into: &mut [u8], offset: u64) -> Done<usize> {
+        self.fs.check_running()?;
         let (mut done, ctx) = (0, self.fs.stream());
         loop {
             let len = (into.len() - done).min(PIECE);
@@ -79,6 +81,7 @@ impl ClusterFile {
     /// Writes into the cache, without waiting.
     #[inline]
     pub(crate) fn try_write(&self, from: &[u8], offset: u64) -> Option<usize> {
+        self.fs.check_running().ok()?;
         self.fs.client.try_write(&self.fs.stream(), &self.open, offset, from, self.fs.write_hints())
     }
 
@@ -95,6 +98,7 @@ impl ClusterFile {
     }
 
     fn write_slowly(&self, from: &[u8], offset: u64) -> Done<usize> {
+        self.fs.check_running()?;
         let (mut done, ctx) = (0, self.fs.stream());
         loop {
             let part = &from[done..(done + PIECE).min(from.len())];

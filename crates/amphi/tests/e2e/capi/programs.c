@@ -218,6 +218,12 @@ static int hostile(char **argv) {
   CHECK(amphi_close(q) == 0 && amphi_close(fs) == 0 && amphi_close(fs) == -EBADF);
   long long after = amphi_pread(g, b, 1, 0);
   CHECK(after == (strcmp(argv[2], "node") ? -ENOTCONN : 0));
+  if (strcmp(argv[2], "node")) {
+    struct amphi_stat last = {.struct_size = sizeof last};
+    CHECK(amphi_fstat(g, &last) == -ENOTCONN && amphi_stat(d, "hostile", &last, 0) == -ENOTCONN);
+    CHECK(amphi_pwrite(g, b, 1, 0) == -ENOTCONN && amphi_fsync(g) == -ENOTCONN && amphi_fsync(d) == -ENOTCONN);
+    CHECK(amphi_readdir(d, &e, 1, sizeof e) == -ENOTCONN);
+  }
   amphi_close(g), amphi_close(d);
   return 0;
 }
