@@ -1,5 +1,5 @@
 # Two commands for newcomers: `make demo` and `make test`. Each does its own set-up.
-.PHONY: setup build preload dist demo test bench mpiio install install-files deb
+.PHONY: setup build preload capi dist demo test bench mpiio install install-files deb
 
 CARGO_PATH := $(HOME)/.cargo/bin:$(PATH)
 
@@ -13,6 +13,11 @@ build: setup
 # What `amphi run` puts in front of programs: target/preload/libamphi_preload.so.
 preload: setup
 	PATH="$(CARGO_PATH)" cargo build --profile preload --locked -p amphi-preload
+
+# The C library: target/capi/libamphi.so.1, libamphi.a, include/amphi.h, amphi.pc.
+capi: setup
+	PATH="$(CARGO_PATH)" cargo build --profile dist --locked -p amphi-capi
+	scripts/capi target/dist/libamphi_capi.a target/capi $(PREFIX)
 
 demo: build
 	target/release/amphi demo
@@ -42,14 +47,23 @@ SHARE := $(DESTDIR)$(PREFIX)/share
 BINARY ?= target/dist/amphi
 SHIMS ?= target/mpiio
 PRELOAD ?= target/preload
-install: dist mpiio preload install-files
+CAPI ?= target/capi
+install: dist mpiio preload capi install-files
 
-# The same without building: BINARY, SHIMS and PRELOAD name what is there.
+# The same without building: BINARY, SHIMS, PRELOAD and CAPI name what is there.
 install-files:
 	install -D $(BINARY) $(DESTDIR)$(PREFIX)/bin/amphi
 	install -d $(DESTDIR)$(PREFIX)/lib/amphi
 	for shim in $(wildcard $(SHIMS)/libamphi_mpiio_*.so); do install -m 644 $$shim $(DESTDIR)$(PREFIX)/lib/amphi || exit; done
 	for lib in $(wildcard $(PRELOAD)/libamphi_preload.so); do install -m 644 $$lib $(DESTDIR)$(PREFIX)/lib/amphi || exit; done
+	if [ -e $(CAPI)/libamphi.so.1 ]; then \
+	  install -d $(DESTDIR)$(PREFIX)/lib/pkgconfig $(DESTDIR)$(PREFIX)/include $(SHARE)/doc/amphi/examples/c && \
+	  install -m 644 $(CAPI)/libamphi.so.1 $(CAPI)/libamphi.a $(DESTDIR)$(PREFIX)/lib && \
+	  ln -sf libamphi.so.1 $(DESTDIR)$(PREFIX)/lib/libamphi.so && \
+	  install -m 644 $(CAPI)/include/amphi.h $(DESTDIR)$(PREFIX)/include && \
+	  sed 's|^prefix=.*|prefix=$(PREFIX)|' $(CAPI)/amphi.pc > $(DESTDIR)$(PREFIX)/lib/pkgconfig/amphi.pc && \
+	  install -D -m 644 crates/capi/amphi.3 $(SHARE)/man/man3/amphi.3 && \
+	  install -m 644 examples/c/* $(SHARE)/doc/amphi/examples/c; fi
 	install -d $(SHARE)/man/man1 $(SHARE)/man/man8 $(DESTDIR)$(HELPERS) $(DESTDIR)$(UNITS) $(DESTDIR)$(SYSUSERS)
 	$(BINARY) man --dir $(SHARE)/man/man1
 	mv $(SHARE)/man/man1/*.8 $(SHARE)/man/man8
@@ -68,5 +82,5 @@ install-files:
 	install -m 644 deploy/prometheus/* $(SHARE)/doc/amphi/examples/prometheus
 
 # target/deb/amphi_VERSION_ARCHITECTURE.deb
-deb: dist mpiio preload
+deb: dist mpiio preload capi
 	scripts/deb

@@ -2,6 +2,7 @@
 //! runs or replays seeds of the cluster simulator; `cargo xtask soak` kills servers and mounts under load; `cargo xtask
 //! hostile` sends a server what no peer of ours would.
 
+mod header;
 mod performance;
 mod tidy;
 
@@ -11,6 +12,7 @@ const USAGE: &str = "usage: cargo xtask tidy
        cargo xtask floors [CRATE ...]       folders from the bottom up, and the largest circle of files
        cargo xtask map [CRATE]              what each file is, by the first sentence of its head
        cargo xtask code-map                 writes docs/CODE_MAP.md: the same of crates and folders
+       cargo xtask header [--check]         writes crates/capi/include/amphi.h, the header of the C library
        cargo xtask performance [--check]    writes docs/PERFORMANCE.md and its pages from docs/results
        cargo xtask sim [--seed N | --seeds FROM..TO] [further options of the simulator]
        cargo xtask soak [ROUNDS [SEED]]     200 rounds unless told
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
         Some("floors") => tidy::floors(&args[1..]),
         Some("map") => tidy::map(args.get(1).map(String::as_str)),
         Some("code-map") => tidy::code_map(),
+        Some("header") => header::run(&args[1..]),
         Some("performance") => tidy::performance(&args[1..]),
         Some("sim") => {
             let run = ["run", "--quiet", "--release", "--package", "amphi-sim", "--"];

@@ -8,7 +8,7 @@ mod imports;
 mod life;
 mod sizes;
 
-use crate::performance;
+use crate::{header, performance};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,6 +22,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("shm", &[]),
     ("attach", &["shm"]),
     ("preload", &["attach"]),
+    ("capi", &["attach", "types", "wire", "env", "client", "host"]),
     ("wire", &["types"]),
     ("dlm", &["types"]),
     ("env", &["types"]),
@@ -73,6 +74,13 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/attach/src/sys.rs", "system calls"),
     ("crates/attach/src/owner.rs", "a page that tells children of fork"),
     ("crates/preload/src/", "functions of libc"),
+    ("crates/capi/src/calls", "the C interface"),
+    ("crates/capi/src/failure.rs", "a test that reads a text as C does"),
+    ("crates/capi/src/memory.rs", "memory for direct I/O"),
+    ("crates/capi/src/node.rs", "system calls on descriptors of a mount"),
+    ("crates/capi/src/process.rs", "a page that tells children of fork"),
+    ("crates/capi/src/queue.rs", "memory of programs, and a ring of the kernel"),
+    ("crates/capi/src/registry.rs", "objects that are shared without a lock"),
     ("crates/shm/src/memory.rs", "memory that a mount shares"),
     ("crates/shm/src/export.rs", "a test that tries to write to sealed memory"),
     ("crates/cart/src/search.rs", "instructions that compare many keys at once"),
@@ -130,6 +138,7 @@ pub fn run() -> ExitCode {
         findings.push(format!("{}: is not what the module heads say; run cargo xtask code-map", documents::CODE_MAP));
     }
     performance::check(&root, &mut findings);
+    header::check(&root, &mut findings);
     promises(&root, &tests, &mut findings);
     for f in &findings {
         println!("tidy: {f}");

@@ -176,6 +176,11 @@ pub unsafe fn read_at(fd: i32, pieces: &[Piece], offset: i64) -> Option<usize> {
         count(Way::Unusual);
         return None;
     };
+    // Beyond the largest file the kernel has an error to tell.
+    if offset + len > i64::MAX as u64 {
+        count(Way::Unusual);
+        return None;
+    }
     let copied = copy(found, pieces, offset, len)?;
     count(Way::Shared);
     Some(copied as usize)

@@ -69,6 +69,8 @@ enum Whole {
     Cut(Arc<Memory>),
     /// Neighbours that others hold too: nobody can change them while they are held here.
     Shared(Arc<[Arc<Buf>]>),
+    /// Memory of somebody else, who leaves it alone while this is held.
+    Lent(Arc<dyn Send + Sync>),
 }
 
 impl Whole {
@@ -76,6 +78,7 @@ impl Whole {
         match (self, other) {
             (Whole::Cut(a), Whole::Cut(b)) => Arc::ptr_eq(a, b),
             (Whole::Shared(a), Whole::Shared(b)) => Arc::ptr_eq(a, b),
+            (Whole::Lent(a), Whole::Lent(b)) => Arc::ptr_eq(a, b),
             _ => false,
         }
     }
@@ -160,6 +163,19 @@ impl Buf {
         Some(Buf { owner: Owner::Part(Box::new(part)), base, start, end })
     }
 
+    /// `len` bytes from `from` on that belong to somebody else, who gets them back when `held` is dropped with the last
+    /// part of them. They are not changed here: a change goes to a copy, as with `shared`.
+    ///
+    /// # Safety
+    /// The bytes are initialised, and stay mapped and unchanged until `held` is dropped.
+    pub unsafe fn lent(from: NonNull<u8>, len: usize, held: Arc<dyn Send + Sync>) -> Buf {
+        let start = from.as_ptr() as usize % ALIGN;
+        // SAFETY: the address is only a place to count from; what lies before `from` is outside the room.
+        let base = unsafe { NonNull::new_unchecked(from.as_ptr().wrapping_sub(start)) };
+        let part = Part { of: Whole::Lent(held), room: start..start + len };
+        Buf { owner: Owner::Part(Box::new(part)), base, start, end: start + len }
+    }
+
     /// Whether it is all of its memory, which goes back when it is dropped.
     pub fn is_whole(&self) -> bool {
         matches!(self.owner, Owner::Sole(_))
@@ -225,10 +241,10 @@ impl Buf {
         front
     }
 
-    /// Gives a shared buffer memory of its own, its window as far from an aligned address as it was.
+    /// Gives a shared or lent buffer memory of its own, its window as far from an aligned address as it was.
     fn make_own(&mut self) {
         if let Owner::Part(part) = &self.owner
-            && let Whole::Shared(_) = part.of
+            && let Whole::Shared(_) | Whole::Lent(_) = part.of
         {
             let mut own = Buf::scratch_padded(self.start % ALIGN, self.len());
             own.copy_from_slice(self);
@@ -268,7 +284,7 @@ impl Deref for Buf {
     fn deref(&self) -> &[u8] {
         // SAFETY: the window lies within the room: initialised bytes in memory that lives as long as this Buf, which
         // alone owns them or shares them with holders of `Whole::Shared` who cannot get `&mut` to their parts before
-        // this Buf has let go of them.
+        // this Buf has let go of them, or has them from somebody who leaves them alone as long (`lent`).
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(self.start), self.end - self.start) }
     }
 }

@@ -41,6 +41,15 @@ const HOUSES: &[House] = &[
         upward: &[],
         circle: 0,
     },
+    House {
+        name: "capi",
+        floors: &[
+            "abi", "failure", "node", "process", "memory", "walk", "cluster", "ways", "queue", "object", "registry",
+            "lookup", "calls", "lib",
+        ],
+        upward: &[],
+        circle: 4,
+    },
     House { name: "preload", floors: &["real", "hints", "process", "reads", "setup", "lib"], upward: &[], circle: 0 },
     House {
         name: "wire",

@@ -5,6 +5,7 @@ mod acl;
 mod asynchronous;
 mod bad_input;
 mod bench;
+mod capi;
 mod changes;
 mod checksums;
 mod cluster;

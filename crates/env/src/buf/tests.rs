@@ -45,6 +45,28 @@ fn new_memory_is_counted() {
     }
 }
 
+/// Goal: lent memory is used where it lies, never changed, and given back with its last part. Method: parts of a
+/// vector, one of which is changed.
+#[test]
+fn lent_memory_comes_back_unchanged() {
+    let memory: Vec<u8> = (0..3 * ALIGN).map(|i| i as u8).collect();
+    let (held, from) = (Arc::new(()), NonNull::from(&memory[100]));
+    // SAFETY: the vector outlives the buffers, and nobody writes to it.
+    let mut buf = unsafe { Buf::lent(from, 2 * ALIGN, held.clone()) };
+    assert_eq!((buf.as_ptr(), &buf[..]), (from.as_ptr().cast_const(), &memory[100..100 + 2 * ALIGN]));
+    let mut front = buf.split_to(5000);
+    let place = front.as_ptr();
+    front[0] ^= 1;
+    assert!(front.as_ptr() != place && front[1..] == memory[101..5100]);
+    assert_eq!(memory[100], 100);
+    drop(front);
+    assert_eq!(Arc::strong_count(&held), 2);
+    let back = buf.split_to(1).join(buf).expect("neighbours");
+    assert_eq!(&back[..], &memory[5100..100 + 2 * ALIGN]);
+    drop(back);
+    assert_eq!(Arc::strong_count(&held), 1);
+}
+
 /// Goal: buffers around the borders between the kinds are aligned, and writable to their ends.
 #[test]
 fn all_kinds_are_usable_to_the_end() {

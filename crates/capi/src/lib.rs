@@ -1,0 +1,29 @@
+//! `libamphi`: the file system as a C library, `amphi.h`.
+//!
+//! Owns: the functions that C sees and what they check (`calls`), their types (`abi`), numbers for what is open
+//! (`registry`, `process`), errors as numbers and texts (`failure`), the two ways to the files (`cluster`: a client of
+//! this process; `node`: the kernel's descriptors on a mount), queues (`queue`), memory for direct I/O (`memory`). Does
+//! not own: what an operation does (`client`), the memory that a mount shares (`attach`).
+//!
+//! Invariants: no panic leaves a function; no pointer of the library is shown, so a number that is wrong is an error;
+//! every failure is a negative errno, and a text of the thread. In a child of `fork` all numbers of the parent are
+//! refused, without a lock. docs/CAPI.md states what the functions promise. The number that drove the design: a cached
+//! read of 4 KiB costs the client 0.1 us, so a look-up of a number may cost a few ns.
+#![allow(clippy::missing_safety_doc, reason = "the contracts of pointers are those that docs/CAPI.md states once")]
+
+mod abi;
+mod calls;
+mod cluster;
+mod failure;
+mod lookup;
+mod memory;
+mod node;
+mod object;
+mod process;
+mod queue;
+mod registry;
+mod walk;
+mod ways;
+
+pub use abi::*;
+pub use calls::*;

@@ -1,0 +1,26 @@
+//! The two ways to what can be open: through a client of this process, and over a mount.
+
+use crate::cluster::{Cluster, ClusterDir, ClusterFile};
+use crate::node::{Node, NodeDir, NodeFile};
+use std::sync::Arc;
+
+/// A file system: one of two ways to it.
+#[derive(Clone)]
+pub(crate) enum Fs {
+    Cluster(Arc<Cluster>),
+    Node(Arc<Node>),
+}
+
+/// An open file.
+#[derive(Clone)]
+pub(crate) enum File {
+    Cluster(Arc<ClusterFile>),
+    Node(Arc<NodeFile>),
+}
+
+/// An open directory.
+#[derive(Clone)]
+pub(crate) enum Dir {
+    Cluster(Arc<ClusterDir>),
+    Node(Arc<NodeDir>),
+}
