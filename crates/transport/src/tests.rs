@@ -10,7 +10,7 @@ mod strangers;
 
 use crate::local::{LocalDialer, pair};
 use crate::{
-    ClusterKey, ConnId, Connections, Handler, Incoming, Link, LinkConfig, LinkEvents, Peer, Proved, Recovery,
+    Guest, ClusterKey, ConnId, Connections, Handler, Incoming, Link, LinkConfig, LinkEvents, Peer, Proved, Recovery,
     ReplyRoute, ServerAuth, Timeouts, serve, serve_local,
 };
 use amphi_env::sim::SimConfig;
@@ -22,6 +22,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Numbers from here on are held until `TestServer::release`.
@@ -107,7 +108,7 @@ pub(super) struct TestServer {
     /// Address of the last payload, to see copies.
     pub(super) payload_at: Cell<usize>,
     /// As whom the client of each session may act.
-    pub(super) bounds: RefCell<BTreeMap<SessionId, Option<Rc<Cred>>>>,
+    pub(super) bounds: RefCell<BTreeMap<SessionId, Option<Arc<Cred>>>>,
     /// Whether a request with a payload closes the connection under its answer.
     pub(super) drop_answers: Cell<bool>,
 }
@@ -194,13 +195,14 @@ impl Handler for TestServer {
             alone: true,
             map_epoch: 0,
             mounts: 1,
+            links: 1,
             rotating: Vec::new(),
         })
     }
 
-    fn connected(&self, _: SessionId, _: Role, conn: ConnId, peer: &Peer) {
+    fn connected(&self, guest: Guest, peer: &Peer) {
         self.proved.borrow_mut().push(peer.proved);
-        self.connected.borrow_mut().push(conn);
+        self.connected.borrow_mut().push(guest.conn);
     }
 
     fn call(self: Rc<Self>, request: Incoming) {
