@@ -6,12 +6,13 @@
 mod calls;
 mod faults;
 mod identities;
+mod moved;
 mod strangers;
 
 use crate::local::{LocalDialer, pair};
 use crate::{
-    Guest, ClusterKey, ConnId, Connections, Handler, Incoming, Link, LinkConfig, LinkEvents, Peer, Proved, Recovery,
-    ReplyRoute, ServerAuth, Timeouts, serve, serve_local,
+    ClusterKey, ConnId, Connections, Guest, Handler, Incoming, Link, LinkConfig, LinkEvents, Peer, Proved, Recovery,
+    ReplyRoute, ServerAuth, Timeouts, serve, serve_local, Parcel,
 };
 use amphi_env::sim::SimConfig;
 use amphi_env::{Buf, Env, Sim, SimEnv};
@@ -111,6 +112,9 @@ pub(super) struct TestServer {
     pub(super) bounds: RefCell<BTreeMap<SessionId, Option<Arc<Cred>>>>,
     /// Whether a request with a payload closes the connection under its answer.
     pub(super) drop_answers: Cell<bool>,
+    /// The thread that serves clients, if another one, and what it was given.
+    pub(super) place: Cell<Option<usize>>,
+    pub(super) parcels: RefCell<Vec<(usize, Parcel)>>,
 }
 
 impl TestServer {
@@ -130,6 +134,8 @@ impl TestServer {
             payload_at: Cell::new(0),
             bounds: RefCell::default(),
             drop_answers: Cell::new(false),
+            place: Cell::new(None),
+            parcels: RefCell::default(),
         })
     }
 
@@ -198,6 +204,14 @@ impl Handler for TestServer {
             links: 1,
             rotating: Vec::new(),
         })
+    }
+
+    fn place(&self, _: &Hello, _: &Welcome, _: &Peer) -> Option<usize> {
+        self.place.get()
+    }
+
+    fn hand_over(&self, to: usize, _: Guest, _: &Peer, parcel: Parcel) {
+        self.parcels.borrow_mut().push((to, parcel));
     }
 
     fn connected(&self, guest: Guest, peer: &Peer) {

@@ -328,7 +328,9 @@ fn each_server_has_its_own_connection() {
 fn each_worker_has_its_own_connection() {
     let one: &[&[u16]] = &[&[0, 1, 2, 3]];
     let two: &[&[u16]] = &[&[0, 3], &[1, 2]];
-    for (servers, links, refuses) in [(one, 1, false), (one, 2, false), (one, 4, false), (one, 2, true), (two, 2, false)] {
+    for (servers, links, refuses) in
+        [(one, 1, false), (one, 2, false), (one, 4, false), (one, 2, true), (two, 2, false)]
+    {
         let sim = Rc::new(Sim::new(11 + u64::from(links), Default::default()));
         sim.block_on(async {
             let site = Site::new(sim.clone(), servers);
@@ -345,7 +347,8 @@ fn each_worker_has_its_own_connection() {
                 site.start(at).await;
                 check(&client, "a", 1).await;
                 write(&client, "b", 2).await.expect("write");
-                let mut told: Vec<TargetId> = site.shared.represented.borrow().iter().map(|(_, target)| *target).collect();
+                let mut told: Vec<TargetId> =
+                    site.shared.represented.borrow().iter().map(|(_, target)| *target).collect();
                 told.sort_unstable();
                 assert_eq!(told, servers[at].iter().map(|t| TargetId(*t)).collect::<Vec<_>>(), "each once");
             }

@@ -14,7 +14,13 @@ struct Spread {
 }
 
 impl Place {
-    async fn numbered(&self, node: &str, session: u64, numbered: Numbered, own: Vec<TargetId>) -> std::io::Result<Client> {
+    async fn numbered(
+        &self,
+        node: &str,
+        session: u64,
+        numbered: Numbered,
+        own: Vec<TargetId>,
+    ) -> std::io::Result<Client> {
         let config = LinkConfig {
             addrs: vec![ADDR.into()],
             session: SessionId(session),
@@ -91,6 +97,8 @@ fn requests_make_no_hop() {
                 assert_eq!(mount.lines.len(), if most == 1 { 1 } else { usize::from(workers) });
                 let dirs = mount.directories(4).await;
                 let before = counter(mount.of(TargetId(0)), "forwarded").await;
+                let made = || server.worker.counters.make.get();
+                let made_before = made();
                 for round in 0..ROUNDS {
                     for dir in &dirs {
                         let client = mount.of(dir.target());
@@ -108,6 +116,8 @@ fn requests_make_no_hop() {
                     _ => 0,
                 };
                 assert_eq!(hops, expected, "{workers} workers, at most {most} connections");
+                // Without hops a worker reads what it executes.
+                assert_eq!(made() - made_before, ROUNDS * 4 / u64::from(workers), "the share of worker 0");
                 if mount.lines.len() > 1 {
                     mount.lines[1].stat(Ino::ROOT).await.expect("any connection reaches any target");
                     assert_eq!(counter(mount.of(TargetId(0)), "forwarded").await - before, 1);
@@ -185,7 +195,8 @@ fn slots_of_connections_are_apart() {
                 let (one, other, ()) = futures_util::join!(one, other, trouble);
                 let (one, other) = (one.expect("once"), other.expect("once"));
                 assert_ne!(one, other);
-                let (left, right) = (mount.lines[1].lookup(Ino::ROOT, &names[0]), mount.lines[0].lookup(Ino::ROOT, &names[1]));
+                let (left, right) =
+                    (mount.lines[1].lookup(Ino::ROOT, &names[0]), mount.lines[0].lookup(Ino::ROOT, &names[1]));
                 let (left, right) = futures_util::join!(left, right);
                 assert_eq!((left.expect("there").attr.ino, right.expect("there").attr.ino), (one, other));
             }

@@ -217,7 +217,10 @@ fn give_away<E: Env, H: Handler>(greeted: Greeted<E>, to: usize, handler: &H, co
     match pipe::detach(pipe) {
         Ok(moved) => {
             connections.goes_away();
-            let parcel = Parcel { conn: guest.conn, packed: Box::new(Packed { guest, name, credits, peer: peer.clone(), moved }) };
+            let parcel = Parcel {
+                conn: guest.conn,
+                packed: Box::new(Packed { guest, name, credits, peer: peer.clone(), moved }),
+            };
             handler.hand_over(to, guest, &peer, parcel);
         }
         Err(e) => warn!("{name}: cut: it cannot be served by another thread: {e}"),

@@ -37,7 +37,9 @@ impl<E: Env> Links<E> {
         if links <= 1 || !seat.parts.borrow().is_empty() {
             return;
         }
-        let of = |n: u16| targets.iter().skip(usize::from(n)).step_by(usize::from(links)).copied().collect::<Vec<TargetId>>();
+        let of = |n: u16| {
+            targets.iter().skip(usize::from(n)).step_by(usize::from(links)).copied().collect::<Vec<TargetId>>()
+        };
         let addrs: Vec<String> = link.addrs().into_iter().filter(|a| find::leads_here(a)).collect();
         let opened = join_all((1..links).map(|n| {
             let (part, addrs) = (Rc::new(seat.part(of(n))), addrs.clone());
@@ -46,7 +48,10 @@ impl<E: Env> Links<E> {
                 match self.dial_at(&part, addrs, numbered).await {
                     Ok(link) => Some((part, link)),
                     Err(e) => {
-                        tracing::info!("server {}: connection {n} is not opened, the first one serves: {e}", part.name());
+                        tracing::info!(
+                            "server {}: connection {n} is not opened, the first one serves: {e}",
+                            part.name()
+                        );
                         None
                     }
                 }

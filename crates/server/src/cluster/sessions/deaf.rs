@@ -93,8 +93,8 @@ impl<E: Env> SessionManager<E> {
     /// Whether a session was asked more by a connection since it is watched; if not, it is watched no more.
     async fn asked_again(&self, session: SessionId, conn: ConnId) -> bool {
         let Some(line) = self.ear(session, conn) else { return false };
-        let elsewhere = line.worker != 0
-            && self.front.is(usize::from(line.worker), Question::AskedAgain(session, conn)).await;
+        let elsewhere =
+            line.worker != 0 && self.front.is(usize::from(line.worker), Question::AskedAgain(session, conn)).await;
         let mut sessions = self.sessions.borrow_mut();
         // A connection that was lost meanwhile leaves what was asked to the next one.
         let Some(line) = sessions.get_mut(&session).and_then(|entry| entry.line_mut(conn)) else { return false };
@@ -143,7 +143,8 @@ impl<E: Env> SessionManager<E> {
         loop {
             let Some(deaf) = self.worker.tunables.deaf() else { return false };
             let pinged_ns = self.worker.now_ns();
-            let probed = amphi_env::timeout(&self.worker.env, PING, self.front.ask(worker, Question::Probe(conn))).await;
+            let probed =
+                amphi_env::timeout(&self.worker.env, PING, self.front.ask(worker, Question::Probe(conn))).await;
             let sign = match probed {
                 Some(Some(Told::Alive(sign))) => sign,
                 _ => None,
