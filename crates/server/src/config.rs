@@ -126,7 +126,8 @@ pub struct ServerConfig {
     pub socket_mode: u32,
     /// The user who serves: he and root may do everything, also without a key.
     pub owner_uid: u32,
-    /// Most workers, at least 1; there is one for each target at most. The server's targets are spread over them in turn.
+    /// Most workers, at least 1; there is one for each target at most. The server's targets are spread over them in
+    /// turn.
     pub workers: u16,
     /// Whether somebody has asked for so many workers: then it is said when there are fewer targets.
     pub workers_wanted: bool,

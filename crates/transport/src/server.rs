@@ -6,9 +6,10 @@
 //!
 //! Invariants: of the requests of a connection, at most its credits are open or have queued replies, and at most
 //! `PUSHES_MAX` pushes are queued. A peer that breaks a rule loses its connection, with one log line, and nothing else
-//! happens. A session has one connection of each number, the newest. A connection is one thread's: of that which accepted
-//! it, or of the one to which the handler gives it once it is welcomed (`Handler::place`, `Parcel`). At most `GREETINGS_MAX` clients are in the handshake, and the
-//! memory of payloads on their way has a budget over all connections (`budget`).
+//! happens. A session has one connection of each number, the newest. A connection is one thread's: of that which
+//! accepted it, or of the one to which the handler gives it once it is welcomed (`Handler::place`, `Parcel`). At most
+//! `GREETINGS_MAX` clients are in the handshake, and the memory of payloads on their way has a budget over all
+//! connections (`budget`).
 
 mod accept;
 mod budget;

@@ -11,8 +11,8 @@ mod strangers;
 
 use crate::local::{LocalDialer, pair};
 use crate::{
-    ClusterKey, ConnId, Connections, Guest, Handler, Incoming, Link, LinkConfig, LinkEvents, Peer, Proved, Recovery,
-    ReplyRoute, ServerAuth, Timeouts, serve, serve_local, Parcel,
+    ClusterKey, ConnId, Connections, Guest, Handler, Incoming, Link, LinkConfig, LinkEvents, Parcel, Peer, Proved,
+    Recovery, ReplyRoute, ServerAuth, Timeouts, serve, serve_local,
 };
 use amphi_env::sim::SimConfig;
 use amphi_env::{Buf, Env, Sim, SimEnv};

@@ -58,8 +58,8 @@ pub struct Hello {
     pub last_boot: u64,
     /// What its clock says.
     pub clock: Timespec,
-    /// Which of the session's connections to this server this is, from 0; below `LINKS_MAX`. All but connection 0 join a
-    /// session that connection 0 began.
+    /// Which of the session's connections to this server this is, from 0; below `LINKS_MAX`. All but connection 0 join
+    /// a session that connection 0 began.
     pub link: u16,
     /// Connections that the client has to this server, or at its first one would open, at least 1. A connection other
     /// than that of a mount is alone.

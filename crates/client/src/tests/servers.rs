@@ -322,8 +322,8 @@ fn each_server_has_its_own_connection() {
 
 /// Goal: a mount has as many connections to each server as the server says, sends the requests for a target by one of
 /// them, always the same, and presents there what it holds after a restart; where a server lets none but the first in,
-/// or the mount may open no other, everything goes by that; the goodbye comes last. Method: one and two servers that say
-/// 1 to 4; writes over all targets, a restart of each server, writes again.
+/// or the mount may open no other, everything goes by that; the goodbye comes last. Method: one and two servers that
+/// say 1 to 4; writes over all targets, a restart of each server, writes again.
 #[test]
 fn each_worker_has_its_own_connection() {
     let one: &[&[u16]] = &[&[0, 1, 2, 3]];
@@ -341,7 +341,7 @@ fn each_worker_has_its_own_connection() {
             }
             let (client, ended) = site.mount(&["tcp:s0:7000"]);
             write(&client, "a", 1).await.expect("write");
-            for at in 0..servers.len() {
+            for (at, own) in servers.iter().enumerate() {
                 site.shared.represented.borrow_mut().clear();
                 sim.crash(&format!("s{at}"), CrashKind::Process);
                 site.start(at).await;
@@ -350,7 +350,7 @@ fn each_worker_has_its_own_connection() {
                 let mut told: Vec<TargetId> =
                     site.shared.represented.borrow().iter().map(|(_, target)| *target).collect();
                 told.sort_unstable();
-                assert_eq!(told, servers[at].iter().map(|t| TargetId(*t)).collect::<Vec<_>>(), "each once");
+                assert_eq!(told, own.iter().map(|t| TargetId(*t)).collect::<Vec<_>>(), "each once");
             }
             let came = site.shared.came.borrow().clone();
             let expected = |at: usize, target: TargetId| {

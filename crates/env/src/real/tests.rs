@@ -39,7 +39,8 @@ fn wakes_across_threads() {
 }
 
 /// Goal: a connection works on the thread that takes it over, with what was received ahead. Method: one thread accepts
-/// and reads a part, another one reads the rest and answers, and its ring carries on after the first has closed its own.
+/// and reads a part, another one reads the rest and answers, and its ring carries on after the first has closed its
+/// own.
 #[test]
 fn connections_change_threads() {
     let dir = tempfile::tempdir().expect("temporary folder");

@@ -24,6 +24,7 @@ mod executing;
 pub(crate) mod front;
 mod gate;
 mod keyed;
+mod lines;
 mod rule;
 mod trust;
 mod whole;
@@ -375,8 +376,8 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// A connection has taken the place of another one of its number; where both are served by the same worker, that one
-    /// has seen to it.
+    /// A connection has taken the place of another one of its number; where both are served by the same worker, that
+    /// one has seen to it.
     fn replaced(&self, before: Option<Line>, by: Line) {
         if let Some(before) = before.filter(|before| before.worker != by.worker) {
             self.cut(before, "a newer connection of the session took over");

@@ -207,9 +207,9 @@ fn slots_of_connections_are_apart() {
     }
 }
 
-/// Goal: a connection that is cut anywhere between the dial and the first answers leaves nothing behind: the client comes
-/// in at last, on all its connections, and what it asks happens once. Method: connections are broken at every moment of
-/// the first milliseconds, some again and again; then the session goes, and another one finds room.
+/// Goal: a connection that is cut anywhere between the dial and the first answers leaves nothing behind: the client
+/// comes in at last, on all its connections, and what it asks happens once. Method: connections are broken at every
+/// moment of the first milliseconds, some again and again; then the session goes, and another one finds room.
 #[test]
 fn hand_over_is_cut_anywhere() {
     for cut in 0..60u64 {
@@ -281,9 +281,9 @@ fn further_connections_join_a_session() {
     place.sim.block_on(run).expect("no deadlock");
 }
 
-/// Goal: an eviction ends all connections of a session: nothing that was asked by any of them takes effect after it, and
-/// its locks are free. Method: a mount with two connections is evicted by an administrator while it writes names over
-/// both; what it was told is done is there, and nothing comes later.
+/// Goal: an eviction ends all connections of a session: nothing that was asked by any of them takes effect after it,
+/// and its locks are free. Method: a mount with two connections is evicted by an administrator while it writes names
+/// over both; what it was told is done is there, and nothing comes later.
 #[test]
 fn eviction_ends_all_connections() {
     for seed in 0..6 {
@@ -326,9 +326,9 @@ fn eviction_ends_all_connections() {
     }
 }
 
-/// Goal: a mount that answers on its first connection and not on another is as deaf as one that answers on none, and one
-/// that answers on all is none. Method: a callback by connection 1, which reads and says nothing, for a file whose target
-/// is asked by it; the same with a client that says that it is at it.
+/// Goal: a mount that answers on its first connection and not on another is as deaf as one that answers on none, and
+/// one that answers on all is none. Method: a callback by connection 1, which reads and says nothing, for a file whose
+/// target is asked by it; the same with a client that says that it is at it.
 #[test]
 fn deaf_on_one_connection() {
     for (seed, keeps) in [(820, false), (821, true)] {
@@ -352,15 +352,20 @@ fn deaf_on_one_connection() {
                 other.call(op).await.expect("granted");
                 env.now().since(begun)
             };
+            // About the lock, at the target that has it.
+            let says = async |op| {
+                let call = Call { target: f.target(), cred: Cred::root(), op };
+                mount.lines[1].link.call(Lane::Urgent, call, None, 0).await.expect("alive").0.result.expect("heard");
+            };
             let lives = async {
                 let pushed = mount.lines[1].held.pushed(|p| matches!(p, Push::Callback { .. }).then_some(()));
                 pushed.await;
                 for _ in 0..if keeps { 4 } else { 0 } {
                     env.sleep(Duration::from_secs(2)).await;
-                    mount.lines[1].call(Request::LockKept { locks: vec![lock] }).await.expect("alive");
+                    says(Request::LockKept { locks: vec![lock] }).await;
                 }
                 if keeps {
-                    mount.lines[1].call(Request::LockCancel { locks: vec![lock] }).await.expect("given back");
+                    says(Request::LockCancel { locks: vec![lock] }).await;
                 }
             };
             let (took, ()) = futures_util::join!(waits, lives);

@@ -5,10 +5,10 @@
 //!
 //! A payload takes its memory before its first byte is received, and a sender may be slow. So a few connections that
 //! each send most of 64 MiB and then nothing could hold all memory of the machine. Therefore the payloads on their way
-//! have a budget, which the threads of a server divide. Payloads that find it used up wait in the order in which they came, and the flow control of their
-//! streams makes their senders wait too. A payload on its way only needs bytes of its own stream, so nobody waits here
-//! for a lock or a disk. While others wait, a payload that has been on its way for `SLOW_MAX` loses its connection, and
-//! its client sends it again over a new one.
+//! have a budget, which the threads of a server divide. Payloads that find it used up wait in the order in which they
+//! came, and the flow control of their streams makes their senders wait too. A payload on its way only needs bytes of
+//! its own stream, so nobody waits here for a lock or a disk. While others wait, a payload that has been on its way for
+//! `SLOW_MAX` loses its connection, and its client sends it again over a new one.
 //!
 //! Small payloads have a budget of their own, so that a few large ones do not hold up a client that writes a file.
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::adopt;
+use amphi_wire::Lane;
 
 async fn parent(link: &Link<SimEnv>, n: u64) -> Result<Answer, crate::LinkError> {
     let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Parent { dir: Ino(n) } };
@@ -9,9 +10,9 @@ async fn parent(link: &Link<SimEnv>, n: u64) -> Result<Answer, crate::LinkError>
 }
 
 /// Goal: a connection that is given away is served by who takes it over, with what the client sent meanwhile, and by
-/// nobody else; it counts where it was accepted until its end is reported; the next connection of the session takes over
-/// from it wherever it is; one that nobody takes over is closed. Method: requests before and behind the hand-over, over
-/// many seeds.
+/// nobody else; it counts where it was accepted until its end is reported; the next connection of the session takes
+/// over from it wherever it is; one that nobody takes over is closed. Method: requests before and behind the hand-over,
+/// over many seeds.
 #[test]
 fn connections_are_served_elsewhere() {
     for seed in 0..20 {

@@ -1,15 +1,16 @@
 //! Several connections to one server: one for each of its workers.
 //!
-//! Owns: opening those beside the first, and which targets go by which. Does not own: where a server serves a connection
-//! (`Welcome::links` says what fits).
+//! Owns: opening those beside the first, and which targets go by which. Does not own: where a server serves a
+//! connection (`Welcome::links` says what fits).
 //!
 //! A further connection is a `Seat` of its own with targets of its own, as if it led to another server: what is said of
 //! servers that are no master holds for it (`links`). Its lease, its breaks and its recovery concern its targets alone.
 //!
-//! Invariants: a target goes by the same connection from its first request to the end of the mount, so its requests keep
-//! their order. Targets are given to a further connection before any request was sent by it, in one step, while the first
-//! one is up and both speak to the same run of the server. So after a restart of the server exactly one connection
-//! presents what is held at a target. A connection that cannot be opened leaves its targets to the first one.
+//! Invariants: a target goes by the same connection from its first request to the end of the mount, so its requests
+//! keep their order. Targets are given to a further connection before any request was sent by it, in one step, while
+//! the first one is up and both speak to the same run of the server. So after a restart of the server exactly one
+//! connection presents what is held at a target. A connection that cannot be opened leaves its targets to the first
+//! one.
 
 use super::opening::{Seat, Stage};
 use super::{Links, find};

@@ -107,8 +107,8 @@ impl<E: Env> SessionManager<E> {
         })
     }
 
-    /// Lets a further connection of a mount in. Whether the session is still the one that the client means it sees by its
-    /// begin (`Welcome::begun`).
+    /// Lets a further connection of a mount in. Whether the session is still the one that the client means it sees by
+    /// its begin (`Welcome::begun`).
     ///
     /// Errors: its first connection has to come first.
     async fn admit_further(&self, session: SessionId) -> std::result::Result<(), String> {

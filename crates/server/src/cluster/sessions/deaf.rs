@@ -14,13 +14,13 @@
 //! without a free core, a slow network, a server that was stopped itself: all of these show as an answer that comes
 //! late, and the observation starts anew.
 //!
-//! All that is looked at of one connection: what was asked by it, and whether the `Ping`s on it are answered. The targets
-//! of a worker ask by the session's connection at that worker, or by its first (`Entry::line_of`). The worker of the
-//! connection asks its targets what is unanswered, so that the question takes the way of the answers.
+//! All that is looked at of one connection: what was asked by it, and whether the `Ping`s on it are answered. The
+//! targets of a worker ask by the session's connection at that worker, or by its first (`Entry::line_of`). The worker
+//! of the connection asks its targets what is unanswered, so that the question takes the way of the answers.
 
 use super::SessionManager;
 use super::entry::{Line, State};
-use super::front::{Question, Told};
+use super::front::{Question, Told, is_question};
 use crate::membership::eviction::Eviction;
 use amphi_env::Env;
 use amphi_transport::ConnId;
@@ -46,11 +46,6 @@ const WHY: &str = "it is alive and does not answer what it is asked";
 
 fn ns(d: Duration) -> u64 {
     d.as_nanos() as u64
-}
-
-/// Whether a message wants an answer.
-pub(super) fn is_question(push: &Push) -> bool {
-    matches!(push, Push::Callback { .. } | Push::Glimpse { .. } | Push::Revoke { .. } | Push::Company { .. })
 }
 
 impl<E: Env> SessionManager<E> {

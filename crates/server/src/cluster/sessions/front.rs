@@ -1,20 +1,19 @@
 //! `Front`: the connections that one worker serves, and what requests that come by them need of sessions.
 //!
-//! Owns: the way of a request of a mount from its connection to its target and back, what is pushed to connections here,
-//! the messages between the worker with the sessions (worker 0) and those with connections. Does not own: who is let in,
-//! how sessions begin and end (`SessionManager`, on worker 0), what passes (`gate`, `trust`).
+//! Owns: the way of a request of a mount from its connection to its target and back, what is pushed to connections
+//! here, the messages between the worker with the sessions (worker 0) and those with connections. Does not own: who is
+//! let in, how sessions begin and end (`SessionManager`, on worker 0), what passes (`gate`, `trust`).
 //!
-//! Worker 0 accepts connections, shakes hands and admits sessions. Then it gives the connection of a mount to the worker
-//! that serves it, which reads, checks, executes, answers and pushes without asking anybody. What it needs for that
-//! travels with the connection: whose session it is, and its gate, which worker 0 closes for all workers at once
+//! Worker 0 accepts connections, shakes hands and admits sessions. Then it gives the connection of a mount to the
+//! worker that serves it, which reads, checks, executes, answers and pushes without asking anybody. What it needs for
+//! that travels with the connection: whose session it is, and its gate, which worker 0 closes for all workers at once
 //! (`Gate::close`, one atomic flag). Whether a session lives each target knows by itself. Connections of servers and
 //! administrators, and those inside the process, stay with worker 0.
 //!
-//! Invariants: worker 0 enters a connection before the worker that gets it hears of it, and every message about it takes
-//! the same queue, so each is about a connection that its receiver has, or had. A connection that is given up anywhere is
-//! reported to worker 0 once.
+//! Invariants: worker 0 enters a connection before the worker that gets it hears of it, and every message about it
+//! takes the same queue, so each is about a connection that its receiver has, or had. A connection that is given up
+//! anywhere is reported to worker 0 once.
 
-use super::SessionManager;
 use super::executing::Executing;
 use super::gate::{self, Gate};
 use super::trust::{self, Owner};
@@ -135,6 +134,11 @@ pub(super) fn may_ask(incoming: &mut Incoming, gate: Option<&Gate>, squashed: im
         squashed(gate);
     }
     passed
+}
+
+/// Whether a message wants an answer.
+pub(super) fn is_question(push: &Push) -> bool {
+    matches!(push, Push::Callback { .. } | Push::Glimpse { .. } | Push::Revoke { .. } | Push::Company { .. })
 }
 
 /// A connection of a mount, as the worker that serves it has it.
@@ -329,7 +333,7 @@ impl<E: Env> Front<E> {
     fn push_here(&self, session: SessionId, push: Push) -> std::result::Result<(), Push> {
         let lines = self.lines.borrow();
         let Some((_, line)) = lines.range((session, 0)..=(session, u16::MAX)).next() else { return Err(push) };
-        if super::deaf::is_question(&push) && self.worker.tunables.deaf().is_some() {
+        if is_question(&push) && self.worker.tunables.deaf().is_some() {
             if line.watched.replace(true) {
                 line.asked_again.set(true);
             } else {
@@ -424,59 +428,5 @@ impl<E: Env> Handler for FrontHandler<E> {
 
     fn disconnected(&self, session: SessionId, conn: ConnId, clean: bool) {
         self.0.disconnected(session, conn, clean);
-    }
-}
-
-impl<E: Env> SessionManager<E> {
-    /// What another worker's front says.
-    pub(super) fn take(self: Rc<Self>, from: usize, message: FrontMessage) {
-        match message {
-            FrontMessage::Request { token, request } => {
-                let incoming = request.incoming();
-                self.front.executing.begin(None);
-                self.worker.env.clone().spawn(async move {
-                    let session = incoming.session;
-                    let (answer, over) = self.serve(incoming).await;
-                    self.front.tell(from, FrontMessage::Answered { token, answer: Box::new(answer) });
-                    if over {
-                        self.remove(session);
-                    }
-                    self.front.executing.end(None);
-                });
-            }
-            FrontMessage::Gone { session, conn, clean } => {
-                self.front.connections.came_back();
-                self.disconnected(session, conn, clean);
-            }
-            FrontMessage::Watch { session, conn } => self.watch(session, conn),
-            FrontMessage::Squashed { conn } => {
-                if let Some(gate) = self.gate(conn) {
-                    self.note_squashed(&gate);
-                }
-            }
-            other => self.front.clone().take(from, Box::new(other)),
-        }
-    }
-
-    /// The worker that serves a client: a mount's connections are spread over all of them, so that each is at the
-    /// worker of the targets for which it is used. A mount with one connection has it at any worker.
-    pub(super) fn place(&self, hello: &Hello, welcome: &Welcome) -> Option<usize> {
-        if hello.role != Role::Mount {
-            return None;
-        }
-        let workers = u64::from(self.worker.workers);
-        let spread = hello.link > 0 || welcome.links > 1;
-        let at = if spread { u64::from(hello.link) } else { hello.session.0 } % workers;
-        Some(at as usize).filter(|at| *at != 0)
-    }
-
-    /// Connections over which a client does best to spread the targets of this server: as many as there are workers, or
-    /// a divisor of that.
-    pub(super) fn links_for(&self, hello: &Hello) -> u16 {
-        let workers = self.worker.workers;
-        if hello.role != Role::Mount || !(hello.link > 0 || self.front.connections.is_roomy()) {
-            return 1;
-        }
-        (1..=hello.links.min(workers)).rev().find(|n| workers.is_multiple_of(*n)).unwrap_or(1)
     }
 }
