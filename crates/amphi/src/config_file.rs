@@ -114,8 +114,9 @@ key = "cluster.key"
 # themselves alone.
 socket_mode = "0600"
 
-# Worker threads; the targets are spread over them.
-workers = 1
+# Worker threads; the targets are spread over them [default: half of the cores that the process may use, at least 1, and
+# no more than there are targets].
+# workers = 4
 
 # How long a worker polls after its last work before it sleeps, if nobody else needs the core; microseconds.
 worker_spin_us = 200
@@ -217,7 +218,7 @@ mod tests {
     #[test]
     fn the_example_is_whole() {
         let config = ConfigFile::parse(EXAMPLE).expect("the example is valid");
-        assert_eq!((config.targets, config.log_size, config.workers), (Some(4), Some(64 << 20), Some(1)));
+        assert_eq!((config.targets, config.log_size, config.workers), (Some(4), Some(64 << 20), None));
         let all: Vec<String> = EXAMPLE
             .lines()
             .map(|l| if l.contains(" = ") { l.trim_start_matches("# ").into() } else { l.to_string() })

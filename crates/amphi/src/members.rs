@@ -6,7 +6,7 @@
 //! Invariants: a member that ends by itself after it was ready is started again; no member outlives this process (the
 //! kernel tells it), and none is stopped by a Ctrl-C of the terminal, since the mount still writes back to it then.
 
-use crate::storage::Storage;
+use crate::storage::{Storage, workers_of_one_of};
 use amphi_host::failure::{During, Failure, Outcome};
 use amphi_server::ServerConfig;
 use rustix::process::{Pid, Signal, getppid, kill_process, set_parent_process_death_signal};
@@ -141,6 +141,9 @@ impl Site {
         config.name = "server-0".into();
         config.listen.insert(0, self.socket(0));
         config.advertise = vec![self.socket(0)];
+        if !config.workers_wanted {
+            config.workers = workers_of_one_of(self.servers);
+        }
     }
 
     /// Arguments of the others. Those without zones make some: the master refuses one that it has known with others.
@@ -154,7 +157,9 @@ impl Site {
             add("--listen", self.socket(k));
             add("--join", self.socket(0));
             add("--log-size", storage.log_size.to_string());
-            add("--workers", storage.workers.to_string());
+            let share = workers_of_one_of(self.servers).min(storage.targets.unwrap_or(u16::MAX));
+            let workers = storage.workers.unwrap_or(share);
+            add("--workers", workers.to_string());
             add("--worker-spin-us", storage.worker_spin_us.to_string());
             add("--rotational", storage.rotational.text().into());
             add("--socket-mode", format!("{:o}", storage.socket_mode));
@@ -371,7 +376,7 @@ mod tests {
             targets: Some(2),
             zone_size: None,
             log_size: 1,
-            workers: 1,
+            workers: Some(1),
             worker_spin_us: 0,
             rotational: Rotational::Auto,
             format: false,

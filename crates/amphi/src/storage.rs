@@ -33,9 +33,10 @@ pub struct Storage {
     /// Size of each zone's log at the first start
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "64M")]
     pub log_size: u64,
-    /// Worker threads; targets are spread over them
-    #[arg(long, default_value_t = 1)]
-    pub workers: u16,
+    /// Worker threads; targets are spread over them [default: half of the cores that the process may use, at least 1,
+    /// and no more than there are targets]
+    #[arg(long)]
+    pub workers: Option<u16>,
     /// How long a worker polls after its last work before it sleeps, if nobody else needs the core; microseconds
     #[arg(long, default_value_t = 200, value_parser = spin_us())]
     pub worker_spin_us: u64,
@@ -58,6 +59,14 @@ pub fn socket_mode(text: &str) -> Result<u32, String> {
     mode.ok_or_else(|| "give permission bits as chmod has them, for instance 0660".to_string())
 }
 
+/// Workers of one of so many servers that share a machine, unless somebody says: half of the cores, since those who
+/// work with what it serves need the others.
+pub fn workers_of_one_of(servers: u16) -> u16 {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let share = cores / 2 / usize::from(servers.max(1));
+    share.clamp(1, usize::from(amphi_server::WORKERS_MAX)) as u16
+}
+
 impl Storage {
     /// The server's configuration.
     pub fn config(&self) -> Outcome<ServerConfig> {
@@ -71,7 +80,8 @@ impl Storage {
         config.targets = self.targets;
         config.zone_bytes = self.zone_size;
         config.log_bytes = self.log_size;
-        config.workers = self.workers;
+        config.workers = self.workers.unwrap_or_else(|| workers_of_one_of(1));
+        config.workers_wanted = self.workers.is_some();
         config.machine.is_rotating = self.rotational.judge();
         config.machine.read_file = Some(Arc::new(|path| std::fs::read_to_string(path).ok()));
         Ok(config)

@@ -6,7 +6,7 @@
 
 use amphi_client::{Client, ClientConfig, Clock, Ctx, Hints, OpenFlags, Way};
 use amphi_env::{Buf, Env, RealEnv};
-use amphi_transport::{ConnId, Connections, Handler, Incoming, LinkConfig, Peer, Timeouts, local, serve_local};
+use amphi_transport::{ConnId, Connections, Guest, Handler, Incoming, LinkConfig, Peer, Timeouts, local, serve_local};
 use amphi_types::{Advice, Attr, ByteRange, Errno, Ino, Kind, Layout, SessionId, SetAttr, TargetId, Timespec};
 use amphi_wire::{Answer, Grant, Hello, InodeView, Reply, Request, Role, VERSION, Welcome, XattrMode};
 use std::hint::black_box;
@@ -83,10 +83,11 @@ impl Handler for OneFile {
             alone: true,
             map_epoch: 0,
             mounts: 1,
+            links: 1,
             rotating: Vec::new(),
         })
     }
-    fn connected(&self, _: SessionId, _: Role, _: ConnId, _: &Peer) {}
+    fn connected(&self, _: Guest, _: &Peer) {}
     fn call(self: Rc<Self>, request: Incoming) {
         let result = match request.call.op {
             Request::Make { .. } => Ok(Reply::Made { inode: view(), created: true, lock: None }),

@@ -3,6 +3,7 @@
 //! Owns: plain data that front ends pass in and get back. Does not own: behaviour (`ops`).
 
 use amphi_types::{Attr, ByteRange, Cred, Ino, IoMode, Kind, Timespec};
+use amphi_wire::slots::LINKS_MAX;
 use std::sync::Arc;
 
 use crate::policy::readers::Pieces;
@@ -60,6 +61,8 @@ pub struct ClientConfig {
     pub job: Option<JobName>,
     /// Variables of an environment that name a job, the first that is set; none: there are no jobs.
     pub job_variables: Vec<String>,
+    /// Most connections to a server, at least 1: a server with several workers is best reached over one for each.
+    pub links_max: u16,
 }
 
 impl ClientConfig {
@@ -73,6 +76,7 @@ impl ClientConfig {
             owner_uid: 0,
             job: None,
             job_variables: JOB_VARIABLES.map(String::from).to_vec(),
+            links_max: LINKS_MAX,
         }
     }
 

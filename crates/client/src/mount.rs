@@ -59,6 +59,8 @@ pub(crate) struct Host {
     pub(crate) owner_uid: u32,
     /// Reads a file of the machine, for memory groups.
     pub(crate) read_text: Option<ReadText>,
+    /// Most connections to a server.
+    pub(crate) links_max: u16,
     /// The time of the last tick: cheap to read, at most a second behind.
     pub(crate) coarse_ns: AtomicU64,
 }
@@ -133,6 +135,7 @@ impl Mount {
             host: Host {
                 owner_uid: config.owner_uid,
                 read_text: config.read_text,
+                links_max: config.links_max,
                 coarse_ns: AtomicU64::new(config.clock.now_ns()),
             },
             life: Life {

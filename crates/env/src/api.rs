@@ -112,6 +112,9 @@ pub trait Env: Clone + 'static {
     fn listen(&self, addr: &str) -> impl Future<Output = io::Result<Self::Listener>>;
     /// Connects to `addr` (same forms). Errors name the address.
     fn dial(&self, addr: &str) -> impl Future<Output = io::Result<Self::Conn>>;
+    /// Takes over a connection that another thread gave up (`Conn::detach`): this thread uses it from now on, and finds
+    /// what that one had received and not delivered.
+    fn adopt(&self, moved: <Self::Conn as Conn>::Moved) -> Self::Conn;
 }
 
 /// Block storage with O_DIRECT semantics. Offsets and lengths are multiples of `BLOCK` (4096); a violation is a
@@ -174,6 +177,8 @@ pub trait Conn: 'static {
     type Tx: Tx;
     /// Receiving half.
     type Rx: Rx;
+    /// A connection on its way from one thread to another. Dropping it closes the connection.
+    type Moved: Send + 'static;
     /// Who is at the other end, for log lines.
     fn peer(&self) -> String;
     /// As whom the process at the other end ran when it connected, on the word of the kernel. `None` for what came over
@@ -183,6 +188,11 @@ pub trait Conn: 'static {
     fn is_network(&self) -> bool;
     /// Two halves that can be used by different tasks of this thread. Dropping both closes.
     fn split(self) -> (Self::Tx, Self::Rx);
+    /// Puts the halves together again and takes the connection off this thread, for `Env::adopt`. No operation of
+    /// either half may be under way. No byte is lost: what was received ahead travels with the connection.
+    ///
+    /// Errors: the connection cannot be moved, and is closed; also if an operation of it was dropped before its end.
+    fn detach(tx: Self::Tx, rx: Self::Rx) -> io::Result<Self::Moved>;
 }
 
 /// Sending half of a connection.

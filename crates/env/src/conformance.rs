@@ -306,6 +306,37 @@ pub async fn half_message<E: Env>(env: E, addr: &str) {
     assert_eq!(r.expect_err("half a message").kind(), ErrorKind::UnexpectedEof);
 }
 
+/// A connection that is given up and taken over again loses no byte, received ahead or not; one that nobody takes over
+/// is closed.
+pub async fn moved<E: Env>(env: E, addr: &str) {
+    let listener = env.listen(addr).await.expect("listen");
+    let local = listener.local_addr();
+    let (near, far) = join(env.dial(&local), listener.accept()).await;
+    let (mut near_tx, mut near_rx) = near.expect("dial").split();
+    let far = far.expect("accept");
+    let (peer, cred, network) = (far.peer(), far.peer_cred(), far.is_network());
+    let (mut tx, mut rx) = far.split();
+    near_tx.send(pattern(1, 300), None).await.0.expect("send");
+    let (r, got) = rx.recv_exact(Buf::zeroed(100)).await;
+    r.expect("received");
+    assert_eq!(got[..], pattern(1, 300)[..100]);
+    // The rest may have been received ahead.
+    near_tx.send(pattern(2, 50), None).await.0.expect("send");
+    let taken = env.adopt(E::Conn::detach(tx, rx).expect("nothing is under way"));
+    assert_eq!((taken.peer(), taken.peer_cred(), taken.is_network()), (peer, cred, network));
+    (tx, rx) = taken.split();
+    let (r, got) = rx.recv_exact(Buf::zeroed(250)).await;
+    r.expect("received");
+    assert_eq!((&got[..200], &got[200..]), (&pattern(1, 300)[100..], &pattern(2, 50)[..]));
+    tx.send(pattern(3, 70), None).await.0.expect("send");
+    let (r, got) = near_rx.recv_exact(Buf::zeroed(70)).await;
+    r.expect("received");
+    assert_eq!(got[..], pattern(3, 70)[..]);
+    drop(E::Conn::detach(tx, rx).expect("nothing is under way"));
+    let (r, _) = timeout(&env, SOON, near_rx.recv_exact(Buf::zeroed(1))).await.expect("the end is noticed");
+    assert!(matches!(r.expect_err("closed").kind(), ErrorKind::UnexpectedEof | ErrorKind::ConnectionReset));
+}
+
 /// Listening and dialing: refusals, addresses in use, bad addresses, accepts that were dropped.
 pub async fn listening<E: Env>(env: E, addr: &str) {
     for bad in ["", "nonsense", "udp:a:1", "tcp:host", "tcp:host:99999", "unix:"] {

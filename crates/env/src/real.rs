@@ -20,7 +20,7 @@ mod spin;
 pub use cores::{Apart, Wide};
 pub use disk::RealDisk;
 pub use kept::{RealKept, memory_outlives};
-pub use net::{RealConn, RealListener, RealRx, RealTx};
+pub use net::{RealConn, RealListener, RealMoved, RealRx, RealTx};
 pub use populate::keep_populated;
 pub use spin::Spin;
 
@@ -200,6 +200,10 @@ impl Env for RealEnv {
 
     async fn dial(&self, addr: &str) -> io::Result<RealConn> {
         RealConn::dial(addr, &self.shared.leases).await
+    }
+
+    fn adopt(&self, moved: RealMoved) -> RealConn {
+        RealConn::adopt(moved, &self.shared.leases)
     }
 }
 

@@ -15,7 +15,7 @@ mod world;
 
 pub use courier::{Carried, Courier, Leg};
 pub use disk::{DiskOp, DiskOpKind, DiskOps, SimDisk, SimKept};
-pub use net::{SimConn, SimListener, SimRx, SimTx};
+pub use net::{SimConn, SimListener, SimMoved, SimRx, SimTx};
 
 use crate::{DiskMode, Env, Time};
 use amphi_types::{Cred, Timespec};
@@ -485,6 +485,10 @@ impl Env for SimEnv {
 
     async fn dial(&self, addr: &str) -> io::Result<SimConn> {
         self.connect(addr).await
+    }
+
+    fn adopt(&self, moved: SimMoved) -> SimConn {
+        SimConn::adopt(moved)
     }
 }
 

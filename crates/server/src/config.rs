@@ -126,8 +126,11 @@ pub struct ServerConfig {
     pub socket_mode: u32,
     /// The user who serves: he and root may do everything, also without a key.
     pub owner_uid: u32,
-    /// Number of workers; the server's targets are spread over them in turn.
+    /// Most workers, at least 1; there is one for each target at most. The server's targets are spread over them in
+    /// turn.
     pub workers: u16,
+    /// Whether somebody has asked for so many workers: then it is said when there are fewer targets.
+    pub workers_wanted: bool,
     /// Size of a new zone in bytes; none = 90 % of the free space over the number of targets.
     pub zone_bytes: Option<u64>,
     /// Size of a new zone's log in bytes.
@@ -175,6 +178,7 @@ impl ServerConfig {
             socket_mode: 0o600,
             owner_uid: 0,
             workers: 1,
+            workers_wanted: false,
             zone_bytes: None,
             // 64 MiB hold some 100,000 operations: at 50,000 operations a second a checkpoint has a second to run.
             log_bytes: 64 << 20,

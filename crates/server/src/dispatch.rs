@@ -37,6 +37,7 @@ pub async fn run<E: Env>(worker: Rc<Worker<E>>, mut mesh: MeshRx<Message>) {
             Message::TargetReply { token, told } => worker.told(token, *told),
             Message::Push { session, push } => worker.push(session, push),
             Message::Overdue { session } => worker.overdue(session),
+            Message::Sessions(message) => worker.take(from, message),
             Message::Stop => {
                 worker.give_up_waiting();
                 return;

@@ -42,7 +42,7 @@ mod zone_target;
 #[cfg(test)]
 mod tests;
 
-pub use config::{AuditFull, AuditSink, ServerConfig};
+pub use config::{AuditFull, AuditSink, ServerConfig, WORKERS_MAX};
 pub use error::{ServerError, ServerErrorKind};
 pub use folder::OWN_KEY;
 pub use fsck::{CheckData, Finding, RepairPlan, Report, fsck, fsck_folders, plan_repair};

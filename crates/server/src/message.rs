@@ -60,18 +60,21 @@ pub enum Message {
         /// The answer.
         told: Box<Result<TargetReply>>,
     },
-    /// To the worker with the connections: send this to the session's client.
+    /// To the worker with the sessions: send this to the session's client.
     Push {
         /// Whose client.
         session: SessionId,
         /// What.
         push: Push,
     },
-    /// To the worker with the connections: the session did not answer a callback in time.
+    /// To the worker with the sessions: the session did not answer a callback in time.
     Overdue {
         /// Which.
         session: SessionId,
     },
+    /// Between the workers with connections and the one with the sessions, in their own words
+    /// (`cluster::sessions::front`).
+    Sessions(Box<dyn std::any::Any + Send>),
     /// Stop receiving: the worker ends.
     Stop,
 }

@@ -10,6 +10,7 @@
 use crate::cluster::follower::Enlisted;
 use crate::cluster::peers::Cluster;
 use crate::cluster::sessions::ending::end_everywhere;
+use crate::cluster::sessions::front::Front;
 use crate::cluster::sessions::{SessionHandler, SessionManager};
 use crate::config::{NewZones, ServerConfig, SharedConfig};
 use crate::counters::Counters;
@@ -22,7 +23,7 @@ use crate::ops::scrub::scrub_agent;
 use crate::records::HomeRecord;
 use crate::tunables::{SharedTunables, Tunable, Tunables};
 use crate::worker::routes::{Routes, SharedRoutes};
-use crate::worker::{RING_MESSAGES, Worker};
+use crate::worker::{Worker, ring_messages};
 use crate::zone_target::Target;
 use crate::zone_target::memory_watch::watch_memory;
 use amphi_dlm::SessionEnd;
@@ -91,7 +92,7 @@ impl Seeds {
         }
         let folder::Prepared { targets, enlisted } = folder::prepare(env, config, &addrs).await?;
         let workers = config.workers.min(targets.len() as u16);
-        if workers < config.workers {
+        if workers < config.workers && config.workers_wanted {
             tracing::warn!(
                 "{} workers are too many for {} targets, each of which has one worker: {workers} are used",
                 config.workers,
@@ -107,7 +108,7 @@ impl Seeds {
             routes: routes.clone(),
             enlisted: enlisted.clone(),
         };
-        let mut seeds = mesh(usize::from(workers), RING_MESSAGES).into_iter().map(seed);
+        let mut seeds = mesh(usize::from(workers), ring_messages(usize::from(workers))).into_iter().map(seed);
         let Some(lead) = seeds.next() else {
             return Err(ServerError::new(ServerErrorKind::Config, "a server needs at least one worker"));
         };
@@ -118,6 +119,9 @@ impl Seeds {
 /// Runs a worker other than 0 until the server stops.
 pub async fn run_worker<E: Env>(env: E, seed: WorkerSeed) {
     let (worker, mesh, _) = open_worker(env, seed).await;
+    let front = Front::new(worker.clone(), Connections::of_one_of(usize::from(worker.workers)));
+    let clients: Weak<Front<E>> = Rc::downgrade(&front);
+    worker.set_clients(clients);
     dispatch::run(worker, mesh).await;
 }
 
@@ -205,7 +209,8 @@ impl<E: Env> Server<E> {
             listeners.push(listen(&env, addr, worker.config.socket_mode).await?);
         }
         let addrs: Vec<String> = listeners.iter().map(|l| l.local_addr()).collect();
-        let connections = Connections::new();
+        let connections = Connections::of_one_of(usize::from(worker.workers));
+        let front = Front::new(worker.clone(), connections.clone());
         let is_new = enlisted.is_some();
         let (cluster, has_map) = know_cluster(&worker, belonging, enlisted, &addrs, &connections)?;
         let id = cluster.map().cluster;
@@ -225,7 +230,7 @@ impl<E: Env> Server<E> {
         let mut joined = true;
         if !is_master {
             // The master looks whether it reaches this server.
-            let manager = SessionManager::new(worker.clone(), connections.clone(), id, Vec::new());
+            let manager = SessionManager::new(worker.clone(), front.clone(), id, Vec::new());
             manager.hold_mounts(true);
             attach(&worker, &manager, &cluster);
             serving.listen(std::mem::take(&mut listeners), &manager);
@@ -260,7 +265,7 @@ impl<E: Env> Server<E> {
             None => {
                 cluster.keep_map(has_map).await?;
                 let remembered = reconcile_sessions(&worker, &cluster, &reports).await.map_err(disk)?;
-                let manager = SessionManager::new(worker.clone(), connections, id, remembered);
+                let manager = SessionManager::new(worker.clone(), front, id, remembered);
                 attach(&worker, &manager, &cluster);
                 manager.begin(reports.iter().any(|h| h.cut_off)).await.map_err(disk)?;
                 let sessions = reports.first().into_iter().flat_map(|h| &h.sessions);
@@ -302,11 +307,11 @@ impl<E: Env> Server<E> {
     pub async fn stop(&self) -> Result<(), ServerError> {
         self.manager.close();
         self.stop_listening.borrow_mut().clear();
-        self.manager.connections().shutdown();
-        self.wait(FAREWELL, || self.manager.connections().count() == 0).await;
+        self.manager.shutdown();
+        self.wait(FAREWELL, async || !self.manager.is_any_connected().await).await;
         self.manager.cut_all("the server stops");
-        if !self.wait(FINISH, || self.manager.running() == 0).await {
-            tracing::warn!("{} requests did not end in time", self.manager.running());
+        if !self.wait(FINISH, async || !self.manager.is_executing(None).await).await {
+            tracing::warn!("some requests did not end in time");
         }
         let end = self.env.now() + FINISH;
         while !self.is_idle().await && self.env.now() < end {
@@ -338,9 +343,9 @@ impl<E: Env> Server<E> {
         idle
     }
 
-    async fn wait(&self, at_most: Duration, done: impl Fn() -> bool) -> bool {
+    async fn wait(&self, at_most: Duration, done: impl AsyncFn() -> bool) -> bool {
         let end = self.env.now() + at_most;
-        while !done() {
+        while !done().await {
             if self.env.now() >= end {
                 return false;
             }

@@ -29,6 +29,7 @@ mod read_cache;
 mod reopen;
 mod sessions;
 mod small_reads;
+mod spread;
 mod stories;
 mod storm;
 mod sweep;

@@ -28,13 +28,17 @@ use amphi_sched::{Lane, MeshTx, SendError};
 use amphi_types::{Errno, Result, SessionId, TargetId};
 use amphi_wire::{Answer, Call, Push, Request, RequestId};
 use futures_channel::oneshot;
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-/// Messages that a ring between two workers holds.
-pub const RING_MESSAGES: usize = 1024;
+/// Messages that a ring between two of a few workers holds, and least and all that those to one worker hold: what finds
+/// its ring full waits in a queue, which the credits of the sessions bound.
+const RING_MESSAGES: usize = 1024;
+const RING_MESSAGES_MIN: usize = 64;
+const RINGS_MESSAGES: usize = 2048;
 /// How long a message that found its ring full waits before it is tried again.
 const RETRY_FULL: Duration = Duration::from_micros(50);
 /// Operations over several servers that a server coordinates at the same time: each waits in one slot of a link at
@@ -89,6 +93,18 @@ impl Waiters {
     }
 }
 
+/// Messages that a ring holds between two of so many workers: all rings of 16 workers take 8 MiB.
+pub const fn ring_messages(workers: usize) -> usize {
+    let share = RINGS_MESSAGES / if workers == 0 { 1 } else { workers };
+    if share > RING_MESSAGES {
+        RING_MESSAGES
+    } else if share < RING_MESSAGES_MIN {
+        RING_MESSAGES_MIN
+    } else {
+        share
+    }
+}
+
 impl<E: Env> Worker<E> {
     /// A worker with its targets, or with what it could open before the failure.
     #[expect(clippy::too_many_arguments, reason = "made in one place from parts of different origin")]
@@ -137,7 +153,7 @@ impl<E: Env> Worker<E> {
         }
     }
 
-    /// Tells the worker who has the connections.
+    /// Tells the worker who has its connections.
     pub fn set_clients(&self, clients: Weak<dyn Clients>) {
         *self.above.clients.borrow_mut() = Some(clients);
     }
@@ -415,11 +431,15 @@ impl<E: Env> Worker<E> {
 
     /// Sends a message to a session's client.
     pub fn push(self: &Rc<Self>, session: SessionId, push: Push) {
-        if self.index != 0 {
-            return self.send(0, Lane::Urgent, Message::Push { session, push });
-        }
         if let Some(clients) = self.clients() {
             clients.push(session, push);
+        }
+    }
+
+    /// What the worker with the sessions says to those with connections, and they to it.
+    pub fn take(self: &Rc<Self>, from: usize, message: Box<dyn Any + Send>) {
+        if let Some(clients) = self.clients() {
+            clients.take(from, message);
         }
     }
 

@@ -381,7 +381,8 @@ impl Attack {
         let tries = self.guise.is_bound() && self.guise != Guise::Admin && self.below(30) == 0;
         let session = SessionId(if tries { 1 } else { self.sessions.get() });
         let role = if self.below(30) == 0 { Role::Mount } else { self.guise.role() };
-        let hello = Hello { version: VERSION, session, role, name, last_boot: 0, clock: self.env.wall() };
+        let clock = self.env.wall();
+        let hello = Hello { version: VERSION, session, role, name, last_boot: 0, clock, link: 0, links: 1 };
         frame(Head::new(FrameKind::Hello), &SignedHello { hello, nonce: [3; 32], proof: None, identity: None })
     }
 

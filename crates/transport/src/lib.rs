@@ -26,8 +26,11 @@ mod pipe;
 pub use auth::{ClusterKey, Proved, ServerAuth, WeakKey, is_unix};
 pub use error::{LinkError, ServeError};
 pub use identity::Identity;
-pub use link::{CallOptions, Link, LinkConfig, LinkEvents, Outcome, Recovery, Timeouts, ToldCall};
-pub use server::{Alive, ConnId, Connections, Handler, Incoming, Peer, ReplyRoute, check_listen, serve, serve_local};
+pub use link::{CallOptions, Link, LinkConfig, LinkEvents, Numbered, Outcome, Recovery, Timeouts, ToldCall};
+pub use server::{
+    Alive, ConnId, Connections, Guest, Handler, Incoming, Parcel, Peer, ReplyRoute, adopt, check_listen, serve,
+    serve_local,
+};
 
 #[cfg(test)]
 mod tests;

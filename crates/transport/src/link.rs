@@ -88,6 +88,20 @@ pub struct LinkConfig {
     pub timeouts: Timeouts,
 }
 
+/// Which of a session's connections to a server a link has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbered {
+    /// Its number, from 0, below `amphi_wire::slots::LINKS_MAX`. Connection 0 begins the session at the server.
+    pub link: u16,
+    /// Connections that the client has to the server, or would open, see `Hello::links`.
+    pub links: u16,
+}
+
+impl Numbered {
+    /// The only one.
+    pub const ONLY: Numbered = Numbered { link: 0, links: 1 };
+}
+
 /// What a link reports to its owner.
 pub trait LinkEvents<E: Env>: 'static {
     /// The server has sent a push. Must not block.
@@ -167,6 +181,8 @@ pub struct Link<E: Env> {
     /// Addresses of the server, which may move.
     addrs: RefCell<Vec<String>>,
     local: Option<LocalDialer>,
+    /// What the server is told of it on each connection.
+    numbered: Cell<Numbered>,
     timeouts: Cell<Timeouts>,
     state: RefCell<State>,
     /// Wakes the writer.
@@ -184,7 +200,17 @@ impl<E: Env> Link<E> {
     /// Errors: those of the last address tried. `PermissionDenied` if the server refused, with its reason.
     /// `InvalidData` if it is not a server of this protocol and version, or does not know the key.
     pub async fn connect<H: LinkEvents<E>>(env: E, config: LinkConfig, events: Rc<H>) -> io::Result<Rc<Link<E>>> {
-        Self::start(env, config, None, events).await
+        Self::start(env, config, None, Numbered::ONLY, events).await
+    }
+
+    /// As `connect`, for one of several connections of the session to the server.
+    pub async fn connect_numbered<H: LinkEvents<E>>(
+        env: E,
+        config: LinkConfig,
+        numbered: Numbered,
+        events: Rc<H>,
+    ) -> io::Result<Rc<Link<E>>> {
+        Self::start(env, config, None, numbered, events).await
     }
 
     /// Connects to the `serve_local` of this thread. When that has ended, calls fail with `Closed`.
@@ -194,7 +220,7 @@ impl<E: Env> Link<E> {
         config: LinkConfig,
         events: Rc<H>,
     ) -> io::Result<Rc<Link<E>>> {
-        Self::start(env, config, Some(dialer), events).await
+        Self::start(env, config, Some(dialer), Numbered::ONLY, events).await
     }
 
     /// Sends a call without a deadline; see `call_with`.
@@ -318,9 +344,19 @@ impl<E: Env> Link<E> {
         self.timeouts.get()
     }
 
+    /// Addresses of the server.
+    pub fn addrs(&self) -> Vec<String> {
+        self.addrs.borrow().clone()
+    }
+
     /// The server has other addresses from now on. A present connection stays.
     pub fn set_addrs(&self, addrs: Vec<String>) {
         *self.addrs.borrow_mut() = addrs;
+    }
+
+    /// The client has so many connections to the server from now on: the next connection says so.
+    pub fn set_links(&self, links: u16) {
+        self.numbered.set(Numbered { links, ..self.numbered.get() });
     }
 
     /// Changes the times. Waits that have begun end as they were.

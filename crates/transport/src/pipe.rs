@@ -185,6 +185,27 @@ pub(crate) fn over_stream<E: Env>(conn: E::Conn) -> (Outbound<E>, Inbound<E>) {
     )
 }
 
+/// A connection after its handshake, on its way to another thread: all that travels with it is in here.
+pub(crate) struct Moved<E: Env> {
+    conn: <E::Conn as Conn>::Moved,
+}
+
+/// Takes a connection off this thread. Nothing of it may be under way, and no message may wait to be taken or sent.
+///
+/// Errors: why it cannot be moved; an in-process connection never can.
+pub(crate) fn detach<E: Env>((out, inb): (Outbound<E>, Inbound<E>)) -> io::Result<Moved<E>> {
+    let (Outbound::Stream(tx), Inbound::Stream(rx)) = (out, inb) else {
+        return Err(io::Error::new(io::ErrorKind::Unsupported, "a connection inside a thread stays there"));
+    };
+    debug_assert!(!tx.is_staged() && rx.payload.is_none(), "a connection is moved between two messages");
+    Ok(Moved { conn: E::Conn::detach(tx.tx, rx.rx)? })
+}
+
+/// Takes a connection over from another thread.
+pub(crate) fn adopt<E: Env>(env: &E, Moved { conn }: Moved<E>) -> (Outbound<E>, Inbound<E>) {
+    over_stream::<E>(env.adopt(conn))
+}
+
 /// Both halves over local queues.
 pub(crate) fn over_local<E: Env>((tx, rx): crate::local::LocalConn) -> (Outbound<E>, Inbound<E>) {
     (Outbound::Local(tx), Inbound::Local(rx))

@@ -6,22 +6,26 @@
 //!
 //! Invariants: of the requests of a connection, at most its credits are open or have queued replies, and at most
 //! `PUSHES_MAX` pushes are queued. A peer that breaks a rule loses its connection, with one log line, and nothing else
-//! happens. A session has one connection, the newest. At most `GREETINGS_MAX` clients are in the handshake, and the
-//! memory of payloads on their way has a budget over all connections (`budget`).
+//! happens. A session has one connection of each number, the newest. A connection is one thread's: of that which
+//! accepted it, or of the one to which the handler gives it once it is welcomed (`Handler::place`, `Parcel`). At most
+//! `GREETINGS_MAX` clients are in the handshake, and the memory of payloads on their way has a budget over all
+//! connections (`budget`).
 
 mod accept;
 mod budget;
 mod connection;
 
-pub use accept::{check_listen, serve, serve_local};
+pub use accept::{Parcel, adopt, check_listen, serve, serve_local};
 pub use connection::{Alive, ConnId, Connections, ReplyRoute};
 
 use crate::auth::Proved;
 
 use amphi_env::Buf;
 use amphi_types::{Cred, SessionId};
+use amphi_wire::slots::LINK_SLOTS;
 use amphi_wire::{Call, Hello, Lane, RequestId, Role, Welcome};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Most connections that are served at the same time, including those in the handshake; further connections are closed
@@ -51,11 +55,24 @@ pub struct Peer {
     /// The user as whom the client may act. `None`: as any user, because it is in this process, runs as root or as the
     /// server's user, or has proved the cluster key over a network. Any other client came over a Unix socket, and is
     /// the user that the kernel reports.
-    pub bound: Option<Rc<Cred>>,
+    pub bound: Option<Arc<Cred>>,
     /// What it has proved.
     pub proved: Proved,
     /// Whether it has proved the cluster key, beside a key of its own or alone.
     pub knows_cluster_key: bool,
+}
+
+/// Whose a connection is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Guest {
+    /// The session.
+    pub session: SessionId,
+    /// Its role.
+    pub role: Role,
+    /// Which of the session's connections it is (`Hello::link`).
+    pub link: u16,
+    /// The connection.
+    pub conn: ConnId,
 }
 
 /// A request that has arrived.
@@ -66,7 +83,9 @@ pub struct Incoming {
     /// The role of the session.
     pub role: Role,
     /// The user as whom its client may act, see `Peer::bound`.
-    pub bound: Option<Rc<Cred>>,
+    pub bound: Option<Arc<Cred>>,
+    /// Which of the session's connections it came by (`Hello::link`).
+    pub link: u16,
     /// Where the reply is sent: `Connections::reply`.
     pub route: ReplyRoute,
     /// Its lane.
@@ -81,9 +100,9 @@ pub struct Incoming {
 }
 
 impl Incoming {
-    /// Id within the session, for `wire::slots::ReplyTable`.
+    /// Id within the session, for `wire::slots::ReplyTable`: slots of different connections are different ones.
     pub fn id(&self) -> RequestId {
-        self.route.id
+        RequestId { slot: self.link * LINK_SLOTS + self.route.id.slot, ..self.route.id }
     }
 }
 
@@ -93,14 +112,22 @@ pub trait Handler: 'static {
     /// same for every connection of a session. `connected` follows unless the connection ends first. An error is sent
     /// to the client as the reason for its refusal.
     fn hello(&self, hello: &Hello, peer: &Peer) -> impl Future<Output = Result<Welcome, String>>;
-    /// The client was welcomed, `peer` as it was in `hello`. Pushes may be sent to `conn` from now on.
-    fn connected(&self, session: SessionId, role: Role, conn: ConnId, peer: &Peer);
+    /// Which thread serves a client that has been welcomed: a number for `hand_over`, or `None` for this one.
+    fn place(&self, _hello: &Hello, _welcome: &Welcome, _peer: &Peer) -> Option<usize> {
+        None
+    }
+    /// Another thread, `to` of `place`, serves the client from now on: it gets the parcel, and passes it to `adopt`. A
+    /// parcel that is dropped closes the connection. `connected` follows there, and when the connection ends
+    /// `disconnected`; who hears of that says so to `Connections::came_back`.
+    fn hand_over(&self, _to: usize, _guest: Guest, _peer: &Peer, _parcel: Parcel) {}
+    /// The client was welcomed, `peer` as it was in `hello`. Pushes may be sent to `guest.conn` from now on.
+    fn connected(&self, guest: Guest, peer: &Peer);
     /// A request has arrived. Must not block: it spawns or forwards, and answers with `Connections::reply` exactly
     /// once. A resend of a request that is still being executed comes with a new route, and the reply then goes there.
     fn call(self: Rc<Self>, request: Incoming);
     /// Somebody at `addr` was not let in before it was known who: its bytes are no handshake, or prove nothing.
     fn stranger(&self, _addr: &str, _why: &str) {}
     /// The connection is gone; `clean` if the client said `Bye`. Called once for each `connected`. If a newer
-    /// connection of the session takes over, it comes before that one's `connected`.
+    /// connection of the session of the same number takes over, it comes before that one's `connected`.
     fn disconnected(&self, session: SessionId, conn: ConnId, clean: bool);
 }

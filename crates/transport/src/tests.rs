@@ -6,12 +6,13 @@
 mod calls;
 mod faults;
 mod identities;
+mod moved;
 mod strangers;
 
 use crate::local::{LocalDialer, pair};
 use crate::{
-    ClusterKey, ConnId, Connections, Handler, Incoming, Link, LinkConfig, LinkEvents, Peer, Proved, Recovery,
-    ReplyRoute, ServerAuth, Timeouts, serve, serve_local,
+    ClusterKey, ConnId, Connections, Guest, Handler, Incoming, Link, LinkConfig, LinkEvents, Parcel, Peer, Proved,
+    Recovery, ReplyRoute, ServerAuth, Timeouts, serve, serve_local,
 };
 use amphi_env::sim::SimConfig;
 use amphi_env::{Buf, Env, Sim, SimEnv};
@@ -22,6 +23,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Numbers from here on are held until `TestServer::release`.
@@ -107,9 +109,12 @@ pub(super) struct TestServer {
     /// Address of the last payload, to see copies.
     pub(super) payload_at: Cell<usize>,
     /// As whom the client of each session may act.
-    pub(super) bounds: RefCell<BTreeMap<SessionId, Option<Rc<Cred>>>>,
+    pub(super) bounds: RefCell<BTreeMap<SessionId, Option<Arc<Cred>>>>,
     /// Whether a request with a payload closes the connection under its answer.
     pub(super) drop_answers: Cell<bool>,
+    /// The thread that serves clients, if another one, and what it was given.
+    pub(super) place: Cell<Option<usize>>,
+    pub(super) parcels: RefCell<Vec<(usize, Parcel)>>,
 }
 
 impl TestServer {
@@ -129,6 +134,8 @@ impl TestServer {
             payload_at: Cell::new(0),
             bounds: RefCell::default(),
             drop_answers: Cell::new(false),
+            place: Cell::new(None),
+            parcels: RefCell::default(),
         })
     }
 
@@ -194,13 +201,22 @@ impl Handler for TestServer {
             alone: true,
             map_epoch: 0,
             mounts: 1,
+            links: 1,
             rotating: Vec::new(),
         })
     }
 
-    fn connected(&self, _: SessionId, _: Role, conn: ConnId, peer: &Peer) {
+    fn place(&self, _: &Hello, _: &Welcome, _: &Peer) -> Option<usize> {
+        self.place.get()
+    }
+
+    fn hand_over(&self, to: usize, _: Guest, _: &Peer, parcel: Parcel) {
+        self.parcels.borrow_mut().push((to, parcel));
+    }
+
+    fn connected(&self, guest: Guest, peer: &Peer) {
         self.proved.borrow_mut().push(peer.proved);
-        self.connected.borrow_mut().push(conn);
+        self.connected.borrow_mut().push(guest.conn);
     }
 
     fn call(self: Rc<Self>, request: Incoming) {

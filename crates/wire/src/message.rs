@@ -58,6 +58,12 @@ pub struct Hello {
     pub last_boot: u64,
     /// What its clock says.
     pub clock: Timespec,
+    /// Which of the session's connections to this server this is, from 0; below `LINKS_MAX`. All but connection 0 join
+    /// a session that connection 0 began.
+    pub link: u16,
+    /// Connections that the client has to this server, or at its first one would open, at least 1. A connection other
+    /// than that of a mount is alone.
+    pub links: u16,
 }
 
 /// The server's answer to `Hello`.
@@ -91,6 +97,10 @@ pub struct Welcome {
     /// and starts anew learns whether there were others in between, or another server has lost what it had answered,
     /// which counts as one.
     pub mounts: u64,
+    /// Connections over which the client does best to spread this server's targets, at least 1 and at most
+    /// `Hello::links`: the target at place `p` of the server's targets in ascending order is reached over connection
+    /// `p` modulo this. Any connection reaches any target, with a detour within the server.
+    pub links: u16,
     /// Targets of this server on rotating storage, at most `ROTATING_MAX`; of further ones mounts know nothing.
     pub rotating: Vec<TargetId>,
 }

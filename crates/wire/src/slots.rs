@@ -21,6 +21,12 @@ pub const URGENT_CREDITS_MIN: u16 = 2;
 pub const NORMAL_CREDITS: u16 = 64;
 /// Slots that a server grants to the urgent lane unless told otherwise.
 pub const URGENT_CREDITS: u16 = 32;
+/// Most connections of a session to one server.
+pub const LINKS_MAX: u16 = 32;
+/// Slots of each connection of a session among those of the session: what a target remembers of a request it remembers
+/// under the connection's number times this, plus the slot.
+pub const LINK_SLOTS: u16 = 2 * CREDITS_MAX;
+const _: () = assert!(LINKS_MAX as u32 * LINK_SLOTS as u32 <= 1 << 16, "every slot of a session has a number");
 /// Share of the urgent slots that a client keeps back for answers: one in so many.
 const ANSWER_SHARE: u16 = 4;
 /// Share of the normal slots that a client keeps back for requests that wait for no lock: one in so many.

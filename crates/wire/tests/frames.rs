@@ -257,7 +257,7 @@ fn every_message_round_trips() {
         &Challenge { nonce: [9; 32], keyed: true, identity: Some(Fingerprint([8; 32])) },
     );
     let (session, role, clock) = (SessionId(3), Role::Admin, Timespec { sec: 5, nsec: 6 });
-    let hello = Hello { version: 1, session, role, name: "h:1".into(), last_boot: 4, clock };
+    let hello = Hello { version: 1, session, role, name: "h:1".into(), last_boot: 4, clock, link: 3, links: 5 };
     round_trip(Head::new(FrameKind::Hello), &SignedHello { hello, nonce: [1; 32], proof: Some([2; 32]), identity });
     let welcome = Welcome {
         version: 1,
@@ -272,10 +272,12 @@ fn every_message_round_trips() {
         alone: true,
         map_epoch: 0,
         mounts: 1,
+        links: 1,
         rotating: Vec::new(),
     };
     // The longest one fits a handshake.
     let longest = Welcome {
+        links: amphi_wire::slots::LINKS_MAX,
         rotating: vec![TargetId(u16::MAX); ROTATING_MAX],
         pool: u16::MAX,
         token_ms: u32::MAX,

@@ -78,7 +78,8 @@ pub struct Server {
     /// While the audit log cannot be written: go on, or let nobody new in and change no keys [default: go-on]
     #[arg(long, value_name = "WHAT")]
     audit_full: Option<WhenFull>,
-    /// Worker threads; targets are spread over them [default: 1]
+    /// Worker threads; targets are spread over them [default: half of the cores that the process may use, at least 1,
+    /// and no more than there are targets]
     #[arg(long)]
     workers: Option<u16>,
     /// How long a worker polls after its last work before it sleeps, if nobody else needs the core; microseconds
@@ -108,7 +109,7 @@ impl Server {
         let Some(data) = self.data.clone().or(file.data) else {
             return Err(Failure::refused("where are the zones? give --data DIR, or data in the configuration file"));
         };
-        let workers = self.workers.or(file.workers).unwrap_or(1);
+        let workers = self.workers.or(file.workers);
         let storage = Storage {
             data,
             targets: self.targets.or(file.targets),

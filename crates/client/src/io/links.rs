@@ -1,4 +1,4 @@
-//! `Links`: one connection for each server of the cluster.
+//! `Links`: the connections to the servers of the cluster, one or several for each.
 //!
 //! Owns: the cluster map as this mount knows it, which server a request goes to, opening connections on first use,
 //! asking for a newer map. Does not own: the life of one connection (`transport::Link`), what is sent (`ops`), what a
@@ -12,6 +12,7 @@
 
 mod find;
 mod opening;
+mod parts;
 
 use crate::coherence::sharing;
 use crate::conn::queue::Outgoing;
@@ -129,7 +130,7 @@ impl<E: Env> Links<E> {
         });
         let events = Rc::new(Events::new(env.clone(), &links, &seat));
         let link = match way {
-            Way::Addresses => Link::connect(env, config.clone(), events).await?,
+            Way::Addresses => Link::connect_numbered(env, config.clone(), links.numbered(), events).await?,
             Way::Local(dialer) => Link::local(env, dialer, config.clone(), events).await?,
         };
         let welcome = link.welcome();
@@ -147,6 +148,8 @@ impl<E: Env> Links<E> {
         };
         links.adopt(map);
         links.learn_storage(&seat, &welcome);
+        links.split(&seat, &link).await;
+        links.reroute();
         links.tune();
         Ok(links)
     }
@@ -210,7 +213,12 @@ impl<E: Env> Links<E> {
     }
 
     fn seat_of(&self, target: TargetId) -> Option<Rc<Seat<E>>> {
-        self.seats.borrow().iter().find(|s| s.has(target)).cloned()
+        self.seats.borrow().iter().find(|s| s.has(target)).map(|s| s.part_with(target).unwrap_or_else(|| s.clone()))
+    }
+
+    /// All seats, and the parts of each behind it.
+    fn all(&self) -> Vec<Rc<Seat<E>>> {
+        self.seats.borrow().iter().flat_map(|s| std::iter::once(s.clone()).chain(s.parts())).collect()
     }
 
     fn master(&self) -> Rc<Seat<E>> {
@@ -224,7 +232,10 @@ impl<E: Env> Links<E> {
 
     /// Targets of the server at `seat`; all of `pool` if it is alone.
     pub(crate) fn targets_of(&self, seat: &Seat<E>, pool: u16) -> Vec<TargetId> {
-        if self.seats.borrow().len() > 1 { seat.targets() } else { (0..pool).map(TargetId).collect() }
+        if seat.is_part() || self.seats.borrow().len() > 1 {
+            return seat.targets();
+        }
+        (0..pool).map(TargetId).filter(|target| seat.part_with(*target).is_none()).collect()
     }
 
     /// Takes what a server says of the storage of its targets.
@@ -368,7 +379,7 @@ impl<E: Env> Links<E> {
 
     /// Enters the open connections into the table by target.
     fn reroute(&self) {
-        let seats = self.seats.borrow();
+        let seats = self.all();
         let mut routes = vec![None; usize::from(self.mount.cluster.map.lock().pool())];
         for seat in seats.iter() {
             let link = seat.link();
@@ -418,15 +429,18 @@ impl<E: Env> Links<E> {
         }
     }
 
-    /// The session is over: the other servers hear no more of it.
+    /// The session is over: the other servers hear no more of it, nor the master by other connections than the first.
     pub(crate) fn leave_others(&self) {
         let seats = self.seats.borrow().clone();
+        seats.iter().take(1).flat_map(|master| master.parts()).for_each(|part| part.leave(&self.env));
         seats.iter().skip(1).for_each(|seat| seat.leave(&self.env));
     }
 
     /// Names of the servers that are wanted and cannot be reached at the moment.
     pub(crate) fn unreachable(&self) -> Vec<String> {
-        self.seats.borrow().iter().filter(|s| s.is_unreachable()).map(|s| format!("server {}", s.name())).collect()
+        let seats = self.seats.borrow();
+        let away = seats.iter().filter(|s| s.is_unreachable() || s.parts().iter().any(|part| part.is_unreachable()));
+        away.map(|s| format!("server {}", s.name())).collect()
     }
 
     /// Returns when some server could not be reached for all of `patience` from now on: their names.
@@ -452,12 +466,12 @@ impl<E: Env> Links<E> {
         self.give_up_s.set(give_up_s);
         let timeouts = Timeouts { give_up: Duration::from_secs(give_up_s), ..self.timeouts.get() };
         self.timeouts.set(timeouts);
-        self.seats.borrow().iter().filter_map(|s| s.link()).for_each(|l| l.set_timeouts(timeouts));
+        self.all().iter().filter_map(|s| s.link()).for_each(|l| l.set_timeouts(timeouts));
     }
 
     /// Ends the session: the other connections are closed, then the master hears of it within `patience`.
     pub(crate) async fn close(&self, patience: Duration) {
-        let seats = self.seats.borrow().clone();
+        let seats = self.all();
         seats.iter().for_each(|s| s.set_gone());
         let open: Vec<Rc<Link<E>>> = seats.iter().skip(1).filter_map(|s| s.link()).collect();
         join_all(open.iter().map(|link| link.close())).await;

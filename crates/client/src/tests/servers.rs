@@ -9,7 +9,7 @@ use crate::{Client, Pending, Way};
 use amphi_env::sim::CrashKind;
 use amphi_env::{Buf, Env, Sim, SimEnv};
 use amphi_transport::{
-    ClusterKey, ConnId, Connections, Handler, Incoming, LinkConfig, Peer, ServerAuth, Timeouts, serve,
+    ClusterKey, ConnId, Connections, Guest, Handler, Incoming, LinkConfig, Peer, ServerAuth, Timeouts, serve,
 };
 use amphi_types::{Errno, Ino, Result, SessionId, TargetId};
 use amphi_wire::*;
@@ -39,6 +39,11 @@ struct Shared {
     others: Cell<u64>,
     pause: Cell<Duration>,
     answered: RefCell<Answered>,
+    /// Connections that a server says are best, at most, and whether it lets a second one in.
+    links: Cell<u16>,
+    refuses: Cell<bool>,
+    /// Requests to targets: the server, the connection, the target.
+    came: RefCell<Vec<(usize, u16, TargetId)>>,
 }
 
 struct Served {
@@ -63,6 +68,9 @@ impl Served {
             && *seq == id.seq
         {
             return (answer.clone(), again(bytes));
+        }
+        if !matches!(call.op, Request::Map | Request::Goodbye) {
+            self.shared.came.borrow_mut().push((self.at, request.link, call.target));
         }
         match call.op {
             Request::Map => return (Answer::of(Ok(Reply::Map(self.shared.map.borrow().clone()))), None),
@@ -90,6 +98,9 @@ impl Served {
 impl Handler for Served {
     async fn hello(&self, hello: &Hello, _: &Peer) -> std::result::Result<Welcome, String> {
         let known = self.shared.mounts.borrow().contains(&self.at);
+        if hello.link > 0 && (self.shared.refuses.get() || !known) {
+            return Err("no further connection".into());
+        }
         if hello.role == Role::Mount {
             let mut mounts = self.shared.mounts.borrow_mut();
             assert!(self.at == 0 || mounts.contains(&0), "the master admits first");
@@ -115,10 +126,11 @@ impl Handler for Served {
             alone: true,
             map_epoch: map.epoch,
             mounts: self.shared.begun.get() + self.shared.others.get(),
+            links: self.shared.links.get().min(hello.links),
             rotating: Vec::new(),
         })
     }
-    fn connected(&self, _: SessionId, _: Role, _: ConnId, _: &Peer) {}
+    fn connected(&self, _: Guest, _: &Peer) {}
     fn call(self: Rc<Self>, mut request: Incoming) {
         let env = self.env.clone();
         env.clone().spawn(async move {
@@ -162,6 +174,9 @@ impl Site {
             others: Cell::new(0),
             pause: Cell::default(),
             answered: RefCell::default(),
+            links: Cell::new(1),
+            refuses: Cell::new(false),
+            came: RefCell::default(),
         });
         let env = sim.node("mount");
         Site { sim, env, shared, clock: Arc::default(), boots: RefCell::new(0) }
@@ -303,6 +318,57 @@ fn each_server_has_its_own_connection() {
         assert_eq!(site.shared.server.borrow().log.last().map(String::as_str), Some("Goodbye"));
     })
     .expect("the simulation ends");
+}
+
+/// Goal: a mount has as many connections to each server as the server says, sends the requests for a target by one of
+/// them, always the same, and presents there what it holds after a restart; where a server lets none but the first in,
+/// or the mount may open no other, everything goes by that; the goodbye comes last. Method: one and two servers that
+/// say 1 to 4; writes over all targets, a restart of each server, writes again.
+#[test]
+fn each_worker_has_its_own_connection() {
+    let one: &[&[u16]] = &[&[0, 1, 2, 3]];
+    let two: &[&[u16]] = &[&[0, 3], &[1, 2]];
+    for (servers, links, refuses) in
+        [(one, 1, false), (one, 2, false), (one, 4, false), (one, 2, true), (two, 2, false)]
+    {
+        let sim = Rc::new(Sim::new(11 + u64::from(links), Default::default()));
+        sim.block_on(async {
+            let site = Site::new(sim.clone(), servers);
+            site.shared.links.set(links);
+            site.shared.refuses.set(refuses);
+            for at in 0..servers.len() {
+                site.start(at).await;
+            }
+            let (client, ended) = site.mount(&["tcp:s0:7000"]);
+            write(&client, "a", 1).await.expect("write");
+            for (at, own) in servers.iter().enumerate() {
+                site.shared.represented.borrow_mut().clear();
+                sim.crash(&format!("s{at}"), CrashKind::Process);
+                site.start(at).await;
+                check(&client, "a", 1).await;
+                write(&client, "b", 2).await.expect("write");
+                let mut told: Vec<TargetId> =
+                    site.shared.represented.borrow().iter().map(|(_, target)| *target).collect();
+                told.sort_unstable();
+                assert_eq!(told, own.iter().map(|t| TargetId(*t)).collect::<Vec<_>>(), "each once");
+            }
+            let came = site.shared.came.borrow().clone();
+            let expected = |at: usize, target: TargetId| {
+                let place = servers[at].iter().position(|t| *t == target.0).expect("its own") as u16;
+                if refuses { 0 } else { place % links }
+            };
+            for (at, link, target) in &came {
+                assert_eq!(*link, expected(*at, *target), "{target} of server {at}, which says {links}");
+            }
+            for at in 0..servers.len() {
+                let used: BTreeSet<u16> = came.iter().filter(|(a, ..)| *a == at).map(|(_, link, _)| *link).collect();
+                assert_eq!(used.len(), if refuses { 1 } else { usize::from(links) }, "all are used");
+            }
+            site.stop(client, ended).await;
+            assert_eq!(site.shared.server.borrow().log.last().map(String::as_str), Some("Goodbye"));
+        })
+        .expect("the simulation ends");
+    }
 }
 
 /// Goal: where a session has ended and begun anew, nothing of what it had before reaches a server until the master has

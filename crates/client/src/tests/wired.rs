@@ -4,7 +4,7 @@ use super::server::Server;
 use crate::api::{ClientConfig, Clock, Ctx, Hints, OpenFlags};
 use crate::{Client, Way};
 use amphi_env::{Buf, Env, Sim, SimEnv};
-use amphi_transport::{ConnId, Connections, Handler, Incoming, LinkConfig, Peer, Timeouts, local, serve_local};
+use amphi_transport::{ConnId, Connections, Guest, Handler, Incoming, LinkConfig, Peer, Timeouts, local, serve_local};
 use amphi_types::{Ino, SessionId, Timespec};
 use amphi_wire::{Hello, Role, VERSION, Welcome};
 use std::cell::RefCell;
@@ -34,10 +34,11 @@ impl Handler for Served {
             alone: true,
             map_epoch: 0,
             mounts: 1,
+            links: 1,
             rotating: Vec::new(),
         })
     }
-    fn connected(&self, _: SessionId, _: Role, _: ConnId, _: &Peer) {}
+    fn connected(&self, _: Guest, _: &Peer) {}
     fn call(self: Rc<Self>, request: Incoming) {
         let env = self.env.clone();
         env.clone().spawn(async move {

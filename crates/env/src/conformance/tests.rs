@@ -69,6 +69,14 @@ real!(
     real_half_message, env, dir => conformance::half_message(env, &format!("unix:{dir}/s"))
 );
 real!(
+    /// Goal: production keeps the promises of connections that change threads. Method: the suite, on one thread.
+    real_moved, env, dir => conformance::moved(env, &format!("unix:{dir}/s"))
+);
+real!(
+    /// Goal: production keeps the promises of connections that change threads. Method: the suite, on one thread.
+    real_tcp_moved, env, _dir => conformance::moved(env, "tcp:127.0.0.1:0")
+);
+real!(
     /// Goal: production keeps the promises of Unix listeners. Method: the suite.
     real_unix_listening, env, dir => conformance::listening(env, &format!("unix:{dir}/s"))
 );
@@ -113,6 +121,13 @@ fn sim_disks() {
 fn sim_streams() {
     sim(|env| conformance::streams(env, "unix:/data/s"));
     sim(|env| conformance::half_message(env, "tcp:host:0"));
+}
+
+/// Goal: the simulator keeps the promises of connections that change threads. Method: the suite, many seeds.
+#[test]
+fn sim_moved() {
+    sim(|env| conformance::moved(env, "unix:/data/s"));
+    sim(|env| conformance::moved(env, "tcp:host:0"));
 }
 
 /// Goal: the simulator keeps the promises of listeners. Method: the suite, many seeds, both forms of address.

@@ -54,10 +54,27 @@ pub struct RealConn {
     peer: String,
     cred: Option<Cred>,
     tcp: bool,
+    /// What was received ahead on the thread that had the connection before.
+    ahead: Option<Staging>,
     leases: Arc<Leases>,
 }
 
+/// A connected socket between two threads.
+pub struct RealMoved {
+    fd: OwnedFd,
+    peer: String,
+    cred: Option<Cred>,
+    tcp: bool,
+    ahead: Staging,
+}
+
 impl RealConn {
+    /// Takes a socket over from another thread.
+    pub(super) fn adopt(moved: RealMoved, leases: &Arc<Leases>) -> RealConn {
+        let RealMoved { fd, peer, cred, tcp, ahead } = moved;
+        RealConn { fd: SharedFd::new(fd), peer, cred, tcp, ahead: Some(ahead), leases: leases.clone() }
+    }
+
     fn new(fd: OwnedFd, peer: String, cred: Option<Cred>, tcp: bool, leases: &Arc<Leases>) -> io::Result<RealConn> {
         if tcp {
             set_up_tcp(&fd)?;
@@ -65,7 +82,7 @@ impl RealConn {
             // Without the privilege as much as the system allows: it clips, and a smaller buffer is only slower.
             let _ = sockopt::set_socket_send_buffer_size(&fd, UNIX_SEND_BYTES);
         }
-        Ok(RealConn { fd: SharedFd::new(fd), peer, cred, tcp, leases: leases.clone() })
+        Ok(RealConn { fd: SharedFd::new(fd), peer, cred, tcp, ahead: None, leases: leases.clone() })
     }
 
     pub(super) async fn dial(text: &str, leases: &Arc<Leases>) -> io::Result<RealConn> {
@@ -98,6 +115,7 @@ fn set_up_tcp(fd: &OwnedFd) -> io::Result<()> {
 impl Conn for RealConn {
     type Tx = RealTx;
     type Rx = RealRx;
+    type Moved = RealMoved;
 
     fn peer(&self) -> String {
         self.peer.clone()
@@ -112,18 +130,31 @@ impl Conn for RealConn {
     }
 
     fn split(self) -> (RealTx, RealRx) {
-        let rx = RealRx {
-            fd: self.fd.clone(),
-            staging: Some(Staging { buf: Buf::zeroed(STAGING_BYTES), start: 0, end: 0 }),
-            leases: self.leases.clone(),
+        let RealConn { fd, peer, cred, tcp, ahead, leases } = self;
+        let staging = ahead.unwrap_or_else(|| Staging { buf: Buf::zeroed(STAGING_BYTES), start: 0, end: 0 });
+        let rx = RealRx { fd: fd.clone(), staging: Some(staging), leases: leases.clone() };
+        (RealTx { fd, peer, cred, tcp, leases }, rx)
+    }
+
+    fn detach(tx: RealTx, rx: RealRx) -> io::Result<RealMoved> {
+        let RealTx { fd, peer, cred, tcp, .. } = tx;
+        let Some(ahead) = rx.staging else {
+            return Err(io::Error::other("a receive on this connection was dropped before its end"));
         };
-        (RealTx { fd: self.fd, leases: self.leases }, rx)
+        drop(rx.fd);
+        // The count of those who share a descriptor belongs to this thread, so the other one gets a duplicate of it
+        // wherever somebody still shares it.
+        let fd = fd.try_unwrap().or_else(|shared| shared.as_fd().try_clone_to_owned())?;
+        Ok(RealMoved { fd, peer, cred, tcp, ahead })
     }
 }
 
 /// Sending half.
 pub struct RealTx {
     fd: Fd,
+    peer: String,
+    cred: Option<Cred>,
+    tcp: bool,
     leases: Arc<Leases>,
 }
 

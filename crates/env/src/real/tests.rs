@@ -38,6 +38,58 @@ fn wakes_across_threads() {
     }
 }
 
+/// Goal: a connection works on the thread that takes it over, with what was received ahead. Method: one thread accepts
+/// and reads a part, another one reads the rest and answers, and its ring carries on after the first has closed its
+/// own.
+#[test]
+fn connections_change_threads() {
+    let dir = tempfile::tempdir().expect("temporary folder");
+    let addr = format!("unix:{}", dir.path().join("sock").display());
+    let (give, mut take) = mpsc::unbounded::<<crate::real::RealConn as Conn>::Moved>();
+    let (ended, mut first_ended) = mpsc::unbounded::<()>();
+    let listens = addr.clone();
+    let (ready, mut listening) = mpsc::unbounded::<()>();
+    let first = std::thread::Builder::new().spawn(move || {
+        RealEnv::run(Duration::ZERO, |env| async move {
+            let listener = env.listen(&listens).await.expect("listen");
+            ready.unbounded_send(()).expect("awaited");
+            let (tx, mut rx) = listener.accept().await.expect("accept").split();
+            let (done, got) = rx.recv_exact(Buf::zeroed(3)).await;
+            done.expect("received");
+            assert_eq!(got[..], *b"abc");
+            give.unbounded_send(crate::real::RealConn::detach(tx, rx).expect("idle")).expect("awaited");
+        });
+        drop(ended);
+    });
+    let second = std::thread::Builder::new().spawn(move || {
+        RealEnv::run(Duration::ZERO, |env| async move {
+            let moved = take.next().await.expect("a connection");
+            assert_eq!(first_ended.next().await, None);
+            let (mut tx, mut rx) = env.adopt(moved).split();
+            let (done, got) = rx.recv_exact(Buf::zeroed(100_003)).await;
+            done.expect("received");
+            assert_eq!((&got[..3], got[3..].iter().all(|b| *b == 7)), (&b"def"[..], true));
+            tx.send(got, None).await.0.expect("sent");
+        });
+    });
+    RealEnv::run(Duration::ZERO, |env| async move {
+        listening.next().await.expect("listening");
+        let (mut tx, mut rx) = env.dial(&addr).await.expect("dial").split();
+        let mut head = Buf::zeroed(6);
+        head.copy_from_slice(b"abcdef");
+        tx.send(head, None).await.0.expect("sent");
+        let mut rest = Buf::zeroed(100_000);
+        rest.fill(7);
+        tx.send(rest, None).await.0.expect("sent");
+        let echo = crate::timeout(&env, Duration::from_secs(20), rx.recv_exact(Buf::zeroed(100_003))).await;
+        let (done, got) = echo.expect("in time");
+        done.expect("received");
+        assert_eq!(got[..3], *b"def");
+    });
+    first.expect("thread").join().expect("no panic");
+    second.expect("thread").join().expect("no panic");
+}
+
 /// Goal: a send that nobody takes returns with its payload when its connection is broken from here. Method: more than a
 /// Unix socket holds, to a peer that reads nothing.
 #[test]

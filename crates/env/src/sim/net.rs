@@ -14,7 +14,8 @@ use super::{CrashKind, SimEnv};
 use crate::addr::Addr;
 use crate::{Buf, Conn, IoBuf, Listener, Rx, Time, Tx};
 use amphi_types::Cred;
-use std::collections::VecDeque;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
@@ -322,9 +323,46 @@ pub struct SimConn {
     cred: Option<Cred>,
 }
 
+thread_local! {
+    /// Connections between two tasks that stand for threads, by number: all of a world is on one thread.
+    static MOVING: RefCell<(u64, BTreeMap<u64, SimConn>)> = const { RefCell::new((0, BTreeMap::new())) };
+}
+
+/// A simulated connection between two threads of a node.
+pub struct SimMoved(u64);
+
+impl Drop for SimMoved {
+    fn drop(&mut self) {
+        drop(self.take());
+    }
+}
+
+impl SimMoved {
+    fn new(conn: SimConn) -> SimMoved {
+        MOVING.with_borrow_mut(|(last, moving)| {
+            *last += 1;
+            moving.insert(*last, conn);
+            SimMoved(*last)
+        })
+    }
+
+    fn take(&self) -> Option<SimConn> {
+        // At the end of the thread nothing is left to be taken.
+        MOVING.try_with(|moving| moving.borrow_mut().1.remove(&self.0)).ok().flatten()
+    }
+}
+
+impl SimConn {
+    /// Takes a connection over.
+    pub(super) fn adopt(moved: SimMoved) -> SimConn {
+        moved.take().expect("a connection that was given up on this thread, once")
+    }
+}
+
 impl Conn for SimConn {
     type Tx = SimTx;
     type Rx = SimRx;
+    type Moved = SimMoved;
 
     fn peer(&self) -> String {
         self.peer.clone()
@@ -339,13 +377,22 @@ impl Conn for SimConn {
     }
 
     fn split(self) -> (SimTx, SimRx) {
-        (SimTx { end: self.end.clone() }, SimRx { end: self.end })
+        let SimConn { end, peer, cred } = self;
+        (SimTx { end: end.clone(), peer, cred }, SimRx { end })
+    }
+
+    fn detach(tx: SimTx, rx: SimRx) -> io::Result<SimMoved> {
+        drop(rx);
+        let SimTx { end, peer, cred } = tx;
+        Ok(SimMoved::new(SimConn { end, peer, cred }))
     }
 }
 
 /// Sending half.
 pub struct SimTx {
     end: Rc<End>,
+    peer: String,
+    cred: Option<Cred>,
 }
 
 impl SimTx {

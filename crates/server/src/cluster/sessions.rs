@@ -1,8 +1,8 @@
-//! `SessionManager`: clients and their sessions, as the worker with the connections sees them.
+//! `SessionManager`: clients and their sessions, as worker 0 sees them, which accepts their connections.
 //!
-//! Owns: who may come in (`admission`), which session has which connection, how long a session that has gone is kept,
+//! Owns: who may come in (`admission`), which session has which connections, how long a session that has gone is kept,
 //! eviction, and the requests that concern the whole server. Does not own: what a target knows of a session
-//! (`session`).
+//! (`session`), connections and the requests that come by them (`front`: each worker has one).
 //!
 //! A session is logged on every target before its client is welcomed. It starts at target 0 last and ends there first:
 //! after a crash in between, what target 0 does not know is ended everywhere. A mount that is not the only one is
@@ -21,15 +21,15 @@ mod deaf;
 pub(crate) mod ending;
 mod entry;
 mod executing;
+pub(crate) mod front;
 mod gate;
 mod keyed;
+mod lines;
 mod rule;
 mod trust;
 mod whole;
 
 use crate::cluster::peers::Cluster;
-use crate::coherence::glimpse;
-use crate::dispatch;
 use crate::message::TargetRequest;
 use crate::records::SessionRecord;
 use crate::tunables::Tunable;
@@ -37,20 +37,20 @@ use crate::worker::Worker;
 use crate::worker::above::Clients;
 use admission_state::AdmissionState;
 use amphi_env::Env;
-use amphi_transport::{ConnId, Connections, Handler, Incoming, Peer};
+use amphi_transport::{ConnId, Guest, Handler, Incoming, Parcel, Peer};
 use amphi_types::{Errno, Result, SessionId, TargetId};
 use amphi_wire::{Answer, ClusterMap, Hello, Push, ROTATING_MAX, Reply, Request, Role, Welcome};
 use audit::{Audit, Kind};
-use entry::{Entry, State};
-use executing::Executing;
+use entry::{Entry, Line, State};
+use front::{Front, FrontMessage, Question};
 use futures_channel::oneshot;
 use gate::Gate;
 use rule::Rule;
+use std::any::Any;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
-use std::future::Future;
 use std::rc::Rc;
-use std::task::{Context, Waker};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long the end of a session waits for what it has under way.
@@ -59,6 +59,9 @@ const FINISH: Duration = Duration::from_secs(20);
 const LOOK: Duration = Duration::from_millis(1);
 /// How often a session without a connection is looked at: whether its process has ended.
 const HOLDER_LOOK: Duration = Duration::from_secs(1);
+
+/// Why further connections of a session end.
+const FIRST_ENDED: &str = "the first connection of the session has ended";
 
 /// What a server says of itself.
 struct ServerFacts {
@@ -76,18 +79,18 @@ pub struct SessionManager<E: Env> {
     worker: Rc<Worker<E>>,
     /// The other servers.
     cluster: RefCell<Option<Rc<Cluster<E>>>>,
-    connections: Rc<Connections>,
+    /// The connections of this worker, and the way to those of others.
+    front: Rc<Front<E>>,
     facts: ServerFacts,
     sessions: RefCell<BTreeMap<SessionId, Entry>>,
     /// Who is let in.
     admission: AdmissionState,
-    executing: Executing,
     /// Whether there is one mount or several.
     rule: Rule,
     /// Who waits for a change of the table of sessions.
     watchers: RefCell<Vec<oneshot::Sender<()>>>,
     /// What passes of connections whose clients have keys.
-    gates: RefCell<BTreeMap<ConnId, Rc<Gate>>>,
+    gates: RefCell<BTreeMap<ConnId, Arc<Gate>>>,
     /// Connections over a network that came with the cluster key alone.
     by_cluster_key: RefCell<BTreeMap<ConnId, SessionId>>,
     audit: Audit,
@@ -107,13 +110,19 @@ impl<E: Env> Clients for SessionManager<E> {
     fn evict(self: Rc<Self>, session: SessionId, why: &str) {
         SessionManager::evict(&self, session, why);
     }
+
+    fn take(self: Rc<Self>, from: usize, message: Box<dyn Any + Send>) {
+        if let Ok(message) = message.downcast::<FrontMessage>() {
+            SessionManager::take(self, from, *message);
+        }
+    }
 }
 
 impl<E: Env> SessionManager<E> {
     /// A front with the sessions that the targets remember; each has the grace time to come back.
     pub fn new(
         worker: Rc<Worker<E>>,
-        connections: Rc<Connections>,
+        front: Rc<Front<E>>,
         id: u64,
         remembered: Vec<(SessionId, SessionRecord)>,
     ) -> Rc<SessionManager<E>> {
@@ -126,11 +135,10 @@ impl<E: Env> SessionManager<E> {
         let facts = ServerFacts { cluster: id, boot: worker.env.rand() | 1, started_ns: worker.now_ns(), rotating };
         let manager = Rc::new(SessionManager {
             cluster: RefCell::new(None),
-            connections,
+            front,
             facts,
             sessions: RefCell::new(sessions),
             admission: AdmissionState::default(),
-            executing: Executing::default(),
             rule: Rule::new(worker.env.wall().sec.max(0) as u64, now_ns),
             watchers: RefCell::default(),
             gates: RefCell::default(),
@@ -147,11 +155,6 @@ impl<E: Env> SessionManager<E> {
         manager
     }
 
-    /// The connections.
-    pub fn connections(&self) -> &Rc<Connections> {
-        &self.connections
-    }
-
     /// Whether mounts have to wait.
     pub fn hold_mounts(&self, held: bool) {
         self.admission.hold(held);
@@ -162,26 +165,52 @@ impl<E: Env> SessionManager<E> {
         self.admission.close();
     }
 
-    /// Requests that are being executed.
-    pub fn running(&self) -> u64 {
-        self.executing.count()
+    /// Whether a request is being executed at any worker: of a session, or any.
+    pub async fn is_executing(&self, session: Option<SessionId>) -> bool {
+        self.front.any(|| Question::Executing(session)).await
+    }
+
+    /// Says goodbye on every connection of every worker.
+    pub fn shutdown(&self) {
+        self.front.connections.shutdown();
+        for worker in 1..usize::from(self.worker.workers) {
+            self.front.tell(worker, FrontMessage::Shutdown);
+        }
+    }
+
+    /// Whether there is a connection at any worker.
+    pub async fn is_any_connected(&self) -> bool {
+        self.front.any(|| Question::Connected).await
     }
 
     /// Ends every connection of a session.
     pub fn cut_all(&self, why: &str) {
-        let conns: Vec<ConnId> = self.sessions.borrow().values().filter_map(|e| e.conn).collect();
-        for conn in conns {
-            self.connections.cut(conn, why);
-        }
+        let lines: Vec<Line> = self.sessions.borrow().values().flat_map(Entry::lines).copied().collect();
+        lines.into_iter().for_each(|line| self.cut(line, why));
     }
 
     /// Sends a message to a session's client; without a connection it is lost, and the client says its state again
     /// when it comes back.
     pub fn push(self: &Rc<Self>, session: SessionId, push: Push) {
-        self.listen_for_answer(session, &push);
         let to = self.sessions.borrow().get(&session).and_then(|e| Some((e.conn?, e.owner)));
-        if let Some((conn, owner)) = to {
-            self.connections.push(conn, trust::as_told(owner, push));
+        if let Some((line, owner)) = to {
+            self.listen_for_answer(session, line.conn, &push);
+            self.push_by(line, trust::as_told(owner, push));
+        }
+    }
+
+    fn push_by(&self, line: Line, push: Push) {
+        match line.worker {
+            0 => drop(self.front.connections.push(line.conn, push)),
+            worker => self.front.tell(usize::from(worker), FrontMessage::Push { conn: line.conn, push }),
+        }
+    }
+
+    /// Ends a connection, wherever it is served.
+    fn cut(&self, line: Line, why: &str) {
+        match line.worker {
+            0 => drop(self.front.connections.cut(line.conn, why)),
+            worker => self.front.tell(usize::from(worker), FrontMessage::Cut { conn: line.conn, why: why.into() }),
         }
     }
 
@@ -207,8 +236,8 @@ impl<E: Env> SessionManager<E> {
     /// Tells every mount that there is a newer map.
     pub fn push_map(&self, epoch: u64) {
         let sessions = self.sessions.borrow();
-        for conn in sessions.values().filter(|e| e.role == Role::Mount).filter_map(|e| e.conn) {
-            self.connections.push(conn, Push::Map { epoch });
+        for line in sessions.values().filter(|e| e.role == Role::Mount).filter_map(|e| e.conn) {
+            self.push_by(line, Push::Map { epoch });
         }
     }
 
@@ -230,15 +259,13 @@ impl<E: Env> SessionManager<E> {
     /// A session has ended elsewhere: its connection goes.
     pub fn leave(&self, session: SessionId) {
         let entry = self.sessions.borrow_mut().remove(&session);
-        if let Some(conn) = entry.and_then(|e| e.conn) {
-            self.connections.cut(conn, "the session has ended");
-        }
+        entry.iter().flat_map(Entry::lines).for_each(|line| self.cut(*line, "the session has ended"));
     }
 
     /// Waits until nothing of a session is being executed, at most `FINISH`: it begins again under its id.
     pub async fn idle(&self, session: SessionId) {
         let until = self.worker.env.now() + FINISH;
-        while self.executing.has(session) && self.worker.env.now() < until {
+        while self.is_executing(Some(session)).await && self.worker.env.now() < until {
             self.worker.env.sleep(LOOK).await;
         }
     }
@@ -262,12 +289,37 @@ impl<E: Env> Handler for SessionHandler<E> {
         self.0.welcome(hello, peer).await
     }
 
-    fn connected(&self, session: SessionId, role: Role, conn: ConnId, peer: &Peer) {
-        if let Err(why) = self.0.set_gate(session, role, conn, peer) {
-            self.0.connections.cut(conn, &why);
+    fn place(&self, hello: &Hello, welcome: &Welcome, _: &Peer) -> Option<usize> {
+        self.0.place(hello, welcome)
+    }
+
+    fn hand_over(&self, to: usize, guest: Guest, peer: &Peer, parcel: Parcel) {
+        let manager = &self.0;
+        let owner = {
+            let sessions = manager.sessions.borrow();
+            sessions.get(&guest.session).filter(|e| e.state == State::Alive).map(|e| e.owner)
+        };
+        let allowed = manager.set_gate(guest, peer);
+        let (Some(owner), Ok(())) = (owner, &allowed) else {
+            // It ended between its welcome and now, or its key did.
+            if let Err(why) = allowed {
+                tracing::info!("{}: cut: {why}", peer.addr);
+            }
+            manager.forget_gate(guest.conn);
+            manager.front.connections.came_back();
+            return drop(parcel);
+        };
+        let gate = manager.gate(guest.conn);
+        manager.front.tell(to, FrontMessage::Adopt { parcel, owner, gate });
+        manager.connected(guest, Line::new(to as u16, guest.conn));
+    }
+
+    fn connected(&self, guest: Guest, peer: &Peer) {
+        if let Err(why) = self.0.set_gate(guest, peer) {
+            self.0.front.connections.cut(guest.conn, &why);
             return;
         }
-        self.0.connected(session, role, conn);
+        self.0.connected(guest, Line::new(0, guest.conn));
     }
 
     fn stranger(&self, addr: &str, why: &str) {
@@ -284,7 +336,8 @@ impl<E: Env> Handler for SessionHandler<E> {
 }
 
 impl<E: Env> SessionManager<E> {
-    fn connected(self: &Rc<Self>, session: SessionId, role: Role, conn: ConnId) {
+    fn connected(self: &Rc<Self>, guest: Guest, line: Line) {
+        let Guest { session, role, link, conn } = guest;
         if role == Role::Server {
             if let Some(cluster) = self.cluster() {
                 cluster.callers.connected(session, conn);
@@ -292,28 +345,63 @@ impl<E: Env> SessionManager<E> {
             return;
         }
         let is_master = self.cluster().is_none_or(|c| c.is_master());
-        let again = {
+        let (again, before) = {
             let mut sessions = self.sessions.borrow_mut();
             match sessions.get_mut(&session).filter(|e| e.state == State::Alive) {
+                Some(entry) if link > 0 => {
+                    let before = entry.more.insert(link, line);
+                    drop(sessions);
+                    self.replaced(before, line);
+                    return self.push_again_by(session, line);
+                }
                 Some(entry) => {
-                    entry.conn = Some(conn);
+                    let before = entry.conn.replace(line);
                     entry.epoch += 1;
                     // Other servers than the master forget a connection with its end.
-                    (entry.epoch > 1 || !is_master) && role == Role::Mount
+                    ((entry.epoch > 1 || !is_master) && role == Role::Mount, before)
                 }
                 None => {
                     // It ended between its welcome and now.
                     drop(sessions);
-                    self.connections.cut(conn, "the session has ended");
+                    self.cut(line, "the session has ended");
                     return;
                 }
             }
         };
+        self.replaced(before, line);
         self.tell_company(session);
         self.ring();
         if again {
             self.push_again(session);
         }
+    }
+
+    /// A connection has taken the place of another one of its number; where both are served by the same worker, that
+    /// one has seen to it.
+    fn replaced(&self, before: Option<Line>, by: Line) {
+        if let Some(before) = before.filter(|before| before.worker != by.worker) {
+            self.cut(before, "a newer connection of the session took over");
+        }
+    }
+
+    /// As `push_again`, by a connection that the targets of one worker use.
+    fn push_again_by(self: &Rc<Self>, session: SessionId, line: Line) {
+        let targets: Vec<TargetId> = self.targets_by(session, line.conn);
+        let worker = self.worker.clone();
+        self.worker.env.spawn(async move {
+            for target in targets {
+                let _ = worker.tell(target, TargetRequest::PushAgain(session)).await;
+            }
+        });
+    }
+
+    /// Targets of this server whose questions to a session go by a connection.
+    fn targets_by(&self, session: SessionId, conn: ConnId) -> Vec<TargetId> {
+        let sessions = self.sessions.borrow();
+        let Some(entry) = sessions.get(&session) else { return Vec::new() };
+        let owner = |target: TargetId| self.worker.routes.owner(target).unwrap_or(0) as u16;
+        let by = |target: &&TargetId| entry.line_of(owner(**target)).is_some_and(|line| line.conn == conn);
+        self.worker.routes.local().iter().filter(by).copied().collect()
     }
 
     /// What was pushed and not answered may have been lost with an earlier connection.
@@ -328,95 +416,44 @@ impl<E: Env> SessionManager<E> {
         });
     }
 
-    /// Whether a client may ask this; then the call says on whose behalf it counts.
-    fn may_ask(&self, incoming: &mut Incoming, gate: Option<&Gate>) -> Result<()> {
-        if gate::class_of(&incoming.call.op) == gate::Class::Internal {
-            return Err(Errno::Perm);
-        }
-        let Some(gate) = gate else { return trust::may_ask(incoming) };
-        trust::act_as_bound(incoming)?;
-        let before = gate.squashed();
-        let passed = gate.pass(incoming);
-        if gate.squashed() != before {
-            self.squashed(gate);
-        }
-        passed
-    }
-
     fn call(self: Rc<Self>, mut incoming: Incoming) {
         let gate = self.gate(incoming.route.conn);
-        if let Err(e) = self.may_ask(&mut incoming, gate.as_deref()) {
-            self.connections.reply(incoming.route, refused(e), None);
-            return;
-        }
-        if incoming.role == Role::Server {
+        let squashed = |gate: &Gate| {
+            if gate.is_noteworthy() {
+                self.note_squashed(gate);
+            }
+        };
+        let connections = &self.front.connections;
+        if let Err(e) = front::may_ask(&mut incoming, gate.as_deref(), squashed) {
+            connections.reply(incoming.route, refused(e), None);
+        } else if incoming.role == Role::Server {
             match self.cluster() {
                 Some(cluster) => cluster.call(incoming),
-                None => drop(self.connections.reply(incoming.route, refused(Errno::Io), None)),
+                None => drop(connections.reply(incoming.route, refused(Errno::Io), None)),
             }
-            return;
-        }
-        if matches!(incoming.call.op, Request::Map) {
-            let map = self.cluster().map(|c| c.map()).ok_or(Errno::Proto);
-            self.connections.reply(incoming.route, Answer::of(map.map(Reply::Map)), None);
-            return;
-        }
-        let whole = matches!(
-            incoming.call.op,
-            Request::Goodbye
-                | Request::Status
-                | Request::Tunables { .. }
-                | Request::Counters { .. }
-                | Request::Keys { .. }
-                | Request::Evict { .. }
-                | Request::CompanyKnown { .. }
-                | Request::CompanyKept { .. }
-        );
-        if whole {
+        } else if matches!(incoming.call.op, Request::Map) {
+            connections.reply(incoming.route, Answer::of(self.map()), None);
+        } else if front::is_whole(&incoming.call.op) {
             let manager = self.clone();
-            self.executing.begin(None);
+            self.front.executing.begin(None);
             self.worker.env.spawn(async move {
-                manager.serve(incoming).await;
-                manager.executing.end(None);
+                let (route, session) = (incoming.route, incoming.session);
+                let (answer, over) = manager.serve(incoming).await;
+                manager.front.connections.reply(route, answer, None);
+                if over {
+                    manager.remove(session);
+                }
+                manager.front.executing.end(None);
             });
-            return;
+        } else if incoming.role != Role::Mount && !matches!(incoming.call.op, Request::StatFs) {
+            connections.reply(incoming.route, refused(Errno::Perm), None);
+        } else {
+            self.front.execute(incoming, gate);
         }
-        if incoming.role != Role::Mount && !matches!(incoming.call.op, Request::StatFs) {
-            self.connections.reply(incoming.route, refused(Errno::Perm), None);
-            return;
-        }
-        let gate = gate.filter(|gate| gate.translates());
-        if incoming.deadline.is_none()
-            && let Some(mut answer) = dispatch::at_once(&self.worker, incoming.session, &incoming.call)
-        {
-            if let Some(gate) = gate {
-                gate.show(&mut answer, false);
-            }
-            self.connections.reply(incoming.route, answer, None);
-            return;
-        }
-        self.executing.begin(Some(incoming.session));
-        let until_ns = incoming.deadline.map(|d| self.worker.now_ns().saturating_add(d.as_nanos() as u64));
-        let manager = self.clone();
-        let mut request = Box::pin(async move {
-            let id = incoming.id();
-            let Incoming { session, route, mut call, payload, .. } = incoming;
-            if let Request::GlimpseReply { id, .. } = call.op {
-                // To whoever asked.
-                call.target = glimpse::target_of(id);
-            }
-            let acl = gate.is_some() && Gate::asks_for_acl(&call.op);
-            let (mut answer, payload) = dispatch::call(&manager.worker, session, id, call, payload, until_ns).await;
-            if let Some(gate) = gate {
-                gate.show(&mut answer, acl);
-            }
-            manager.connections.reply(route, answer, payload);
-            manager.executing.end(Some(session));
-        });
-        // What needs neither the disk nor another worker is answered here, without a task of its own.
-        if request.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
-            self.worker.env.spawn(request);
-        }
+    }
+
+    fn map(&self) -> Result<Reply> {
+        self.cluster().map(|c| Reply::Map(c.map())).ok_or(Errno::Proto)
     }
 
     fn disconnected(self: &Rc<Self>, session: SessionId, conn: ConnId, clean: bool) {
@@ -430,7 +467,9 @@ impl<E: Env> SessionManager<E> {
         let epoch = {
             let mut sessions = self.sessions.borrow_mut();
             let Some(entry) = sessions.get_mut(&session) else { return };
-            if entry.conn != Some(conn) {
+            if entry.conn.is_none_or(|line| line.conn != conn) {
+                // One that others do not wait for.
+                entry.more.retain(|_, line| line.conn != conn);
                 return;
             }
             entry.conn = None;
@@ -438,7 +477,10 @@ impl<E: Env> SessionManager<E> {
             entry.heard_ns = self.worker.now_ns();
             // Whether a mount has gone is the master's to say.
             if entry.role == Role::Admin || !is_master {
-                sessions.remove(&session);
+                let entry = sessions.remove(&session);
+                drop(sessions);
+                // Its other connections come back behind the first.
+                entry.iter().flat_map(|e| e.more.values()).for_each(|line| self.cut(*line, FIRST_ENDED));
                 return;
             }
             entry.epoch

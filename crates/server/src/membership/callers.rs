@@ -201,7 +201,7 @@ mod tests {
         let callers = Callers::new(Connections::new());
         let name = PeerName { server: 1, boot: 2, name: "s1".into() }.to_string();
         let (version, role, last_boot, clock) = (VERSION, Role::Server, 0, Timespec::default());
-        callers.admit(&Hello { version, session: S, role, name, last_boot, clock }).expect("let in");
+        callers.admit(&Hello { version, session: S, role, name, last_boot, clock, link: 0, links: 1 }).expect("let in");
         callers
     }
 
@@ -210,7 +210,7 @@ mod tests {
         let route = ReplyRoute { conn: ConnId(conn), id: RequestId { slot: 0, seq } };
         let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::Map };
         let (role, lane) = (Role::Server, Lane::Normal);
-        Incoming { session: S, role, bound: None, route, lane, deadline: None, call, payload: None }
+        Incoming { session: S, role, bound: None, route, lane, link: 0, deadline: None, call, payload: None }
     }
 
     fn answer(n: u64) -> Answer {

@@ -350,7 +350,7 @@ fn a_read_only_key_changes_nothing() {
 /// capabilities and without group 0. Method: requests of a hostile mount beside a trusted one's.
 #[test]
 fn root_is_squashed_everywhere() {
-    with_server(93, 2, 1, async |place, root| {
+    with_server(93, 2, 2, async |place, root| {
         root.chmod(Ino::ROOT, 0o1777).await;
         let secret = root.make(Ino::ROOT, "secret", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
         root.chmod(secret, 0o640).await;
@@ -576,7 +576,7 @@ fn users_are_mapped_both_ways() {
 /// mount with a lock that another one waits for.
 #[test]
 fn a_removed_key_is_over() {
-    with_server(95, 2, 1, async |place, root| {
+    with_server(95, 2, 2, async |place, root| {
         root.chmod(Ino::ROOT, 0o777).await;
         let f = root.create(Ino::ROOT, "f").await.unwrap();
         root.chmod(f, 0o666).await;

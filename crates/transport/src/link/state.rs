@@ -525,6 +525,7 @@ mod tests {
             alone: true,
             map_epoch: 0,
             mounts: 1,
+            links: 1,
             rotating: Vec::new(),
         };
         let mut state = State::new(welcome, SlotTable::new(normal_credits, urgent_credits).unwrap());

@@ -4,7 +4,7 @@
 
 use super::state::{Phase, State};
 use super::traffic;
-use super::{Link, LinkConfig, LinkEvents, Recovery, Timeouts};
+use super::{Link, LinkConfig, LinkEvents, Numbered, Recovery, Timeouts};
 use crate::bell::{Bell, Cut, Ending};
 use crate::error::LinkError;
 use crate::handshake::{self, NotWelcome};
@@ -60,7 +60,7 @@ async fn attempt<E: Env>(
     config: &LinkConfig,
     local: Option<&LocalDialer>,
     addr: &str,
-    last_boot: u64,
+    (Numbered { link, links }, last_boot): (Numbered, u64),
 ) -> io::Result<(Pipe<E>, Welcome)> {
     let (mut out, mut inb) = match local {
         Some(dialer) => {
@@ -72,7 +72,7 @@ async fn attempt<E: Env>(
     };
     let named = |e: io::Error| io::Error::new(e.kind(), format!("{addr}: {e}"));
     let (session, role, name) = (config.session, config.role, config.name.clone());
-    let hello = Hello { version: VERSION, session, role, name, last_boot, clock: env.wall() };
+    let hello = Hello { version: VERSION, session, role, name, last_boot, clock: env.wall(), link, links };
     // A server in this process needs no key: it can read this process's memory anyway.
     let proves = match local {
         Some(_) => handshake::Proves::default(),
@@ -94,13 +94,13 @@ async fn try_all<E: Env>(
     addrs: &[String],
     local: Option<&LocalDialer>,
     limit: Duration,
-    last_boot: u64,
+    who: (Numbered, u64),
 ) -> io::Result<(Pipe<E>, Welcome)> {
     let mut last = io::Error::new(io::ErrorKind::InvalidInput, "no address to connect to");
     let in_process = ["local".to_owned()];
     let addrs = if local.is_some() { &in_process[..] } else { addrs };
     for addr in addrs {
-        let attempt = attempt(env, config, local, addr, last_boot);
+        let attempt = attempt(env, config, local, addr, who);
         last = match amphi_env::timeout(env, limit, attempt).await {
             Some(Ok(done)) => return Ok(done),
             Some(Err(e)) => e,
@@ -119,13 +119,14 @@ impl<E: Env> Link<E> {
         env: E,
         config: LinkConfig,
         local: Option<LocalDialer>,
+        numbered: Numbered,
         events: Rc<H>,
     ) -> io::Result<Rc<Link<E>>> {
         let timeouts = config.timeouts;
         let begun = env.now();
         let mut pause = timeouts.backoff_min;
         let (pipe, welcome) = loop {
-            match try_all(&env, &config, &config.addrs, local.as_ref(), timeouts.connect, 0).await {
+            match try_all(&env, &config, &config.addrs, local.as_ref(), timeouts.connect, (numbered, 0)).await {
                 Ok(connected) => break connected,
                 Err(e) if env.now().since(begun) >= timeouts.first_connect => return Err(e),
                 Err(e) => debug!("not connected yet: {e}"),
@@ -142,6 +143,7 @@ impl<E: Env> Link<E> {
             env,
             config,
             local,
+            numbered: Cell::new(numbered),
             timeouts: Cell::new(timeouts),
             state: RefCell::new(state),
             outgoing: Bell::default(),
@@ -257,8 +259,8 @@ impl<E: Env> Link<E> {
         loop {
             let timeouts = self.timeouts.get();
             let addrs = self.addrs.borrow().clone();
-            let tried =
-                try_all(&self.env, &self.config, &addrs, self.local.as_ref(), timeouts.connect, last_boot).await;
+            let who = (self.numbered.get(), last_boot);
+            let tried = try_all(&self.env, &self.config, &addrs, self.local.as_ref(), timeouts.connect, who).await;
             let tried = tried.and_then(|(pipe, welcome)| {
                 let same = self.state.borrow().table().check(welcome.normal_credits, welcome.urgent_credits);
                 same.map_err(|e| io::Error::new(io::ErrorKind::InvalidData, e)).map(|()| (pipe, welcome))

@@ -4,18 +4,20 @@
 
 use super::budget::Room;
 use super::connection::{ConnState, Connections, Outgoing, ReplyRoute};
-use super::{HANDSHAKE_TIMEOUT, Handler, Incoming, PING_INTERVAL, Peer, SILENCES_MAX};
+use super::{ConnId, Guest, HANDSHAKE_TIMEOUT, Handler, Incoming, PING_INTERVAL, Peer, SILENCES_MAX};
 use crate::auth::{Proved, ServerAuth, is_unix};
 use crate::bell::{Ending, step_aside};
 use crate::error::ServeError;
 use crate::handshake;
 use crate::local::LocalListener;
-use crate::pipe::{Gate, Inbound, Message, Outbound, StreamTx, over_local, over_stream};
+use crate::pipe::{self, Gate, Inbound, Message, Outbound, StreamTx, over_local, over_stream};
 use amphi_env::{Buf, Conn, Env, Listener};
 use amphi_wire::frame::{DEADLINE_PASSED_MS, EncodeError, FrameKind, Head};
-use amphi_wire::slots::Window;
+use amphi_wire::slots::{LINKS_MAX, Window};
 use amphi_wire::{Hello, Lane, RequestId, Role};
+use std::any::Any;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 use tracing::{debug, info, warn};
 
@@ -52,7 +54,7 @@ pub async fn serve<E: Env, H: Handler>(
             Ok(conn) => {
                 failures = 0;
                 let bound = match conn.peer_cred() {
-                    Some(cred) => Some(cred).filter(|cred| ![0, auth.owner].contains(&cred.uid)).map(Rc::new),
+                    Some(cred) => Some(cred).filter(|cred| ![0, auth.owner].contains(&cred.uid)).map(Arc::new),
                     None if is_unix => {
                         warn!("{}: cut: the kernel does not say who it is", conn.peer());
                         continue;
@@ -131,16 +133,46 @@ fn welcome_task<E: Env, H: Handler>(
             None => warn!("{}: cut: no handshake within {HANDSHAKE_TIMEOUT:?}", peer.addr),
             Some(Err(Ending::Violation(why))) => warn!("{}: cut: {why}", peer.addr),
             Some(Err(other)) => debug!("{}: {other} in the handshake", peer.addr),
-            Some(Ok(guest)) => run(env, guest, handler, connections).await,
+            Some(Ok(greeted)) => match greeted.place {
+                None => run(env, greeted, handler, connections).await,
+                Some(to) => give_away(greeted, to, &*handler, &connections),
+            },
         }
     });
 }
 
 struct Greeted<E: Env> {
-    conn: Rc<ConnState>,
-    role: Role,
+    guest: Guest,
+    /// Its name, for log lines.
+    name: String,
+    /// Slots of the normal and the urgent lane.
+    credits: (u16, u16),
+    /// The thread that serves it, if another one.
+    place: Option<usize>,
     peer: Peer,
     pipe: Pipe<E>,
+}
+
+/// A connection that has been welcomed, on its way from the thread that accepted it to the one that serves it.
+pub struct Parcel {
+    conn: ConnId,
+    packed: Box<dyn Any + Send>,
+}
+
+impl Parcel {
+    /// The connection in it.
+    pub fn conn(&self) -> ConnId {
+        self.conn
+    }
+}
+
+/// What is in a parcel.
+struct Packed<E: Env> {
+    guest: Guest,
+    name: String,
+    credits: (u16, u16),
+    peer: Peer,
+    moved: pipe::Moved<E>,
 }
 
 async fn greet<E: Env, H: Handler>(
@@ -160,34 +192,91 @@ async fn greet<E: Env, H: Handler>(
     // From here on the name is one line of printable text: for the log, for records, and for people.
     let name = handshake::printable(&guest.hello.name).chars().take(NAME_CHARS_MAX).collect();
     let hello = Hello { name, ..guest.hello.clone() };
+    if hello.link >= LINKS_MAX || hello.links == 0 || (hello.link > 0 && hello.role != Role::Mount) {
+        let why = format!("connection {} of {} of a {:?}", hello.link, hello.links, hello.role);
+        return Err(handshake::refuse(&mut out, why).await);
+    }
     let welcome = match handler.hello(&hello, &peer).await {
         Ok(welcome) => welcome,
         Err(reason) => return Err(handshake::refuse(&mut out, reason).await),
     };
-    let window = match Window::new(welcome.normal_credits, welcome.urgent_credits) {
-        Ok(window) => window,
-        Err(e) => return Err(handshake::refuse(&mut out, e.to_string()).await),
-    };
+    let credits = (welcome.normal_credits, welcome.urgent_credits);
+    if let Err(e) = Window::new(credits.0, credits.1) {
+        return Err(handshake::refuse(&mut out, e.to_string()).await);
+    }
+    let place = if peer.in_process { None } else { handler.place(&hello, &welcome, &peer) };
     guest.admit(&mut out, welcome, auth).await?;
     let name = format!("{} ({})", peer.addr, hello.name);
-    let conn = ConnState::new(connections.new_id(), hello.session, peer.bound.clone(), name, window);
-    let conn = Rc::new(conn);
-    Ok(Greeted { conn, role: hello.role, peer, pipe: (out, inb) })
+    let guest = Guest { session: hello.session, role: hello.role, link: hello.link, conn: connections.new_id() };
+    Ok(Greeted { guest, name, credits, place, peer, pipe: (out, inb) })
+}
+
+/// Gives a connection to another thread.
+fn give_away<E: Env, H: Handler>(greeted: Greeted<E>, to: usize, handler: &H, connections: &Connections) {
+    let Greeted { guest, name, credits, peer, pipe, .. } = greeted;
+    match pipe::detach(pipe) {
+        Ok(moved) => {
+            connections.goes_away();
+            let parcel = Parcel {
+                conn: guest.conn,
+                packed: Box::new(Packed { guest, name, credits, peer: peer.clone(), moved }),
+            };
+            handler.hand_over(to, guest, &peer, parcel);
+        }
+        Err(e) => warn!("{name}: cut: it cannot be served by another thread: {e}"),
+    }
+}
+
+/// Takes over a connection that another thread has accepted and welcomed, and serves it. Pushes may be sent to it when
+/// this returns.
+///
+/// Panics if the parcel was packed in another kind of environment.
+pub fn adopt<E: Env, H: Handler>(env: &E, parcel: Parcel, handler: Rc<H>, connections: Rc<Connections>) {
+    let packed = parcel.packed.downcast::<Packed<E>>().unwrap_or_else(|_| panic!("a parcel of this environment"));
+    let Packed { guest, name, credits, peer, moved } = *packed;
+    let pipe = pipe::adopt(env, moved);
+    let greeted = Greeted { guest, name, credits, place: None, peer, pipe };
+    let serving = begin(env, greeted, handler, connections);
+    env.spawn(serving);
 }
 
 async fn run<E: Env, H: Handler>(env: E, greeted: Greeted<E>, handler: Rc<H>, connections: Rc<Connections>) {
-    let Greeted { conn, role, peer, pipe: (out, inb) } = greeted;
-    let (session, id) = (conn.session, conn.id);
-    if let Some(old) = connections.of_session(session) {
+    begin(&env, greeted, handler, connections).await;
+}
+
+/// Enters a connection that has been welcomed. What is returned serves it.
+fn begin<E: Env, H: Handler>(
+    env: &E,
+    greeted: Greeted<E>,
+    handler: Rc<H>,
+    connections: Rc<Connections>,
+) -> impl Future<Output = ()> + 'static {
+    let Greeted { guest, name, credits: (normal, urgent), peer, pipe: (out, inb), .. } = greeted;
+    let Guest { session, role, link, conn: id } = guest;
+    let window = Window::new(normal, urgent).expect("the credits of a welcome that was sent");
+    let conn = Rc::new(ConnState::new(id, (session, link), peer.bound.clone(), name, window));
+    if let Some(old) = connections.of_session(session, link) {
         old.cut.cut(Ending::Lost("a newer connection of the session took over".into()));
         connections.remove(old.id);
         handler.disconnected(session, old.id, false);
     }
     connections.insert(conn.clone());
-    handler.connected(session, role, id, &peer);
+    handler.connected(guest, &peer);
     info!("{}: connected", conn.name);
     env.spawn(write(out, conn.clone()));
     env.spawn(watch(env.clone(), conn.clone()));
+    serve_one(env.clone(), inb, conn, role, handler, connections)
+}
+
+async fn serve_one<E: Env, H: Handler>(
+    env: E,
+    inb: Inbound<E>,
+    conn: Rc<ConnState>,
+    role: Role,
+    handler: Rc<H>,
+    connections: Rc<Connections>,
+) {
+    let (session, id) = (conn.session, conn.id);
     let ending = conn.cut.guard(read(&env, inb, &conn, role, &handler, &connections)).await;
     if let Some(ending) = ending {
         conn.cut.cut(ending);
@@ -266,8 +355,8 @@ fn hand_over<E: Env, H: Handler>(
                 ms => Some(Duration::from_millis(ms.into())),
             };
             let route = ReplyRoute { conn: conn.id, id };
-            let (session, bound) = (conn.session, conn.bound.clone());
-            handler.clone().call(Incoming { session, role, bound, route, lane, deadline, call, payload });
+            let (session, link, bound) = (conn.session, conn.link, conn.bound.clone());
+            handler.clone().call(Incoming { session, role, bound, link, route, lane, deadline, call, payload });
             return Ok(true);
         }
         Message::Bye => return Err(Ending::Bye),

@@ -5,10 +5,10 @@
 //!
 //! A payload takes its memory before its first byte is received, and a sender may be slow. So a few connections that
 //! each send most of 64 MiB and then nothing could hold all memory of the machine. Therefore the payloads on their way
-//! have a budget. Payloads that find it used up wait in the order in which they came, and the flow control of their
-//! streams makes their senders wait too. A payload on its way only needs bytes of its own stream, so nobody waits here
-//! for a lock or a disk. While others wait, a payload that has been on its way for `SLOW_MAX` loses its connection, and
-//! its client sends it again over a new one.
+//! have a budget, which the threads of a server divide. Payloads that find it used up wait in the order in which they
+//! came, and the flow control of their streams makes their senders wait too. A payload on its way only needs bytes of
+//! its own stream, so nobody waits here for a lock or a disk. While others wait, a payload that has been on its way for
+//! `SLOW_MAX` loses its connection, and its client sends it again over a new one.
 //!
 //! Small payloads have a budget of their own, so that a few large ones do not hold up a client that writes a file.
 
@@ -63,8 +63,7 @@ pub(crate) struct Budget(Rc<Inner>);
 
 impl Default for Budget {
     fn default() -> Budget {
-        let parts = RefCell::new([Part::new(SMALL_BYTES), Part::new(LARGE_BYTES)]);
-        Budget(Rc::new(Inner { parts, bell: Bell::default(), last: std::cell::Cell::new(0) }))
+        Budget::of_one_of(1)
     }
 }
 
@@ -94,6 +93,14 @@ impl Drop for Room {
 }
 
 impl Budget {
+    /// The share of one of so many threads: at least four small payloads and one of the largest.
+    pub(crate) fn of_one_of(threads: usize) -> Budget {
+        let small = (SMALL_BYTES / threads.max(1)).max(4 * SMALL_MAX);
+        let large = (LARGE_BYTES / threads.max(1)).max(PAYLOAD_MAX);
+        let parts = RefCell::new([Part::new(small), Part::new(large)]);
+        Budget(Rc::new(Inner { parts, bell: Bell::default(), last: std::cell::Cell::new(0) }))
+    }
+
     /// Takes memory for a payload, as soon as there is some and no earlier payload waits for it.
     pub(crate) async fn take<E: Env>(&self, env: &E, conn: &Rc<ConnState>, bytes: usize) -> Room {
         let part = usize::from(bytes > SMALL_MAX);

@@ -12,6 +12,7 @@ use amphi_wire::{Answer, Push, RequestId};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Id of a connection, never used twice within the `Connections` of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -55,8 +56,10 @@ pub struct Alive {
 pub(crate) struct ConnState {
     pub(crate) id: ConnId,
     pub(crate) session: SessionId,
+    /// Which of the session's connections it is.
+    pub(crate) link: u16,
     /// The user as whom its client may act.
-    pub(crate) bound: Option<Rc<Cred>>,
+    pub(crate) bound: Option<Arc<Cred>>,
     /// The client's name, for log lines.
     pub(crate) name: String,
     pub(crate) window: RefCell<Window>,
@@ -76,14 +79,15 @@ pub(crate) struct ConnState {
 impl ConnState {
     pub(crate) fn new(
         id: ConnId,
-        session: SessionId,
-        bound: Option<Rc<Cred>>,
+        (session, link): (SessionId, u16),
+        bound: Option<Arc<Cred>>,
         name: String,
         window: Window,
     ) -> ConnState {
         ConnState {
             id,
             session,
+            link,
             bound,
             name,
             window: RefCell::new(window),
@@ -157,11 +161,13 @@ impl Drop for Greeting {
     }
 }
 
-/// The connections of one thread, shared by all its listeners.
+/// The connections of one thread, shared by all its listeners. Ids come from the thread that accepts.
 #[derive(Default)]
 pub struct Connections {
     map: RefCell<BTreeMap<ConnId, Rc<ConnState>>>,
     last: Cell<u64>,
+    /// Connections that were accepted here and are served by other threads.
+    away: Cell<usize>,
     /// How to end the connections in the handshake, the oldest first.
     greetings: RefCell<VecDeque<(u64, Rc<Cut>)>>,
     /// Memory of payloads on their way.
@@ -172,6 +178,11 @@ impl Connections {
     /// A set without connections.
     pub fn new() -> Rc<Connections> {
         Rc::default()
+    }
+
+    /// A set without connections for one of so many threads of a server, which share what there is for payloads.
+    pub fn of_one_of(threads: usize) -> Rc<Connections> {
+        Rc::new(Connections { budget: Budget::of_one_of(threads), ..Connections::default() })
     }
 
     /// Answers a request. False if its connection is gone: the reply is dropped, and a resend asks for it. A reply that
@@ -236,12 +247,38 @@ impl Connections {
         self.map.borrow().len()
     }
 
+    /// Whether it has the connection.
+    pub fn has(&self, conn: ConnId) -> bool {
+        self.map.borrow().contains_key(&conn)
+    }
+
+    /// Whether more than half of `CONNECTIONS_MAX` is left: connections that are merely useful are opened until then.
+    pub fn is_roomy(&self) -> bool {
+        2 * self.all() < CONNECTIONS_MAX
+    }
+
+    /// A connection that was accepted here and served by another thread has ended.
+    pub fn came_back(&self) {
+        debug_assert!(self.away.get() > 0, "what comes back has gone");
+        self.away.set(self.away.get().saturating_sub(1));
+    }
+
+    /// A connection goes to another thread.
+    pub(crate) fn goes_away(&self) {
+        self.away.set(self.away.get() + 1);
+    }
+
+    /// Connections that were accepted here and have not ended.
+    fn all(&self) -> usize {
+        self.count() + self.greeting() + self.away.get()
+    }
+
     fn get(&self, conn: ConnId) -> Option<Rc<ConnState>> {
         self.map.borrow().get(&conn).cloned()
     }
 
     pub(crate) fn has_room(&self) -> bool {
-        self.count() + self.greeting() < CONNECTIONS_MAX
+        self.all() < CONNECTIONS_MAX
     }
 
     /// Number of connections in their handshake.
@@ -267,9 +304,9 @@ impl Connections {
         ConnId(self.last.get())
     }
 
-    /// The connection of `session`.
-    pub(crate) fn of_session(&self, session: SessionId) -> Option<Rc<ConnState>> {
-        self.map.borrow().values().find(|c| c.session == session).cloned()
+    /// The connection of `session` with this number.
+    pub(crate) fn of_session(&self, session: SessionId, link: u16) -> Option<Rc<ConnState>> {
+        self.map.borrow().values().find(|c| (c.session, c.link) == (session, link)).cloned()
     }
 
     pub(crate) fn insert(&self, conn: Rc<ConnState>) {

@@ -134,6 +134,8 @@ fn signed(server_nonce: &[u8; 32], server_key: Option<Fingerprint>, session: u64
         name: "stranger".into(),
         last_boot: 0,
         clock: amphi_types::Timespec::default(),
+        link: 0,
+        links: 1,
     };
     let (said, nonce) = (proven_bytes(&hello), [7; 32]);
     let client_key = Some(identity(3).fingerprint());
@@ -237,6 +239,7 @@ fn a_server_proves_its_key() {
         alone: true,
         map_epoch: 0,
         mounts: 1,
+        links: 1,
         rotating: Vec::new(),
     };
     for how in ["right", "no signature", "another key", "another client", "another welcome", "untrusted"] {

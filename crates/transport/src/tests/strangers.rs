@@ -53,6 +53,8 @@ fn hello(session: u64) -> SignedHello {
         name: "stranger".into(),
         last_boot: 0,
         clock: amphi_types::Timespec::default(),
+        link: 0,
+        links: 1,
     };
     SignedHello { hello, nonce: [0; 32], proof: None, identity: None }
 }

@@ -9,7 +9,7 @@ use crate::inode::Signal;
 use crate::io::{Events, represent_opens};
 use crate::tables::coherence::leases::Lease;
 use amphi_env::Env;
-use amphi_transport::{Link, LinkConfig};
+use amphi_transport::{Link, LinkConfig, Numbered};
 use amphi_types::{Errno, TargetId};
 use amphi_wire::ServerInfo;
 use std::cell::{Cell, RefCell};
@@ -35,6 +35,10 @@ pub(super) enum Stage<E: Env> {
 pub(crate) struct Seat<E: Env> {
     info: RefCell<ServerInfo>,
     stage: RefCell<Stage<E>>,
+    /// Its further connections, each with targets of its own.
+    pub(super) parts: RefCell<Vec<Rc<Seat<E>>>>,
+    /// Of a further connection: its targets.
+    own: Option<Vec<TargetId>>,
     /// It is no longer in the map, or the mount ends.
     gone: Cell<bool>,
     /// The connection was there and has broken.
@@ -50,6 +54,8 @@ impl<E: Env> Seat<E> {
         Seat {
             info: RefCell::new(info.clone()),
             stage: RefCell::new(Stage::Closed),
+            parts: RefCell::default(),
+            own: None,
             gone: Cell::new(false),
             broken: Cell::new(false),
             changed: Signal::default(),
@@ -58,7 +64,28 @@ impl<E: Env> Seat<E> {
         }
     }
 
-    /// How lately the server was heard.
+    /// A further connection to the same server, for these targets.
+    pub(super) fn part(&self, own: Vec<TargetId>) -> Seat<E> {
+        Seat { own: Some(own), ..Seat::new(&self.info.borrow()) }
+    }
+
+    /// Whether it is a further connection to a server.
+    pub(super) fn is_part(&self) -> bool {
+        self.own.is_some()
+    }
+
+    /// Its further connections.
+    pub(super) fn parts(&self) -> Vec<Rc<Seat<E>>> {
+        self.parts.borrow().clone()
+    }
+
+    /// The further connection that has a target.
+    pub(super) fn part_with(&self, target: TargetId) -> Option<Rc<Seat<E>>> {
+        let parts = self.parts.borrow();
+        parts.iter().find(|part| part.own.as_ref().is_some_and(|own| own.contains(&target))).cloned()
+    }
+
+    /// How lately the server was heard by this connection.
     pub(crate) fn lease(&self) -> &Arc<Lease> {
         &self.lease
     }
@@ -72,9 +99,14 @@ impl<E: Env> Seat<E> {
         self.info.borrow().name.clone()
     }
 
-    /// Targets of the server.
+    /// Targets of the server that are reached by this connection.
     pub(crate) fn targets(&self) -> Vec<TargetId> {
-        self.info.borrow().targets.clone()
+        if let Some(own) = &self.own {
+            return own.clone();
+        }
+        let mut targets = self.info.borrow().targets.clone();
+        targets.retain(|target| self.part_with(*target).is_none());
+        targets
     }
 
     pub(super) fn has(&self, target: TargetId) -> bool {
@@ -119,6 +151,7 @@ impl<E: Env> Seat<E> {
 
     /// The server is no longer in the map: what waits for it fails.
     pub(super) fn leave(&self, env: &E) {
+        self.parts.borrow().iter().for_each(|part| part.leave(env));
         self.set_gone();
         if let Some(link) = self.link() {
             env.spawn(async move { link.close().await });
@@ -185,11 +218,21 @@ impl<E: Env> Links<E> {
         if addrs.is_empty() {
             return Err(io::Error::new(io::ErrorKind::NotFound, "it has no address that leads there"));
         }
+        self.dial_at(seat, addrs, self.numbered()).await
+    }
+
+    /// Tries these addresses of a server once.
+    pub(super) async fn dial_at(
+        self: &Rc<Self>,
+        seat: &Rc<Seat<E>>,
+        addrs: Vec<String>,
+        numbered: Numbered,
+    ) -> io::Result<Rc<Link<E>>> {
         let mut timeouts = self.timeouts.get();
         timeouts.first_connect = Duration::ZERO;
         let config = LinkConfig { addrs, timeouts, ..self.config.clone() };
         let events = Rc::new(Events::new(self.env.clone(), self, seat));
-        let link = Link::connect(self.env.clone(), config, events).await?;
+        let link = Link::connect_numbered(self.env.clone(), config, numbered, events).await?;
         let (theirs, ours) = (link.welcome().cluster, self.mount.cluster.id.load(Ordering::Relaxed));
         if theirs != ours {
             link.close().await;
@@ -220,6 +263,11 @@ impl<E: Env> Links<E> {
                     tracing::warn!("server {} was not told what is open on {target}: {e}", seat.name());
                 }
             }
+        }
+        self.split(seat, &link).await;
+        if seat.gone.get() {
+            seat.leave(&self.env);
+            return link.close().await;
         }
         let epoch = welcome.map_epoch;
         seat.set(Stage::Open(link));

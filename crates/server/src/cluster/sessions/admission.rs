@@ -15,7 +15,7 @@ use crate::records::SessionRecord;
 use crate::tunables::Tunable;
 use amphi_env::Env;
 use amphi_transport::Peer;
-use amphi_types::Result;
+use amphi_types::{Result, SessionId};
 use amphi_wire::slots::{NORMAL_CREDITS, URGENT_CREDITS};
 use amphi_wire::{Hello, Role, VERSION, Welcome};
 use futures_channel::oneshot;
@@ -62,6 +62,10 @@ impl<E: Env> SessionManager<E> {
             return Err("the audit log of this server cannot be written, so nobody new is let in".into());
         }
         let (resumed, normal_credits, urgent_credits) = match hello.role {
+            _ if hello.link > 0 => {
+                self.admit_further(hello.session).await?;
+                (true, NORMAL_CREDITS, URGENT_CREDITS)
+            }
             // To a run of its own that it does not know yet, another server says everything again.
             Role::Server => {
                 let known = self.admit_server(hello)?;
@@ -77,7 +81,7 @@ impl<E: Env> SessionManager<E> {
             }
         }
         let token_ms = self.worker.tunables.get(Tunable::TokenMs);
-        if hello.role == Role::Mount {
+        if hello.role == Role::Mount && hello.link == 0 {
             // Said and noted in one step: later switches are told to the connection.
             self.rule.lend(token_ms);
             if let Some(entry) = self.sessions.borrow_mut().get_mut(&hello.session).filter(|_| !resumed) {
@@ -98,8 +102,26 @@ impl<E: Env> SessionManager<E> {
             alone: self.rule.is_alone(),
             map_epoch: self.worker.routes.epoch(),
             mounts: self.admission.mounts_started(),
+            links: self.links_for(hello),
             rotating: self.facts.rotating.clone(),
         })
+    }
+
+    /// Lets a further connection of a mount in. Whether the session is still the one that the client means it sees by
+    /// its begin (`Welcome::begun`).
+    ///
+    /// Errors: its first connection has to come first.
+    async fn admit_further(&self, session: SessionId) -> std::result::Result<(), String> {
+        while self.admission.must_wait(Role::Mount) && !self.admission.is_closed() {
+            self.worker.env.sleep(LOOK).await;
+        }
+        if self.admission.is_closed() {
+            return Err(STOPPING.into());
+        }
+        match self.sessions.borrow().get(&session) {
+            Some(entry) if entry.role == Role::Mount && entry.state == State::Alive => Ok(()),
+            _ => Err("the first connection of this session has to come before its others".into()),
+        }
     }
 
     fn admit_server(&self, hello: &Hello) -> std::result::Result<bool, String> {

@@ -13,11 +13,15 @@
 //! time: each of the `Ping`s, one every `PING`, is answered within `PING`. A process that was stopped, a machine
 //! without a free core, a slow network, a server that was stopped itself: all of these show as an answer that comes
 //! late, and the observation starts anew.
+//!
+//! All that is looked at of one connection: what was asked by it, and whether the `Ping`s on it are answered. The
+//! targets of a worker ask by the session's connection at that worker, or by its first (`Entry::line_of`). The worker
+//! of the connection asks its targets what is unanswered, so that the question takes the way of the answers.
 
 use super::SessionManager;
-use super::entry::State;
+use super::entry::{Line, State};
+use super::front::{Question, Told, is_question};
 use crate::membership::eviction::Eviction;
-use crate::message::{TargetReply, TargetRequest};
 use amphi_env::Env;
 use amphi_transport::ConnId;
 use amphi_types::SessionId;
@@ -44,23 +48,25 @@ fn ns(d: Duration) -> u64 {
     d.as_nanos() as u64
 }
 
-/// Whether a message wants an answer.
-fn is_question(push: &Push) -> bool {
-    matches!(push, Push::Callback { .. } | Push::Glimpse { .. } | Push::Revoke { .. } | Push::Company { .. })
-}
-
 impl<E: Env> SessionManager<E> {
-    /// A message goes to a session: if it wants an answer, it is seen to that one comes.
-    pub(super) fn listen_for_answer(self: &Rc<Self>, session: SessionId, push: &Push) {
-        if !is_question(push) || self.worker.tunables.deaf().is_none() {
-            return;
+    /// A message goes to a session by a connection: if it wants an answer, it is seen to that one comes.
+    pub(super) fn listen_for_answer(self: &Rc<Self>, session: SessionId, conn: ConnId, push: &Push) {
+        if is_question(push) && self.worker.tunables.deaf().is_some() {
+            self.watch(session, conn);
         }
+    }
+
+    /// A session was asked something by a connection: it is seen to that it answers.
+    pub(super) fn watch(self: &Rc<Self>, session: SessionId, conn: ConnId) {
         match self.sessions.borrow_mut().get_mut(&session).filter(|entry| entry.role == Role::Mount) {
-            Some(entry) if entry.watched => {
-                entry.asked_again = true;
-                return;
-            }
-            Some(entry) => entry.watched = true,
+            Some(entry) => match entry.line_mut(conn) {
+                Some(line) if line.watched => {
+                    line.asked_again = true;
+                    return;
+                }
+                Some(line) => line.watched = true,
+                None => return,
+            },
             None => return,
         }
         let (weak, env) = (Rc::downgrade(self), self.worker.env.clone());
@@ -69,38 +75,45 @@ impl<E: Env> SessionManager<E> {
                 env.sleep(SUSPECT).await;
                 let Some(manager) = weak.upgrade() else { return };
                 let before_ns = manager.worker.now_ns().saturating_sub(ns(SUSPECT));
-                if manager.is_unanswered(session, before_ns).await && manager.observe(session).await {
+                if manager.is_unanswered(session, conn, before_ns).await && manager.observe(session, conn).await {
                     return manager.evict_deaf(session);
                 }
-                if let Some(entry) = manager.sessions.borrow_mut().get_mut(&session)
-                    && !std::mem::take(&mut entry.asked_again)
-                {
-                    entry.watched = false;
+                if !manager.asked_again(session, conn).await {
                     return;
                 }
             }
         });
     }
 
-    /// The connection of a session that may be deaf.
-    fn ear(&self, session: SessionId) -> Option<ConnId> {
-        let sessions = self.sessions.borrow();
-        sessions.get(&session).filter(|e| e.state == State::Alive).and_then(|e| e.conn)
+    /// Whether a session was asked more by a connection since it is watched; if not, it is watched no more.
+    async fn asked_again(&self, session: SessionId, conn: ConnId) -> bool {
+        let Some(line) = self.ear(session, conn) else { return false };
+        let elsewhere =
+            line.worker != 0 && self.front.is(usize::from(line.worker), Question::AskedAgain(session, conn)).await;
+        let mut sessions = self.sessions.borrow_mut();
+        // A connection that was lost meanwhile leaves what was asked to the next one.
+        let Some(line) = sessions.get_mut(&session).and_then(|entry| entry.line_mut(conn)) else { return false };
+        line.watched = std::mem::take(&mut line.asked_again) || elsewhere;
+        line.watched
     }
 
-    /// Whether the session has left anything unanswered, without a sign of progress, since then.
-    async fn is_unanswered(&self, session: SessionId, since_ns: u64) -> bool {
-        if self.leaves_switch_unanswered(session, since_ns) {
+    /// A connection of a session that may be deaf, while both last.
+    fn ear(&self, session: SessionId, conn: ConnId) -> Option<Line> {
+        let sessions = self.sessions.borrow();
+        let entry = sessions.get(&session).filter(|e| e.state == State::Alive)?;
+        entry.lines().find(|line| line.conn == conn).copied()
+    }
+
+    /// Whether the session has left anything unanswered that it was asked by a connection, without a sign of progress,
+    /// since then.
+    async fn is_unanswered(&self, session: SessionId, conn: ConnId, since_ns: u64) -> bool {
+        let Some(line) = self.ear(session, conn) else { return false };
+        let first = self.sessions.borrow().get(&session).and_then(|e| e.conn).is_some_and(|first| first.conn == conn);
+        if first && self.leaves_switch_unanswered(session, since_ns) {
             return true;
         }
-        for target in self.worker.routes.local() {
-            // The question takes the way of the session's answers, so none of those that have arrived is behind it.
-            let told = self.worker.ask(*target, TargetRequest::Unanswered(session, since_ns)).await;
-            if matches!(told, Ok(TargetReply::Outcome(true))) {
-                return true;
-            }
-        }
-        false
+        let targets = self.targets_by(session, conn);
+        self.front.is(usize::from(line.worker), Question::Unanswered(session, targets, since_ns)).await
     }
 
     /// Switches are the master's affair: a mount answers him alone, also where another server has said the same.
@@ -116,17 +129,23 @@ impl<E: Env> SessionManager<E> {
 
     /// Looks whether a session that leaves something unanswered is alive. Returns whether it is deaf; not, when it has
     /// answered, or gone.
-    async fn observe(self: &Rc<Self>, session: SessionId) -> bool {
-        let Some(conn) = self.ear(session) else { return false };
+    async fn observe(self: &Rc<Self>, session: SessionId, conn: ConnId) -> bool {
+        let Some(line) = self.ear(session, conn) else { return false };
+        let worker = usize::from(line.worker);
         // Should a message have been lost alone, this one counts.
-        self.push_again(session);
+        self.push_again_by(session, line);
         let mut alive_ns = None;
         loop {
             let Some(deaf) = self.worker.tunables.deaf() else { return false };
             let pinged_ns = self.worker.now_ns();
-            let sign = amphi_env::timeout(&self.worker.env, PING, self.connections.probe(conn)).await.flatten();
+            let probed =
+                amphi_env::timeout(&self.worker.env, PING, self.front.ask(worker, Question::Probe(conn))).await;
+            let sign = match probed {
+                Some(Some(Told::Alive(sign))) => sign,
+                _ => None,
+            };
             let now_ns = self.worker.now_ns();
-            if self.ear(session) != Some(conn) {
+            if self.ear(session, conn).is_none() {
                 return false;
             }
             alive_ns = match sign {
@@ -139,11 +158,11 @@ impl<E: Env> SessionManager<E> {
                 let (seen_ns, since_ns) = (now_ns - from_ns, from_ns.saturating_sub(ns(SENT)));
                 let switch =
                     seen_ns >= window_ns.min(ns(SWITCHING)) && self.leaves_switch_unanswered(session, since_ns);
-                if switch || (seen_ns >= window_ns && self.is_unanswered(session, since_ns).await) {
-                    return self.ear(session) == Some(conn);
+                if switch || (seen_ns >= window_ns && self.is_unanswered(session, conn, since_ns).await) {
+                    return self.ear(session, conn).is_some();
                 }
             }
-            if !self.is_unanswered(session, self.worker.now_ns().saturating_sub(ns(SUSPECT))).await {
+            if !self.is_unanswered(session, conn, self.worker.now_ns().saturating_sub(ns(SUSPECT))).await {
                 return false;
             }
             let left_ns = (pinged_ns + ns(PING)).saturating_sub(self.worker.now_ns());
@@ -153,7 +172,8 @@ impl<E: Env> SessionManager<E> {
 
     /// Ends a session that is deaf. It does not begin again.
     pub(crate) fn evict_deaf(self: &Rc<Self>, session: SessionId) {
-        let conn = self.ear(session);
+        let lines: Vec<Line> =
+            self.sessions.borrow().get(&session).map(|e| e.lines().copied().collect()).unwrap_or_default();
         self.refuse_from_now_on(session);
         match self.cluster().filter(|c| !c.is_master()) {
             Some(follower) => {
@@ -162,10 +182,8 @@ impl<E: Env> SessionManager<E> {
             }
             None => self.end_deaf(session, WHY),
         }
-        if let Some(conn) = conn {
-            // It hears of it now, whatever its end has to wait for.
-            self.connections.cut(conn, "the session has ended");
-        }
+        // It hears of it now, whatever its end has to wait for.
+        lines.into_iter().for_each(|line| self.cut(line, "the session has ended"));
     }
 
     fn refuse_from_now_on(&self, session: SessionId) {

@@ -9,7 +9,7 @@
 
 use super::audit::Kind;
 use super::entry::State;
-use super::{FINISH, HOLDER_LOOK, LOOK, SessionManager};
+use super::{HOLDER_LOOK, LOOK, SessionManager};
 use crate::cluster::peers::Cluster;
 use crate::counters::add;
 use crate::membership::eviction::{AFTER_POWER_LOSS, Eviction, TOLD_LOOK};
@@ -151,26 +151,26 @@ impl<E: Env> SessionManager<E> {
 
     /// Ends a session on all targets.
     async fn end(self: &Rc<Self>, session: SessionId, how: SessionEnd) -> Result<()> {
-        let conn = match self.sessions.borrow_mut().get_mut(&session) {
+        let (first, more) = match self.sessions.borrow_mut().get_mut(&session) {
             Some(entry) if !entry.state.is_ending() => {
                 entry.state = State::Ending;
                 entry.epoch += 1;
                 if how == SessionEnd::CutOff {
                     self.rule.cut_off(self.worker.now_ns(), entry.known);
                 }
-                entry.conn.take()
+                (entry.conn.take(), std::mem::take(&mut entry.more))
             }
             _ => return Ok(()),
         };
+        more.values().for_each(|line| self.cut(*line, "the session has ended"));
         let ended =
             end_everywhere(&self.worker, self.cluster().as_ref(), session, how, || self.gone_here(session)).await;
         // What the session had under way may still happen; its id may not come again before it has.
-        let until = self.worker.env.now() + FINISH;
-        while self.executing.has(session) && self.worker.env.now() < until {
-            self.worker.env.sleep(LOOK).await;
-        }
-        if let Some(conn) = conn {
-            self.connections.cut(conn, "the session has ended");
+        self.idle(session).await;
+        if let Some(line) = first {
+            self.cut(line, "the session has ended");
+            // Another worker that still read from it is asked behind the cut.
+            self.idle(session).await;
         }
         self.remove(session);
         ended
@@ -178,7 +178,8 @@ impl<E: Env> SessionManager<E> {
 
     /// The session is over.
     pub(super) fn remove(self: &Rc<Self>, session: SessionId) {
-        self.sessions.borrow_mut().remove(&session);
+        let entry = self.sessions.borrow_mut().remove(&session);
+        entry.iter().flat_map(|e| e.more.values()).for_each(|line| self.cut(*line, "the session has ended"));
         self.ring();
         self.look_alone();
     }

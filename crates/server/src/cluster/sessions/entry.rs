@@ -4,6 +4,7 @@ use super::trust::Owner;
 use amphi_transport::ConnId;
 use amphi_wire::Role;
 use amphi_wire::keys::Fingerprint;
+use std::collections::BTreeMap;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
@@ -32,6 +33,23 @@ pub(super) struct KeyOf {
     pub(super) name: String,
 }
 
+/// A connection of a session, wherever it is served.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Line {
+    /// The worker that serves it.
+    pub(super) worker: u16,
+    pub(super) conn: ConnId,
+    /// A task sees to it that the client answers what it is asked by this connection; it was asked more meanwhile.
+    pub(super) watched: bool,
+    pub(super) asked_again: bool,
+}
+
+impl Line {
+    pub(super) fn new(worker: u16, conn: ConnId) -> Line {
+        Line { worker, conn, watched: false, asked_again: false }
+    }
+}
+
 /// One session.
 pub(super) struct Entry {
     pub(super) name: String,
@@ -40,7 +58,10 @@ pub(super) struct Entry {
     /// The key with which its client came.
     pub(super) key: Option<KeyOf>,
     pub(super) state: State,
-    pub(super) conn: Option<ConnId>,
+    /// Its connection 0. Without one the session counts as gone.
+    pub(super) conn: Option<Line>,
+    /// Its further connections, by number.
+    pub(super) more: BTreeMap<u16, Line>,
     /// Counts connections and departures, so that a timer knows whether it is still about the same departure.
     pub(super) epoch: u64,
     /// The last switch between alone and company that the mount has said it knows.
@@ -51,16 +72,27 @@ pub(super) struct Entry {
     pub(super) kept_ns: u64,
     /// When it was last welcomed or left, monotonic ns.
     pub(super) heard_ns: u64,
-    /// A task sees to it that it answers; it was asked more meanwhile.
-    pub(super) watched: bool,
-    pub(super) asked_again: bool,
 }
 
 impl Entry {
+    /// Its connections.
+    pub(super) fn lines(&self) -> impl Iterator<Item = &Line> {
+        self.conn.iter().chain(self.more.values())
+    }
+
+    /// One of its connections.
+    pub(super) fn line_mut(&mut self, conn: ConnId) -> Option<&mut Line> {
+        self.conn.iter_mut().chain(self.more.values_mut()).find(|line| line.conn == conn)
+    }
+
+    /// The connection by which a worker pushes: one of its own, or connection 0.
+    pub(super) fn line_of(&self, worker: u16) -> Option<Line> {
+        self.lines().find(|line| line.worker == worker && worker != 0).or(self.conn.as_ref()).copied()
+    }
+
     pub(super) fn new(name: &str, role: Role, state: State, now_ns: u64) -> Entry {
         let (owner, conn, epoch, known, asked_ns) = (Owner::Unknown, None, 0, 0, 0);
-        let (kept_ns, heard_ns, watched, asked_again, name) = (0, now_ns, false, false, name.into());
-        let key = None;
-        Entry { name, role, owner, key, state, conn, epoch, known, asked_ns, kept_ns, heard_ns, watched, asked_again }
+        let (kept_ns, heard_ns, key, more, name) = (0, now_ns, None, BTreeMap::new(), name.into());
+        Entry { name, role, owner, key, state, conn, more, epoch, known, asked_ns, kept_ns, heard_ns }
     }
 }

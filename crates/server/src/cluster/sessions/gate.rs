@@ -16,7 +16,7 @@ use amphi_transport::Incoming;
 use amphi_types::{AccountKind, AccountView, Caps, Cred, Errno, Result};
 use amphi_wire::keys::{Fingerprint, IdRange, KeyEntry, NOBODY, Squash, SquashTo};
 use amphi_wire::{Answer, Call, InodeView, LockMode, Reply, Request, Role};
-use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::membership::keys::{to_client, to_server};
 
@@ -131,7 +131,8 @@ pub(super) fn changes_servers(op: &Request) -> bool {
     }
 }
 
-/// What the holder of a key may do on one connection.
+/// What the holder of a key may do on one connection. The worker with the connection asks it, the one with the sessions
+/// closes it.
 #[derive(Debug)]
 pub(super) struct Gate {
     /// The key that it came with.
@@ -140,25 +141,32 @@ pub(super) struct Gate {
     pub(super) entry: KeyEntry,
     role: Role,
     /// Nothing is done for it any more: its key has been removed.
-    closed: Cell<bool>,
+    closed: AtomicBool,
     /// Requests whose users or groups were replaced.
-    squashed: Cell<u64>,
+    squashed: AtomicU64,
 }
 
 impl Gate {
     /// Of a connection that was let in as `role`.
     pub(super) fn new(key: Fingerprint, entry: KeyEntry, role: Role) -> Gate {
-        Gate { key, entry, role, closed: Cell::new(false), squashed: Cell::new(0) }
+        Gate { key, entry, role, closed: AtomicBool::new(false), squashed: AtomicU64::new(0) }
     }
 
     /// Nothing is done any more for this connection.
     pub(super) fn close(&self) {
-        self.closed.set(true);
+        self.closed.store(true, Ordering::SeqCst);
     }
 
     /// Requests whose users or groups were replaced, or that were refused for them.
     pub(super) fn squashed(&self) -> u64 {
-        self.squashed.get()
+        self.squashed.load(Ordering::Relaxed)
+    }
+
+    /// Whether the last of those is one that is written down: the first, then each time that there are ten times as
+    /// many.
+    pub(super) fn is_noteworthy(&self) -> bool {
+        let count = self.squashed();
+        count > 0 && count == 10u64.pow(count.ilog10())
     }
 
     /// Whether it is shown other numbers of users and groups than the servers have.
@@ -171,7 +179,7 @@ impl Gate {
     ///
     /// Errors: `Perm`; `ReadOnly`; `Io` once its key has been removed.
     pub(super) fn pass(&self, incoming: &mut Incoming) -> Result<()> {
-        if self.closed.get() {
+        if self.closed.load(Ordering::SeqCst) {
             return Err(Errno::Io);
         }
         let class = class_of(&incoming.call.op);
@@ -256,7 +264,7 @@ impl Gate {
     }
 
     fn count(&self) {
-        self.squashed.set(self.squashed.get() + 1);
+        self.squashed.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Translates the numbers of users and groups in an answer; `acl` if it is the value of an access control list.

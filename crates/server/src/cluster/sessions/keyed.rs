@@ -8,16 +8,17 @@
 
 use super::SessionManager;
 use super::audit::Kind;
-use super::entry::{Entry, KeyOf};
+use super::entry::{Entry, KeyOf, Line};
 use super::gate::Gate;
 use super::trust::Owner;
 use crate::membership::keys::counts_from;
 use amphi_env::Env;
-use amphi_transport::{ConnId, Peer, Proved};
+use amphi_transport::{ConnId, Guest, Peer, Proved};
 use amphi_types::{Errno, Result, SessionId};
 use amphi_wire::keys::{Fingerprint, KeyChange, KeyEntry, KeyRole, Squash};
 use amphi_wire::{Hello, Reply, Role};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Why the session of a removed key ends.
@@ -137,13 +138,8 @@ impl<E: Env> SessionManager<E> {
     /// A connection was made: from now on its requests pass its gate.
     ///
     /// Errors: it may not stay, since the registry has changed meanwhile.
-    pub(super) fn set_gate(
-        &self,
-        session: SessionId,
-        role: Role,
-        conn: ConnId,
-        peer: &Peer,
-    ) -> std::result::Result<(), String> {
+    pub(super) fn set_gate(&self, guest: Guest, peer: &Peer) -> std::result::Result<(), String> {
+        let Guest { session, role, conn, .. } = guest;
         let Some((fingerprint, entry)) = self.key_of(peer, role)? else {
             if peer.proved != Proved::Nothing && !peer.unix {
                 self.by_cluster_key.borrow_mut().insert(conn, session);
@@ -153,12 +149,12 @@ impl<E: Env> SessionManager<E> {
         if let Some(session) = self.sessions.borrow_mut().get_mut(&session) {
             session.key = Some(KeyOf { fingerprint, id: entry.id, name: entry.name.clone() });
         }
-        self.gates.borrow_mut().insert(conn, Rc::new(Gate::new(fingerprint, entry, role)));
+        self.gates.borrow_mut().insert(conn, Arc::new(Gate::new(fingerprint, entry, role)));
         Ok(())
     }
 
     /// The gate of a connection, if its client has a key.
-    pub(super) fn gate(&self, conn: ConnId) -> Option<Rc<Gate>> {
+    pub(super) fn gate(&self, conn: ConnId) -> Option<Arc<Gate>> {
         let gates = self.gates.borrow();
         if gates.is_empty() { None } else { gates.get(&conn).cloned() }
     }
@@ -172,25 +168,16 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    fn note_squashed(&self, gate: &Gate) {
+    pub(super) fn note_squashed(&self, gate: &Gate) {
         let (key, count) = (gate.key.to_string(), gate.squashed().to_string());
         self.audit(Kind::Squashed, &[("key", &gate.entry.name), ("fingerprint", &key), ("requests", &count)]);
-    }
-
-    /// A request was squashed: the first of a connection is written down, then each time that there are ten times as
-    /// many, and all at its end.
-    pub(super) fn squashed(&self, gate: &Gate) {
-        let count = gate.squashed();
-        if count == 10u64.pow(count.ilog10()) {
-            self.note_squashed(gate);
-        }
     }
 
     /// The registry has changed: sessions and connections that it does not allow any more end, at once.
     pub(crate) fn keys_changed(self: &Rc<Self>) {
         let Some(cluster) = self.cluster() else { return };
         let counts = |key: Fingerprint, id: u64| cluster.keys.find(key).is_some_and(|e| e.id == id);
-        let gates: Vec<(ConnId, Rc<Gate>)> = self.gates.borrow().iter().map(|(c, gate)| (*c, gate.clone())).collect();
+        let gates: Vec<(ConnId, Arc<Gate>)> = self.gates.borrow().iter().map(|(c, gate)| (*c, gate.clone())).collect();
         let mut cut: Vec<ConnId> = Vec::new();
         for (conn, gate) in gates.into_iter().filter(|(_, gate)| !counts(gate.key, gate.entry.id)) {
             gate.close();
@@ -205,6 +192,8 @@ impl<E: Env> SessionManager<E> {
                 ended.push(*session);
             }
         }
+        // As they are before their sessions begin to end.
+        let cut: Vec<Line> = cut.into_iter().map(|conn| self.line(conn)).collect();
         let is_mount = |s: &SessionId| self.sessions.borrow().get(s).is_some_and(|e| e.role == Role::Mount);
         if cluster.is_master() {
             for session in ended.into_iter().filter(is_mount) {
@@ -215,10 +204,18 @@ impl<E: Env> SessionManager<E> {
         let manager = self.clone();
         self.worker.env.spawn(async move {
             manager.worker.env.sleep(FAREWELL).await;
-            for conn in cut {
-                manager.connections.cut(conn, REMOVED);
+            for line in cut {
+                manager.cut(line, REMOVED);
             }
         });
+    }
+
+    /// A connection and where it is served.
+    fn line(&self, conn: ConnId) -> Line {
+        let sessions = self.sessions.borrow();
+        let found = sessions.values().flat_map(Entry::lines).find(|line| line.conn == conn);
+        // Those of servers stay here.
+        found.copied().unwrap_or(Line::new(0, conn))
     }
 
     /// `Request::Keys`.

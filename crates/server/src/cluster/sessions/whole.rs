@@ -16,20 +16,23 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 
 impl<E: Env> SessionManager<E> {
-    /// A request about the whole server.
-    pub(super) async fn serve(self: &Rc<Self>, incoming: Incoming) {
-        let (route, session) = (incoming.route, incoming.session);
+    /// The answer to a request about the whole server, and whether the session is over with it.
+    pub(super) async fn serve(self: &Rc<Self>, incoming: Incoming) -> (Answer, bool) {
+        let session = incoming.session;
         let result = match incoming.call.op {
-            Request::Goodbye => self.end_politely(session).await,
+            Request::Map => self.map(),
+            Request::Goodbye => {
+                let result = self.end_politely(session).await;
+                let over = result.is_ok();
+                return (Answer::of(result), over);
+            }
             Request::CompanyKnown { change } => {
                 self.company_known(session, change);
-                self.connections.reply(route, Answer::of(Ok(Reply::Done)), None);
-                return;
+                Ok(Reply::Done)
             }
             Request::CompanyKept { change } => {
                 self.company_kept(session, change);
-                self.connections.reply(route, Answer::of(Ok(Reply::Done)), None);
-                return;
+                Ok(Reply::Done)
             }
             Request::Status => self.status(self.viewer(&incoming)).await,
             Request::Tunables { pattern, value } => {
@@ -44,11 +47,7 @@ impl<E: Env> SessionManager<E> {
             Request::Counters { reset } => self.counters(reset).await,
             _ => Err(Errno::Perm),
         };
-        let goodbye = matches!(result, Ok(Reply::Done));
-        self.connections.reply(route, Answer::of(result), None);
-        if goodbye {
-            self.remove(session);
-        }
+        (Answer::of(result), false)
     }
 
     /// For whom a client asks about the server.

@@ -1,0 +1,76 @@
+//! Several connections to one server: one for each of its workers.
+//!
+//! Owns: opening those beside the first, and which targets go by which. Does not own: where a server serves a
+//! connection (`Welcome::links` says what fits).
+//!
+//! A further connection is a `Seat` of its own with targets of its own, as if it led to another server: what is said of
+//! servers that are no master holds for it (`links`). Its lease, its breaks and its recovery concern its targets alone.
+//!
+//! Invariants: a target goes by the same connection from its first request to the end of the mount, so its requests
+//! keep their order. Targets are given to a further connection before any request was sent by it, in one step, while
+//! the first one is up and both speak to the same run of the server. So after a restart of the server exactly one
+//! connection presents what is held at a target. A connection that cannot be opened leaves its targets to the first
+//! one.
+
+use super::opening::{Seat, Stage};
+use super::{Links, find};
+use amphi_env::Env;
+use amphi_transport::{Link, Numbered};
+use amphi_types::TargetId;
+use futures_util::future::join_all;
+use std::rc::Rc;
+
+impl<E: Env> Links<E> {
+    /// How many connections a server is told that this mount would open.
+    pub(super) fn numbered(&self) -> Numbered {
+        let links = if self.local { 1 } else { self.mount.host.links_max.max(1) };
+        Numbered { link: 0, links }
+    }
+
+    /// Opens further connections to the server at `seat`, as many as it says that fit, and gives each its targets.
+    pub(super) async fn split(self: &Rc<Self>, seat: &Rc<Seat<E>>, link: &Rc<Link<E>>) {
+        let welcome = link.welcome();
+        let links = welcome.links.min(self.numbered().links);
+        let mut targets = self.targets_of(seat, welcome.pool);
+        targets.sort_unstable();
+        let links = links.min(targets.len() as u16);
+        link.set_links(links.max(1));
+        if links <= 1 || !seat.parts.borrow().is_empty() {
+            return;
+        }
+        let of = |n: u16| {
+            targets.iter().skip(usize::from(n)).step_by(usize::from(links)).copied().collect::<Vec<TargetId>>()
+        };
+        let addrs: Vec<String> = link.addrs().into_iter().filter(|a| find::leads_here(a)).collect();
+        let opened = join_all((1..links).map(|n| {
+            let (part, addrs) = (Rc::new(seat.part(of(n))), addrs.clone());
+            async move {
+                let numbered = Numbered { link: n, links };
+                match self.dial_at(&part, addrs, numbered).await {
+                    Ok(link) => Some((part, link)),
+                    Err(e) => {
+                        tracing::info!(
+                            "server {}: connection {n} is not opened, the first one serves: {e}",
+                            part.name()
+                        );
+                        None
+                    }
+                }
+            }
+        }))
+        .await;
+        let now = link.welcome();
+        for (part, further) in opened.into_iter().flatten() {
+            let theirs = further.welcome();
+            if !link.is_up() || !further.is_up() || (theirs.boot, theirs.begun) != (now.boot, now.begun) {
+                tracing::info!("server {} was restarted meanwhile: the first connection serves", part.name());
+                part.set_gone();
+                self.env.spawn(async move { further.close().await });
+                continue;
+            }
+            self.mount.coherence.sharing.leases.surely_heard(part.lease(), self.mount.clock.boot_ns());
+            part.set(Stage::Open(further));
+            seat.parts.borrow_mut().push(part);
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Which worker serves which connection, and what workers with connections say to the one with the sessions.
+//!
+//! Owns: the place of a connection, how many a mount is told to open, what follows from a message of another worker.
+//! Does not own: the messages, and what those workers do with theirs (`front`).
+
+use super::SessionManager;
+use super::front::FrontMessage;
+use crate::worker::above::Clients;
+use amphi_env::Env;
+use amphi_wire::{Hello, Role, Welcome};
+use std::rc::Rc;
+
+impl<E: Env> SessionManager<E> {
+    /// What another worker's front says.
+    pub(super) fn take(self: Rc<Self>, from: usize, message: FrontMessage) {
+        match message {
+            FrontMessage::Request { token, request } => {
+                let incoming = request.incoming();
+                self.front.executing.begin(None);
+                self.worker.env.clone().spawn(async move {
+                    let session = incoming.session;
+                    let (answer, over) = self.serve(incoming).await;
+                    self.front.tell(from, FrontMessage::Answered { token, answer: Box::new(answer) });
+                    if over {
+                        self.remove(session);
+                    }
+                    self.front.executing.end(None);
+                });
+            }
+            FrontMessage::Gone { session, conn, clean } => {
+                self.front.connections.came_back();
+                self.disconnected(session, conn, clean);
+            }
+            FrontMessage::Watch { session, conn } => self.watch(session, conn),
+            FrontMessage::Squashed { conn } => {
+                if let Some(gate) = self.gate(conn) {
+                    self.note_squashed(&gate);
+                }
+            }
+            other => self.front.clone().take(from, Box::new(other)),
+        }
+    }
+
+    /// The worker that serves a client: a mount's connections are spread over all of them, so that each is at the
+    /// worker of the targets for which it is used. A mount with one connection has it at any worker.
+    pub(super) fn place(&self, hello: &Hello, welcome: &Welcome) -> Option<usize> {
+        if hello.role != Role::Mount {
+            return None;
+        }
+        let workers = u64::from(self.worker.workers);
+        let spread = hello.link > 0 || welcome.links > 1;
+        let at = if spread { u64::from(hello.link) } else { hello.session.0 } % workers;
+        Some(at as usize).filter(|at| *at != 0)
+    }
+
+    /// Connections over which a client does best to spread the targets of this server: as many as there are workers, or
+    /// a divisor of that.
+    pub(super) fn links_for(&self, hello: &Hello) -> u16 {
+        let workers = self.worker.workers;
+        if hello.role != Role::Mount || !(hello.link > 0 || self.front.connections.is_roomy()) {
+            return 1;
+        }
+        (1..=hello.links.min(workers)).rev().find(|n| workers.is_multiple_of(*n)).unwrap_or(1)
+    }
+}
