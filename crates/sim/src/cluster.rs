@@ -327,6 +327,7 @@ impl Cluster {
             name: name.clone(),
             key: ClusterKey::new(KEY).ok(),
             identity: None,
+            secure: amphi_transport::Secure::Off,
             timeouts: Timeouts {
                 first_connect: Duration::from_secs(30),
                 // So that a server that is killed again soon is met at all.

@@ -214,6 +214,7 @@ impl Honest {
             name: "honest:1".into(),
             key,
             identity: None,
+            secure: amphi_transport::Secure::Off,
             timeouts: Timeouts::default(),
         };
         let link = Link::connect(env.clone(), config, events.clone()).await.map_err(|e| e.to_string())?;
@@ -291,7 +292,16 @@ impl Honest {
     async fn look_in(&self) -> Result<(), String> {
         let (addrs, session, role) = (vec![ADDR.to_string()], SessionId(self.env.rand()), Role::Admin);
         let (name, timeouts) = ("looks:1".into(), Timeouts::default());
-        let config = LinkConfig { addrs, session, role, name, key: None, identity: None, timeouts };
+        let config = LinkConfig {
+            addrs,
+            session,
+            role,
+            name,
+            key: None,
+            identity: None,
+            secure: amphi_transport::Secure::Off,
+            timeouts,
+        };
         let look = async {
             let link = Link::connect(self.env.clone(), config, Rc::<Answers>::default()).await;
             let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::StatFs };

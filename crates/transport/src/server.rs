@@ -20,6 +20,7 @@ use crate::auth::Proved;
 
 use amphi_env::Buf;
 use amphi_types::{Cred, SessionId};
+use amphi_wire::handshake::Secure;
 use amphi_wire::{Call, Hello, Lane, RequestId, Role, Welcome};
 use std::rc::Rc;
 use std::time::Duration;
@@ -56,6 +57,8 @@ pub struct Peer {
     pub proved: Proved,
     /// Whether it has proved the cluster key, beside a key of its own or alone.
     pub knows_cluster_key: bool,
+    /// How the connection is protected.
+    pub secure: Secure,
 }
 
 /// A request that has arrived.

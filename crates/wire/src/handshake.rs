@@ -7,6 +7,7 @@
 use crate::keys::Fingerprint;
 use crate::{Hello, Welcome};
 use serde::{Deserialize, Serialize};
+use std::fmt;
 
 /// Bytes of a nonce.
 pub const NONCE_BYTES: usize = 32;
@@ -17,6 +18,38 @@ pub const HANDSHAKE_BODY_MAX: usize = 4096;
 /// Most bytes of the reason in a `Refuse`; longer ones are cut.
 pub const REASON_MAX: usize = 1024;
 
+/// How the bytes of a connection are protected after its first frame; each level protects more than the one before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Secure {
+    /// Not at all: checksums find accidents, not people.
+    #[default]
+    Off,
+    /// Each frame is signed with keys of the connection: nobody can change, repeat, drop or reorder one unnoticed.
+    Mac,
+    /// All of it is inside TLS 1.3: nobody can read it either.
+    Tls,
+}
+
+impl Secure {
+    /// Every level, the least first.
+    pub const ALL: [Secure; 3] = [Secure::Off, Secure::Mac, Secure::Tls];
+
+    /// Reads what `Display` writes.
+    pub fn parse(text: &str) -> Option<Secure> {
+        Secure::ALL.into_iter().find(|level| level.to_string() == text)
+    }
+}
+
+impl fmt::Display for Secure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Secure::Off => "off",
+            Secure::Mac => "mac",
+            Secure::Tls => "tls",
+        })
+    }
+}
+
 /// First frame of a connection, from the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Challenge {
@@ -26,6 +59,8 @@ pub struct Challenge {
     pub keyed: bool,
     /// The server's public key, if it has a key pair: then its `Welcome` is signed.
     pub identity: Option<Fingerprint>,
+    /// How everything that follows is protected. The proofs of both ends cover it.
+    pub secure: Secure,
 }
 
 /// A signature of Ed25519.
@@ -37,7 +72,7 @@ pub struct Signature {
     pub second: [u8; 32],
 }
 
-/// A client's key and its signature over both nonces, both public keys and `hello`.
+/// A client's key and its signature over both nonces, both public keys, the channel and `hello`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdentityProof {
     /// The client's public key.
@@ -53,7 +88,7 @@ pub struct SignedHello {
     pub hello: Hello,
     /// The client's nonce.
     pub nonce: [u8; NONCE_BYTES],
-    /// The client's proof over both nonces and `hello`, if it has the cluster key.
+    /// The client's proof over both nonces, the channel and `hello`, if it has the cluster key.
     pub proof: Option<[u8; PROOF_BYTES]>,
     /// The same with a key of its own, if it has one.
     pub identity: Option<IdentityProof>,
@@ -64,9 +99,9 @@ pub struct SignedHello {
 pub struct SignedWelcome {
     /// What the server says.
     pub welcome: Welcome,
-    /// The server's proof over both nonces and `welcome`, if it has the cluster key.
+    /// The server's proof over both nonces, the channel and `welcome`, if it has the cluster key.
     pub proof: Option<[u8; PROOF_BYTES]>,
-    /// The signature of the server's own key over both nonces, both public keys and `welcome`, if it has one.
+    /// The signature of the server's own key over both nonces, both public keys, the channel and `welcome`, if it has one.
     pub signature: Option<Signature>,
 }
 

@@ -251,7 +251,7 @@ fn every_message_round_trips() {
     let identity = Some(IdentityProof { key: Fingerprint([7; 32]), signature });
     round_trip(
         Head::new(FrameKind::Challenge),
-        &Challenge { nonce: [9; 32], keyed: true, identity: Some(Fingerprint([8; 32])) },
+        &Challenge { nonce: [9; 32], keyed: true, identity: Some(Fingerprint([8; 32])), secure: Secure::Tls },
     );
     let (session, role, clock) = (SessionId(3), Role::Admin, Timespec { sec: 5, nsec: 6 });
     let hello = Hello { version: 1, session, role, name: "h:1".into(), last_boot: 4, clock };

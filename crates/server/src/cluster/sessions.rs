@@ -37,7 +37,7 @@ use crate::worker::Worker;
 use crate::worker::above::Clients;
 use admission_state::AdmissionState;
 use amphi_env::Env;
-use amphi_transport::{ConnId, Connections, Handler, Incoming, Peer};
+use amphi_transport::{ConnId, Connections, Handler, Incoming, Peer, Secure};
 use amphi_types::{Errno, Result, SessionId, TargetId};
 use amphi_wire::{Answer, ClusterMap, Hello, Push, ROTATING_MAX, Reply, Request, Role, Welcome};
 use audit::{Audit, Kind};
@@ -267,7 +267,8 @@ impl<E: Env> Handler for SessionHandler<E> {
             self.0.connections.cut(conn, &why);
             return;
         }
-        self.0.connected(session, role, conn);
+        let secure = (!peer.unix && !peer.in_process).then_some(peer.secure);
+        self.0.connected(session, role, conn, secure);
     }
 
     fn stranger(&self, addr: &str, why: &str) {
@@ -284,7 +285,7 @@ impl<E: Env> Handler for SessionHandler<E> {
 }
 
 impl<E: Env> SessionManager<E> {
-    fn connected(self: &Rc<Self>, session: SessionId, role: Role, conn: ConnId) {
+    fn connected(self: &Rc<Self>, session: SessionId, role: Role, conn: ConnId, secure: Option<Secure>) {
         if role == Role::Server {
             if let Some(cluster) = self.cluster() {
                 cluster.callers.connected(session, conn);
@@ -296,7 +297,7 @@ impl<E: Env> SessionManager<E> {
             let mut sessions = self.sessions.borrow_mut();
             match sessions.get_mut(&session).filter(|e| e.state == State::Alive) {
                 Some(entry) => {
-                    entry.conn = Some(conn);
+                    (entry.conn, entry.secure) = (Some(conn), secure);
                     entry.epoch += 1;
                     // Other servers than the master forget a connection with its end.
                     (entry.epoch > 1 || !is_master) && role == Role::Mount

@@ -43,6 +43,7 @@ impl Place {
             name: format!("keyed:{session}"),
             key: None,
             identity: Some(identity(n)),
+            secure: amphi_transport::Secure::Off,
             timeouts: Timeouts::default(),
         };
         let held = Rc::<Held>::default();

@@ -1,7 +1,7 @@
 //! What a server knows of one session.
 
 use super::trust::Owner;
-use amphi_transport::ConnId;
+use amphi_transport::{ConnId, Secure};
 use amphi_wire::Role;
 use amphi_wire::keys::Fingerprint;
 
@@ -41,6 +41,8 @@ pub(super) struct Entry {
     pub(super) key: Option<KeyOf>,
     pub(super) state: State,
     pub(super) conn: Option<ConnId>,
+    /// How that is protected; `None`: it does not leave the machine.
+    pub(super) secure: Option<Secure>,
     /// Counts connections and departures, so that a timer knows whether it is still about the same departure.
     pub(super) epoch: u64,
     /// The last switch between alone and company that the mount has said it knows.
@@ -60,7 +62,21 @@ impl Entry {
     pub(super) fn new(name: &str, role: Role, state: State, now_ns: u64) -> Entry {
         let (owner, conn, epoch, known, asked_ns) = (Owner::Unknown, None, 0, 0, 0);
         let (kept_ns, heard_ns, watched, asked_again, name) = (0, now_ns, false, false, name.into());
-        let key = None;
-        Entry { name, role, owner, key, state, conn, epoch, known, asked_ns, kept_ns, heard_ns, watched, asked_again }
+        Entry {
+            name,
+            role,
+            owner,
+            key: None,
+            state,
+            conn,
+            secure: None,
+            epoch,
+            known,
+            asked_ns,
+            kept_ns,
+            heard_ns,
+            watched,
+            asked_again,
+        }
     }
 }
