@@ -6,6 +6,7 @@ mod asynchronous;
 mod bad_input;
 mod bench;
 mod changes;
+mod channels;
 mod checksums;
 mod cluster;
 mod crash;

@@ -219,3 +219,127 @@ fn secret((number, secrets): &(u64, ConnectionTrafficSecrets)) -> Result<Secret<
     let iv = iv.as_ref().try_into().map_err(|_| "TLS gave a nonce of another length")?;
     Ok(Secret { key: key.as_ref(), iv, number: *number })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::records::{Opened, RECORD_HEAD, RECORD_MORE, body_bytes};
+    use super::*;
+    use std::io::{Read, Write};
+
+    fn challenge(secure: Secure) -> Challenge {
+        Challenge { nonce: [7; 32], keyed: true, identity: None, secure }
+    }
+
+    /// Both ends behind their handshake.
+    fn agreed() -> (Exchange, Exchange) {
+        let mut client = Exchange::new(Hands::Client).expect("a client");
+        let mut server = Exchange::new(Hands::Server).expect("a server");
+        while !(client.is_over() && server.is_over()) {
+            let flight = client.outgoing();
+            server.incoming(&flight).expect("the server goes on");
+            let flight = server.outgoing();
+            client.incoming(&flight).expect("the client goes on");
+        }
+        assert!(client.outgoing().is_empty() && server.outgoing().is_empty(), "no tickets");
+        (client, server)
+    }
+
+    fn bytes(len: usize) -> Vec<u8> {
+        (0..len).map(|n| (n * 31 % 251) as u8).collect()
+    }
+
+    /// Goal: records are those of TLS 1.3. Method: one end is rustls from the first to the last byte, and reads what is
+    /// sealed here, and writes what is opened here, in all lengths around those of records.
+    #[test]
+    fn records_are_those_of_rustls() {
+        let (client, server) = agreed();
+        let mut rustls = client.tls;
+        let (channel, _) = server.channel(Secure::Tls, &challenge(Secure::Tls)).expect("a channel");
+        let (SendChannel::Tls(mut sealer), ReceiveChannel::Tls(mut opener)) = (channel.send, channel.receive) else {
+            panic!("a channel of another level")
+        };
+        for len in [1, 2, 100, 16_383, 16_384, 16_385, 50_000] {
+            let sent = bytes(len);
+            let mut out = vec![0; len + (len / 16_384 + 1) * RECORD_MORE];
+            assert_eq!(sealer.put(&sent, &mut out[..RECORD_MORE]).map(|(taken, _)| taken), Ok(0), "no room");
+            let (taken, filled) = sealer.put(&sent, &mut out).expect("sealed");
+            assert_eq!((taken, filled), (len, len + len.div_ceil(16_384) * RECORD_MORE));
+            let (mut wire, mut came) = (&out[..filled], Vec::new());
+            while !wire.is_empty() {
+                rustls.read_tls(&mut wire).expect("room");
+                rustls.process_new_packets().expect("records of TLS 1.3");
+                let mut some = [0; 70_000];
+                let read = rustls.reader().read(&mut some).unwrap_or(0);
+                came.extend_from_slice(&some[..read]);
+            }
+            assert_eq!(came, sent, "{len}");
+            rustls.writer().write_all(&sent).expect("room");
+            let mut wire = Vec::new();
+            while rustls.wants_write() {
+                rustls.write_tls(&mut wire).expect("memory");
+            }
+            let (mut rest, mut came) = (&mut wire[..], Vec::new());
+            while !rest.is_empty() {
+                let body = body_bytes(&rest[..RECORD_HEAD]).expect("a record");
+                let (record, behind) = rest.split_at_mut(RECORD_HEAD + body);
+                let record = &mut record[RECORD_HEAD..];
+                // Every other one has room in the memory that it is for.
+                let mut to = vec![0; if came.len() % 32_768 == 0 { body } else { 0 }];
+                match opener.open(record, &mut to).expect("opened") {
+                    Opened::Out(n) => came.extend_from_slice(&to[..n]),
+                    Opened::InPlace(n) => came.extend_from_slice(&record[..n]),
+                }
+                rest = behind;
+            }
+            assert_eq!(came, sent, "{len}");
+        }
+        // The peer ends TLS.
+        rustls.send_close_notify();
+        let mut wire = Vec::new();
+        rustls.write_tls(&mut wire).expect("memory");
+        assert_eq!(opener.open(&mut wire[RECORD_HEAD..], &mut []), Err(super::super::ChannelError::Ended));
+    }
+
+    /// Goal: what binds proofs is the same at both ends of a channel, and another one for each other channel, level and
+    /// challenge. Method: a few of each.
+    #[test]
+    fn a_binding_belongs_to_one_channel() {
+        let mut all = Vec::new();
+        for _ in 0..3 {
+            for secure in [Secure::Mac, Secure::Tls] {
+                for keyed in [true, false] {
+                    let (client, server) = agreed();
+                    let challenge = Challenge { keyed, ..challenge(secure) };
+                    let (_, mine) = client.channel(secure, &challenge).expect("a channel");
+                    let (_, theirs) = server.channel(secure, &challenge).expect("a channel");
+                    assert_eq!(mine, theirs);
+                    all.push(mine);
+                }
+            }
+        }
+        let (client, server) = agreed();
+        all.push(client.channel(Secure::Mac, &challenge(Secure::Mac)).expect("a channel").1);
+        all.push(server.channel(Secure::Mac, &challenge(Secure::Tls)).expect("a channel").1);
+        all.sort_unstable();
+        assert!(all.windows(2).all(|pair| pair[0] != pair[1]));
+    }
+
+    /// Goal: bytes that are no handshake end it with an error, and never panic. Method: each flight with each byte
+    /// changed.
+    #[test]
+    fn foreign_bytes_end_the_exchange() {
+        let flight = Exchange::new(Hands::Client).expect("a client").outgoing();
+        let mut refused = 0;
+        for at in 0..flight.len() {
+            let mut bent = flight.clone();
+            bent[at] ^= 1 << (at % 8);
+            let mut server = Exchange::new(Hands::Server).expect("a server");
+            refused += usize::from(server.incoming(&bent).is_err());
+            let answer = server.outgoing();
+            let mut client = Exchange::new(Hands::Client).expect("a client");
+            let _ = client.outgoing();
+            assert!(client.incoming(&answer).is_err() || answer.is_empty(), "another client's flight, changed at {at}");
+        }
+        assert!(refused > 20, "{refused} of {} are noticed at once, the others by the keys", flight.len());
+    }
+}

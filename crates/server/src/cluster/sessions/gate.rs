@@ -138,7 +138,7 @@ pub(super) struct Gate {
     pub(super) key: Fingerprint,
     /// What the registry says of it.
     pub(super) entry: KeyEntry,
-    role: Role,
+    pub(super) role: Role,
     /// Nothing is done for it any more: its key has been removed.
     closed: Cell<bool>,
     /// Requests whose users or groups were replaced.
@@ -154,6 +154,11 @@ impl Gate {
     /// Nothing is done any more for this connection.
     pub(super) fn close(&self) {
         self.closed.set(true);
+    }
+
+    /// Whether it was closed.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.get()
     }
 
     /// Requests whose users or groups were replaced, or that were refused for them.

@@ -15,13 +15,18 @@ use crate::membership::keys::counts_from;
 use amphi_env::Env;
 use amphi_transport::{ConnId, Peer, Proved};
 use amphi_types::{Errno, Result, SessionId};
-use amphi_wire::keys::{Fingerprint, KeyChange, KeyEntry, KeyRole, Squash};
+use amphi_wire::keys::{
+    Fingerprint, IdRange, KeyChange, KeyEntry, KeyRegistry, KeyRole, KeySettings, Squash, SquashTo,
+};
 use amphi_wire::{Hello, Reply, Role};
 use std::rc::Rc;
 use std::time::Duration;
 
 /// Why the session of a removed key ends.
 const REMOVED: &str = "its key has been removed";
+
+/// Why a connection has to be made again.
+const CHANGED: &str = "its key may count from other addresses now";
 
 /// How long a connection of a removed key has to take the last answer.
 const FAREWELL: Duration = Duration::from_millis(200);
@@ -191,17 +196,18 @@ impl<E: Env> SessionManager<E> {
         let Some(cluster) = self.cluster() else { return };
         let counts = |key: Fingerprint, id: u64| cluster.keys.find(key).is_some_and(|e| e.id == id);
         let gates: Vec<(ConnId, Rc<Gate>)> = self.gates.borrow().iter().map(|(c, gate)| (*c, gate.clone())).collect();
-        let mut cut: Vec<ConnId> = Vec::new();
+        let mut cut: Vec<(ConnId, &str)> = Vec::new();
         for (conn, gate) in gates.into_iter().filter(|(_, gate)| !counts(gate.key, gate.entry.id)) {
             gate.close();
-            cut.push(conn);
+            cut.push((conn, REMOVED));
         }
+        cut.extend(self.change_gates(&cluster.keys.registry()).into_iter().map(|conn| (conn, CHANGED)));
         let gone = |e: &Entry| e.key.as_ref().is_some_and(|key| !counts(key.fingerprint, key.id));
         let mut ended: Vec<SessionId> =
             self.sessions.borrow().iter().filter(|(_, e)| gone(e)).map(|(s, _)| *s).collect();
         if cluster.keys.registry().require_identity {
             for (conn, session) in self.by_cluster_key.borrow().iter() {
-                cut.push(*conn);
+                cut.push((*conn, REMOVED));
                 ended.push(*session);
             }
         }
@@ -215,10 +221,28 @@ impl<E: Env> SessionManager<E> {
         let manager = self.clone();
         self.worker.env.spawn(async move {
             manager.worker.env.sleep(FAREWELL).await;
-            for conn in cut {
-                manager.connections.cut(conn, REMOVED);
+            for (conn, why) in cut {
+                manager.connections.cut(conn, why);
             }
         });
+    }
+
+    /// Connections whose entry says something else now pass a gate that goes by it from this step on. Returns those
+    /// whose address may not count any more: they have to come again, and what they asked is asked again then.
+    fn change_gates(&self, registry: &KeyRegistry) -> Vec<ConnId> {
+        let mut moved = Vec::new();
+        for (conn, gate) in self.gates.borrow_mut().iter_mut() {
+            let now = registry.keys.iter().find(|e| e.id == gate.entry.id);
+            let Some(now) = now.filter(|now| **now != gate.entry && !gate.is_closed()) else { continue };
+            if now.addresses != gate.entry.addresses {
+                moved.push(*conn);
+            }
+            if gate.squashed() > 0 {
+                self.note_squashed(gate);
+            }
+            *gate = Rc::new(Gate::new(gate.key, now.clone(), gate.role));
+        }
+        moved
     }
 
     /// `Request::Keys`.
@@ -333,6 +357,30 @@ fn proved(peer: &Peer) -> &'static str {
     }
 }
 
+/// The settings of a change as the audit log has them.
+fn settings_described(settings: &KeySettings) -> String {
+    let KeySettings { read_only, root, all, uids, gids, addresses, sessions_max } = settings;
+    let mut text = String::new();
+    let to = |to: &Option<SquashTo>| to.map_or("keep".into(), |to| format!("{}:{}", to.uid, to.gid));
+    let ranges = |ranges: &Vec<IdRange>| {
+        let shown: Vec<String> = ranges.iter().map(|r| format!("{}:{}:{}", r.client, r.server, r.count)).collect();
+        shown.join(",")
+    };
+    let shown = [
+        ("read-only", read_only.map(|on| on.to_string())),
+        ("root", root.as_ref().map(to)),
+        ("all", all.as_ref().map(to)),
+        ("uids", uids.as_ref().map(ranges)),
+        ("gids", gids.as_ref().map(ranges)),
+        ("from", addresses.as_ref().map(|a| format!("{} ranges", a.len()))),
+        ("mounts", sessions_max.map(|n| n.to_string())),
+    ];
+    for (name, value) in shown.into_iter().filter_map(|(name, value)| Some((name, value?))) {
+        text.push_str(&format!(" {name}={value}"));
+    }
+    text
+}
+
 /// A change as the audit log has it.
 fn described(change: &KeyChange) -> String {
     match change {
@@ -347,6 +395,7 @@ fn described(change: &KeyChange) -> String {
             text
         }
         KeyChange::Remove(who) => format!("remove {who}"),
+        KeyChange::Set { name, settings } => format!("set {name}{}", settings_described(settings)),
         KeyChange::Rotate { name, next } => format!("rotate {name} to {next}"),
         KeyChange::FinishRotation(name) => format!("finish the rotation of {name}"),
         KeyChange::RequireIdentity(on) => format!("require identities: {on}"),
