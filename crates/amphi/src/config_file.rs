@@ -101,9 +101,9 @@ log_size = "64M"
 # Addresses to listen on: unix:PATH or tcp:HOST:PORT.
 listen = ["tcp:10.0.0.1:7100"]
 
-# How connections over TCP are protected: "off"; "mac": each message is signed, so that nobody on the network can change,
-# repeat or drop one unnoticed; "tls": all is encrypted as well. An address may have a level of its own behind it, as
-# "tcp:192.0.2.1:7100,secure=tls".
+# How connections over TCP are protected: "off"; "mac": each message is signed, so that nobody on the network can
+# change, repeat or drop one unnoticed; "tls": all is encrypted as well. An address may have a level of its own behind
+# it, as "tcp:192.0.2.1:7100,secure=tls".
 secure = "mac"
 
 # The least protection of the connections that this server makes to others [default: what they offer].

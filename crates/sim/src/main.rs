@@ -4,6 +4,7 @@ use amphi_sim::callbacks::Counts;
 use amphi_sim::hostile::{Guise, Tally};
 use amphi_sim::kernel::{self, directories, games};
 use amphi_sim::run::{Faults, Plan, Summary, run_plan};
+use amphi_transport::Secure;
 use clap::{Parser, ValueEnum};
 use std::ops::Range;
 use std::process::ExitCode;
@@ -56,6 +57,9 @@ struct Args {
     /// an administrator.
     #[arg(long)]
     hostile: Option<u64>,
+    /// How connections are protected: off, mac or tls; then callbacks meet no faults of their own.
+    #[arg(long, default_value = "off", value_parser = secure)]
+    secure: Secure,
     /// Prints every call as it happens.
     #[arg(long)]
     talk: bool,
@@ -95,6 +99,10 @@ fn range(text: &str) -> Result<Range<u64>, String> {
     let (from, to) = text.split_once("..").ok_or("of the form FROM..TO")?;
     let number = |t: &str| t.parse::<u64>().map_err(|e| e.to_string());
     Ok(number(from)?..number(to)?)
+}
+
+fn secure(text: &str) -> Result<Secure, String> {
+    Secure::parse(text).ok_or_else(|| "off, mac or tls".into())
 }
 
 /// Hostile inputs in every guise; a cluster of its own for each `HOSTILE_STEP` of them.
@@ -182,6 +190,7 @@ fn main() -> ExitCode {
         (plan.faults, plan.talk) = (faults, args.talk);
         (plan.servers, plan.mounts, plan.locks, plan.cells) = (args.servers, args.mounts, args.locks, args.cells);
         plan.contention = args.contention;
+        plan.secure = args.secure;
         plan.calls = args.calls.unwrap_or(plan.calls);
         done += 1;
         match run_plan(&plan) {
@@ -208,11 +217,17 @@ fn main() -> ExitCode {
                 let locks = args.locks.map_or(String::new(), |on| format!(" --locks {on}"));
                 let cells = args.cells.map_or(String::new(), |on| format!(" --cells {on}"));
                 let contention = if args.contention { " --contention" } else { "" };
+                let secure = match args.secure {
+                    Secure::Off => String::new(),
+                    level => format!(" --secure {level}"),
+                };
                 let faults = match faults {
                     Faults::All => String::new(),
                     other => format!(" --faults {}", format!("{other:?}").to_lowercase()),
                 };
-                println!("replay: cargo xtask sim --seed {seed}{servers}{mounts}{locks}{cells}{contention}{faults}");
+                println!(
+                    "replay: cargo xtask sim --seed {seed}{servers}{mounts}{locks}{cells}{contention}{secure}{faults}"
+                );
                 failed.push(seed);
                 if !args.keep_going {
                     break;

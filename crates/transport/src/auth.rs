@@ -11,6 +11,7 @@
 //! Invariants: proofs are compared in constant time. A key is never printed.
 
 use crate::identity::Identity;
+use crate::secure::Bound;
 use amphi_env::addr::Addr;
 use amphi_wire::handshake::{NONCE_BYTES, PROOF_BYTES, Secure};
 use amphi_wire::keys::Fingerprint;
@@ -32,10 +33,6 @@ const KEY_STEPS_MIN: usize = 4;
 
 /// A random number that one end chooses and uses once.
 pub(crate) type Nonce = [u8; NONCE_BYTES];
-
-/// What proofs cover of the channel: its level, whether the server wants the cluster key, and the binding that both
-/// ends of one channel share (`secure`).
-pub(crate) type Bound = [u8; 34];
 
 /// The secret that clients and servers of one cluster share.
 #[derive(Clone)]
@@ -215,8 +212,8 @@ mod tests {
         }
     }
 
-    /// Goal: a proof holds for its end, nonces, channel and message only, and short keys are refused. Method: change one
-    /// input at a time.
+    /// Goal: a proof holds for its end, nonces, channel and message only, and short keys are refused. Method: change
+    /// one input at a time.
     #[test]
     fn proofs_cover_everything() {
         assert_eq!(ClusterKey::new(b" 123456789012345\n").unwrap_err(), WeakKey::Short(15));

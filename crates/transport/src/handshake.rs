@@ -8,11 +8,11 @@
 //! welcome travel in the channel already. Their proofs cover what the challenge said and what binds the channel, so
 //! nobody between the ends can make the level another one, or pass proofs on from one channel to another.
 
-use crate::auth::{Bound, ClusterKey, End, Nonce, Proved, ServerAuth};
+use crate::auth::{ClusterKey, End, Nonce, Proved, ServerAuth};
 use crate::bell::Ending;
 use crate::identity::{Identity, Signing, Transcript};
 use crate::pipe::{HandshakeOnly, Inbound, Message, Outbound, protect};
-use crate::secure::{Binding, Exchange, Hands};
+use crate::secure::{Binding, Bound, Exchange, Hands};
 use amphi_env::Env;
 use amphi_wire::handshake::{
     Challenge, IdentityProof, NONCE_BYTES, REASON_MAX, Refuse, Secure, SignedHello, SignedWelcome, proven_bytes,

@@ -3,13 +3,13 @@
 //! Owns: `Identity`, its text in a file, the signatures of both ends. Does not own: reading files and their modes
 //! (`amphi_host::identity_file`), who may do what with a key (the server's registry).
 //!
-//! A signature covers both nonces, both public keys, the channel (`secure`) and the message that it comes with. So it is of use for this one
-//! connection to this one server: a server cannot pass it on to another one as its own. Each end has a label, so that
-//! a signature of one end is none of the other's.
+//! A signature covers both nonces, both public keys, the channel (`secure`) and the message that it comes with. So it
+//! is of use for this one connection to this one server: a server cannot pass it on to another one as its own. Each end
+//! has a label, so that a signature of one end is none of the other's.
 //!
 //! Invariants: signatures are checked strictly (no weak keys, one encoding). A secret is never printed.
 
-use crate::auth::Bound;
+use crate::secure::Bound;
 use amphi_wire::handshake::{IdentityProof, NONCE_BYTES, Signature};
 use amphi_wire::keys::{Fingerprint, unhex};
 use ed25519_dalek::{Signature as Ed25519, Signer, SigningKey, VerifyingKey};
@@ -167,8 +167,8 @@ impl Identity {
 mod tests {
     use super::*;
 
-    /// Goal: a signature holds for its end, both nonces, both keys, the channel and the message alone. Method: change one input at a
-    /// time, and each bit of the signature.
+    /// Goal: a signature holds for its end, both nonces, both keys, the channel and the message alone. Method: change
+    /// one input at a time, and each bit of the signature.
     #[test]
     fn signatures_cover_everything() {
         let (client, server) = (Identity::new([1; 32]), Identity::new([2; 32]));

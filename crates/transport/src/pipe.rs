@@ -506,7 +506,10 @@ impl<E: Env> StreamRx<E> {
         let mut frame = std::mem::take(&mut self.frame);
         frame.set_window(0..HEAD_BYTES);
         frame = self.fill(frame).await?;
-        let head = Head::parse(head_bytes(&frame)).map_err(bad)?;
+        let head = Head::parse(head_bytes(&frame)).map_err(|e| match (&e, &self.channel) {
+            (FrameError::Magic { .. }, ReceiveChannel::Mac(_)) => broken(ChannelError::Foreign),
+            _ => bad(e),
+        })?;
         if head.sealed == matches!(self.channel, ReceiveChannel::Off) {
             return Err(Ending::Violation(
                 "a frame of another channel: the peer does not protect what it sends".into(),

@@ -1,8 +1,8 @@
 //! Channels: how the bytes of a connection are protected from people on the network, from the hello on.
 //!
 //! Owns: the key exchange (`agree`: TLS 1.3 by rustls, with ephemeral X25519), tags of frames (`tags`, level `mac`),
-//! records (`records`, level `tls`). Does not own: who is at the other end (`handshake`, whose proofs cover what the key
-//! exchange agreed on), frames (`wire`), when connections are made and made again (`link`, `server`).
+//! records (`records`, level `tls`). Does not own: who is at the other end (`handshake`, whose proofs cover what the
+//! key exchange agreed on), frames (`wire`), when connections are made and made again (`link`, `server`).
 //!
 //! Invariants: each direction has keys of its own, and each key is used with each counter once. What does not fit is
 //! never handed on: it ends the connection. Nothing is allocated for a frame or record. A payload is copied by no `mac`
@@ -29,6 +29,9 @@ const KEY_BYTES: usize = 16;
 /// Bytes of the number that makes each use of a key another one.
 const IV_BYTES: usize = 12;
 
+/// What proofs cover of a channel: its level, whether the server wants the cluster key, and the binding.
+pub(crate) type Bound = [u8; 34];
+
 /// Why a channel is not gone on with. Each ends its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ChannelError {
@@ -48,7 +51,10 @@ impl fmt::Display for ChannelError {
             ChannelError::Forged => {
                 "what came was changed, repeated, left out or moved by somebody on the network: nothing of it counts"
             }
-            ChannelError::Foreign => "what came is no record of the channel",
+            ChannelError::Foreign => {
+                "what came is nothing of this channel: the other end has another one, since somebody on the network has \
+                 changed what the server offered, or it is no end of ours"
+            }
             ChannelError::Ended => "the peer ended the channel",
             ChannelError::WornOut => "the keys of the connection were used long enough; the next connection has others",
         })

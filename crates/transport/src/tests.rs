@@ -9,8 +9,8 @@ mod faults;
 mod identities;
 mod strangers;
 
-use crate::auth::Bound;
 use crate::local::{LocalDialer, pair};
+use crate::secure::Bound;
 use crate::{
     ClusterKey, ConnId, Connections, Handler, Incoming, Link, LinkConfig, LinkEvents, Peer, Proved, Recovery,
     ReplyRoute, Secure, ServerAuth, Timeouts, serve, serve_local,

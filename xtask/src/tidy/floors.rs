@@ -75,7 +75,7 @@ const HOUSES: &[House] = &[
     House { name: "sched", floors: &["bell", "mesh", "workers", "lib"], upward: &[], circle: 0 },
     House {
         name: "transport",
-        floors: &["identity", "auth", "bell", "error", "local", "pipe", "handshake", "server", "link", "lib"],
+        floors: &["secure", "identity", "auth", "bell", "error", "local", "pipe", "handshake", "server", "link", "lib"],
         upward: &[("local", "pipe", 1)],
         circle: 4,
     },

@@ -49,8 +49,8 @@ enum What {
     },
     /// Add a key to those that the cluster knows
     Add(Add),
-    /// Change what the holder of a key may do; mounts that are there go on, and are what it says from then on. What is not
-    /// named stays
+    /// Change what the holder of a key may do; mounts that are there go on, and are what it says from then on. What is
+    /// not named stays
     Set(Set),
     /// Remove a key; its sessions end at once, on all servers
     Remove {

@@ -118,8 +118,8 @@ impl Asked {
                 _ if sloppy => {}
                 _ => {
                     return Err(Failure::refused(format!(
-                        "'{word}' is no option of a mount; there are key=FILE, identity=FILE, secure=LEVEL, cache=SIZE, \
-                         set=NAME=VALUE, private, log=FILE, and {}",
+                        "'{word}' is no option of a mount; there are key=FILE, identity=FILE, secure=LEVEL, \
+                         cache=SIZE, set=NAME=VALUE, private, log=FILE, and {}",
                         words().join(", ")
                     )));
                 }

@@ -205,10 +205,10 @@ fn channels_attacks_end_connections_and_lose_nothing() {
             writer.join().expect("no panic").expect("it goes on");
             assert!(fs::read(&file).expect("read") == bytes);
         }
-        let status = text(&run(&["status", "--cluster", &place.addr()]));
+        let status = text(&run(&["status", "--cluster", &place.addr(), "--key", &key]));
         assert!(status.contains(&format!("connected secure {level}")), "{status}");
         mounted.stop();
-        let again = place.mount_at("again", &[]);
+        let again = place.mount_at("again", &["--key", &key]);
         for (name, bytes) in &made {
             assert!(fs::read(place.path("again").join(name)).expect("read") == *bytes, "{level} {name}");
         }
@@ -233,7 +233,7 @@ fn channels_levels_are_what_was_said() {
     let data = place.text("data");
     fs::write(&file, format!("{listen}\ndata = '{data}'\ntargets = 1\nzone_size = '256M'\nkey = 'key'\n"))
         .expect("write");
-    let server = Daemon::start(&["server", "--config", &file]);
+    let server = Daemon::start(&["server", "--config", &file, "--data", &data]);
     let ask = |addr: &str, least: &str| run(&["status", "--cluster", addr, "--key", &key, "--secure", least]);
     for (addr, level) in [(tcp(0), "mac"), (tcp(1), "off"), (tcp(2), "tls")] {
         fs::create_dir_all(place.path("m")).expect("mkdir");

@@ -316,6 +316,7 @@ impl<E: Env> SessionManager<E> {
     /// A client was let in, or is about to be. Returns whether it may.
     pub(super) fn note_admitted(&self, hello: &Hello, peer: &Peer, keyed: Option<&Keyed>) -> bool {
         let (session, role) = (format!("{:016x}", hello.session.0), format!("{:?}", hello.role));
+        let secure = peer.secure.to_string();
         let (fingerprint, name) = keyed.map_or_else(Default::default, |(key, e)| (key.to_string(), e.name.clone()));
         let fields = [
             ("address", peer.addr.as_str()),
@@ -323,6 +324,7 @@ impl<E: Env> SessionManager<E> {
             ("name", &hello.name),
             ("session", &session),
             ("proved", proved(peer)),
+            ("secure", &secure),
             ("key", &name),
             ("fingerprint", &fingerprint),
         ];
