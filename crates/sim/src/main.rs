@@ -17,6 +17,20 @@ enum FaultsArg {
     All,
 }
 
+/// What the cluster is made of.
+#[derive(clap::Args)]
+struct ClusterArgs {
+    /// Number of servers, 1 to 4; without it the seed decides.
+    #[arg(long)]
+    servers: Option<usize>,
+    /// Number of mounts, 1 to 6; without it the seed decides.
+    #[arg(long)]
+    mounts: Option<usize>,
+    /// How connections are protected: off, mac or tls; then callbacks meet no faults of their own.
+    #[arg(long, default_value = "off", value_parser = secure)]
+    secure: Secure,
+}
+
 /// Runs the real server and the real client in one deterministic process and compares them with a reference.
 #[derive(Parser)]
 struct Args {
@@ -32,12 +46,8 @@ struct Args {
     /// Calls of each program in each episode, at most.
     #[arg(long)]
     calls: Option<u64>,
-    /// Number of servers, 1 to 4; without it the seed decides.
-    #[arg(long)]
-    servers: Option<usize>,
-    /// Number of mounts, 1 to 6; without it the seed decides.
-    #[arg(long)]
-    mounts: Option<usize>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// Whether tasks on shared files take locks, true or false; without it the seed decides.
     #[arg(long)]
     locks: Option<bool>,
@@ -57,9 +67,6 @@ struct Args {
     /// an administrator.
     #[arg(long)]
     hostile: Option<u64>,
-    /// How connections are protected: off, mac or tls; then callbacks meet no faults of their own.
-    #[arg(long, default_value = "off", value_parser = secure)]
-    secure: Secure,
     /// Prints every call as it happens.
     #[arg(long)]
     talk: bool,
@@ -188,9 +195,10 @@ fn main() -> ExitCode {
     for seed in seeds {
         let mut plan = Plan::of_seed(seed);
         (plan.faults, plan.talk) = (faults, args.talk);
-        (plan.servers, plan.mounts, plan.locks, plan.cells) = (args.servers, args.mounts, args.locks, args.cells);
+        (plan.servers, plan.mounts, plan.locks, plan.cells) =
+            (args.cluster.servers, args.cluster.mounts, args.locks, args.cells);
         plan.contention = args.contention;
-        plan.secure = args.secure;
+        plan.secure = args.cluster.secure;
         plan.calls = args.calls.unwrap_or(plan.calls);
         done += 1;
         match run_plan(&plan) {
@@ -213,11 +221,11 @@ fn main() -> ExitCode {
                 println!("seed {seed} fails:");
                 failure.lines.iter().take(30).for_each(|l| println!("  {l}"));
                 let of = |option: &str, n: Option<usize>| n.map_or(String::new(), |n| format!(" --{option} {n}"));
-                let (servers, mounts) = (of("servers", args.servers), of("mounts", args.mounts));
+                let (servers, mounts) = (of("servers", args.cluster.servers), of("mounts", args.cluster.mounts));
                 let locks = args.locks.map_or(String::new(), |on| format!(" --locks {on}"));
                 let cells = args.cells.map_or(String::new(), |on| format!(" --cells {on}"));
                 let contention = if args.contention { " --contention" } else { "" };
-                let secure = match args.secure {
+                let secure = match args.cluster.secure {
                     Secure::Off => String::new(),
                     level => format!(" --secure {level}"),
                 };

@@ -325,8 +325,8 @@ impl Head {
         })
     }
 
-    /// Compares the checksum in `head`, the bytes given to `parse`, with them and `body`. A sealed frame has none, and is
-    /// refused.
+    /// Compares the checksum in `head`, the bytes given to `parse`, with them and `body`. A sealed frame has none, and
+    /// is refused.
     pub fn check(head: &[u8; HEAD_BYTES], body: &[u8]) -> Result<(), FrameError> {
         let raw = RawHead::ref_from_bytes(head).expect("the array has the size of the struct");
         if raw.sums > 1 {

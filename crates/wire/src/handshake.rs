@@ -5,9 +5,9 @@
 //! make a server allocate more than that.
 
 use crate::keys::Fingerprint;
+pub use crate::secure::Secure;
 use crate::{Hello, Welcome};
 use serde::{Deserialize, Serialize};
-use std::fmt;
 
 /// Bytes of a nonce.
 pub const NONCE_BYTES: usize = 32;
@@ -17,38 +17,6 @@ pub const PROOF_BYTES: usize = 32;
 pub const HANDSHAKE_BODY_MAX: usize = 4096;
 /// Most bytes of the reason in a `Refuse`; longer ones are cut.
 pub const REASON_MAX: usize = 1024;
-
-/// How the bytes of a connection are protected after its first frame; each level protects more than the one before.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Secure {
-    /// Not at all: checksums find accidents, not people.
-    #[default]
-    Off,
-    /// Each frame is signed with keys of the connection: nobody can change, repeat, drop or reorder one unnoticed.
-    Mac,
-    /// All of it is inside TLS 1.3: nobody can read it either.
-    Tls,
-}
-
-impl Secure {
-    /// Every level, the least first.
-    pub const ALL: [Secure; 3] = [Secure::Off, Secure::Mac, Secure::Tls];
-
-    /// Reads what `Display` writes.
-    pub fn parse(text: &str) -> Option<Secure> {
-        Secure::ALL.into_iter().find(|level| level.to_string() == text)
-    }
-}
-
-impl fmt::Display for Secure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Secure::Off => "off",
-            Secure::Mac => "mac",
-            Secure::Tls => "tls",
-        })
-    }
-}
 
 /// First frame of a connection, from the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -101,7 +69,8 @@ pub struct SignedWelcome {
     pub welcome: Welcome,
     /// The server's proof over both nonces, the channel and `welcome`, if it has the cluster key.
     pub proof: Option<[u8; PROOF_BYTES]>,
-    /// The signature of the server's own key over both nonces, both public keys, the channel and `welcome`, if it has one.
+    /// The signature of the server's own key over both nonces, both public keys, the channel and `welcome`, if it has
+    /// one.
     pub signature: Option<Signature>,
 }
 

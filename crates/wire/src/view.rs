@@ -3,7 +3,7 @@
 //! Owns: the types alone; `message` has the replies that carry them.
 
 use crate::cluster::ServerInfo;
-use crate::handshake::Secure;
+use crate::secure::Secure;
 use amphi_types::{Advice, Attr, ByteRange, Cred, FileFlags, Ino, Kind, Layout, Name, SessionId, TargetId};
 use serde::{Deserialize, Serialize};
 

@@ -46,6 +46,7 @@ const HOUSES: &[House] = &[
         name: "wire",
         floors: &[
             "keys",
+            "secure",
             "cluster",
             "view",
             "file_lock",
@@ -323,7 +324,17 @@ const HOUSES: &[House] = &[
     },
     House {
         name: "amphi",
-        floors: &["known_folders", "log_limit", "storage_kind", "storage", "config_file", "members", "cmd", "main"],
+        floors: &[
+            "known_folders",
+            "log_limit",
+            "storage_kind",
+            "storage",
+            "secure",
+            "config_file",
+            "members",
+            "cmd",
+            "main",
+        ],
         upward: &[],
         circle: 0,
     },
