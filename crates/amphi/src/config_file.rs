@@ -10,6 +10,7 @@ use crate::storage_kind::Rotational;
 use amphi_host::failure::{Failure, Outcome};
 use amphi_host::size;
 use amphi_process::audit_file::WhenFull;
+use amphi_transport::Secure;
 use serde::{Deserialize, Deserializer};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -33,6 +34,12 @@ pub struct ConfigFile {
     /// Addresses to listen on.
     #[serde(default)]
     pub listen: Vec<String>,
+    /// How connections over TCP are protected.
+    #[serde(default, deserialize_with = "secure")]
+    pub secure: Option<Secure>,
+    /// The least protection of connections to other servers.
+    #[serde(default, deserialize_with = "secure")]
+    pub peers_secure: Option<Secure>,
     /// Addresses that others are told.
     #[serde(default)]
     pub advertise: Vec<String>,
@@ -94,6 +101,14 @@ log_size = "64M"
 # Addresses to listen on: unix:PATH or tcp:HOST:PORT.
 listen = ["tcp:10.0.0.1:7100"]
 
+# How connections over TCP are protected: "off"; "mac": each message is signed, so that nobody on the network can
+# change, repeat or drop one unnoticed; "tls": all is encrypted as well. An address may have a level of its own behind
+# it, as "tcp:192.0.2.1:7100,secure=tls".
+secure = "mac"
+
+# The least protection of the connections that this server makes to others [default: what they offer].
+# peers_secure = "mac"
+
 # Addresses that clients and other servers are told [default: those of listen]; needed if listen says 0.0.0.0.
 # advertise = ["tcp:alpha.example.org:7100"]
 
@@ -133,6 +148,13 @@ rotational = "auto"
 fn mode<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u32>, D::Error> {
     let text = String::deserialize(from).map_err(|_| serde::de::Error::custom("a mode is text such as \"0660\""))?;
     crate::storage::socket_mode(&text).map(Some).map_err(serde::de::Error::custom)
+}
+
+/// A level of protection.
+fn secure<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Secure>, D::Error> {
+    let text = String::deserialize(from);
+    let text = text.map_err(|_| serde::de::Error::custom("a level is \"off\", \"mac\" or \"tls\""))?;
+    crate::secure::level(&text).map(Some).map_err(serde::de::Error::custom)
 }
 
 /// A size: a number of bytes, or text such as "64M".

@@ -6,6 +6,7 @@ mod config_file;
 mod known_folders;
 mod log_limit;
 mod members;
+mod secure;
 mod storage;
 mod storage_kind;
 

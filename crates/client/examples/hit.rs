@@ -265,6 +265,7 @@ fn main() {
                     name: "hit".into(),
                     key: None,
                     identity: None,
+                    secure: amphi_transport::Secure::Off,
                     timeouts: Timeouts::default(),
                 };
                 io.run(env, link, Way::Local(dialer)).await.expect("the I/O half runs");

@@ -93,6 +93,7 @@ async fn connect(env: SimEnv, session: u64) -> std::io::Result<Rc<Link<SimEnv>>>
         name: "client:1".into(),
         key: None,
         identity: None,
+        secure: amphi_transport::Secure::Off,
         timeouts: Timeouts::default(),
     };
     Link::connect(env, config, Rc::new(Nothing)).await

@@ -6,7 +6,7 @@
 
 use crate::failure::{During, Failure, Outcome};
 use crate::{cluster_key, identity_file};
-use amphi_transport::{ClusterKey, Identity, LinkConfig, Timeouts};
+use amphi_transport::{ClusterKey, Identity, LinkConfig, Secure, Timeouts};
 use amphi_types::SessionId;
 use amphi_wire::Role;
 use std::path::Path;
@@ -35,6 +35,8 @@ pub struct Credentials {
     pub key: Option<ClusterKey>,
     /// A key of its own.
     pub identity: Option<Identity>,
+    /// The least protection over a network with which it proves anything.
+    pub secure: Secure,
 }
 
 impl Credentials {
@@ -43,20 +45,20 @@ impl Credentials {
     /// Errors: as those of `cluster_key::read` and `identity_file::read`.
     pub fn read(key: Option<&Path>, identity: Option<&Path>) -> Outcome<Credentials> {
         let key = cluster_key::read(key)?.map(|(_, key)| key);
-        Ok(Credentials { key, identity: identity.map(identity_file::read).transpose()? })
+        Ok(Credentials { key, identity: identity.map(identity_file::read).transpose()?, secure: Secure::Off })
     }
 }
 
 impl From<Option<ClusterKey>> for Credentials {
     fn from(key: Option<ClusterKey>) -> Credentials {
-        Credentials { key, identity: None }
+        Credentials { key, identity: None, secure: Secure::Off }
     }
 }
 
 /// A link to a server, as a mount or as an asker.
 pub fn link_config(addrs: Vec<String>, role: Role, proves: impl Into<Credentials>) -> Outcome<LinkConfig> {
-    let (Credentials { key, identity }, timeouts) = (proves.into(), Timeouts::default());
-    Ok(LinkConfig { addrs, session: session_id()?, role, name: holder_name(), key, identity, timeouts })
+    let (Credentials { key, identity, secure }, timeouts) = (proves.into(), Timeouts::default());
+    Ok(LinkConfig { addrs, session: session_id()?, role, name: holder_name(), key, identity, secure, timeouts })
 }
 
 /// A server that could not be talked to; the error names its address.

@@ -2,9 +2,10 @@
 
 use amphi_env::addr::Addr;
 use amphi_env::memory_groups;
-use amphi_transport::{ClusterKey, Identity, ServerAuth, check_listen};
+use amphi_transport::{ClusterKey, Identity, Secure, ServerAuth, check_listen, is_unix};
 use amphi_types::limits::{BLOCK, TARGETS_MAX};
 use amphi_types::setting::words;
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -104,6 +105,12 @@ pub struct ServerConfig {
     pub targets: Option<u16>,
     /// Addresses to listen on: `unix:PATH`, `tcp:HOST:PORT`.
     pub listen: Vec<String>,
+    /// How connections to addresses on TCP are protected.
+    pub secure: Secure,
+    /// Addresses of `listen` for which that is different.
+    pub secure_exceptions: BTreeMap<String, Secure>,
+    /// The least protection of connections that this server makes to others.
+    pub peers_secure: Secure,
     /// Addresses of the master, for a server that is not the master: it has none of target 0 and joins a cluster.
     /// Empty: this server is the master.
     pub join: Vec<String>,
@@ -160,6 +167,10 @@ impl ServerConfig {
     /// Targets of a cluster when nothing else is said.
     pub const TARGETS: u16 = 4;
 
+    /// How connections over TCP are protected when nothing else is said: whoever gave a cluster a key does not trust
+    /// everybody on its network, and signing costs about as much as the checksums in whose place it stands.
+    pub const SECURE: Secure = Secure::Mac;
+
     /// The defaults for a folder.
     pub fn new(data_dir: impl Into<String>) -> ServerConfig {
         ServerConfig {
@@ -167,6 +178,9 @@ impl ServerConfig {
             new_zones: NewZones::default(),
             targets: None,
             listen: Vec::new(),
+            secure: ServerConfig::SECURE,
+            secure_exceptions: BTreeMap::new(),
+            peers_secure: Secure::Off,
             join: Vec::new(),
             advertise: Vec::new(),
             name: "server".into(),
@@ -247,7 +261,13 @@ impl ServerConfig {
         let key = self.key.as_deref().map(ClusterKey::new).transpose();
         let key = key.map_err(|e| ServerError::new(ServerErrorKind::Config, e.to_string()))?;
         let identity = self.identity.clone();
-        Ok(ServerAuth { key, identity, unix_without_key: self.unix_without_key, owner: self.owner_uid })
+        let (unix_without_key, owner, secure) = (self.unix_without_key, self.owner_uid, self.secure);
+        Ok(ServerAuth { key, identity, unix_without_key, owner, secure })
+    }
+
+    /// How connections to an address of `listen` are protected.
+    pub fn secure_of(&self, addr: &str) -> Secure {
+        if is_unix(addr) { Secure::Off } else { self.secure_exceptions.get(addr).copied().unwrap_or(self.secure) }
     }
 
     /// Path of the zone of target `index`.

@@ -233,7 +233,7 @@ impl<E: Env> Server<E> {
             let manager = SessionManager::new(worker.clone(), front.clone(), id, Vec::new());
             manager.hold_mounts(true);
             attach(&worker, &manager, &cluster);
-            serving.listen(std::mem::take(&mut listeners), &manager);
+            serving.listen(std::mem::take(&mut listeners), &worker.config, &manager);
             if is_new {
                 // Zones that were made for this say whose they are before the master does, so that a start that is cut
                 // short behind the join can be repeated.
@@ -275,7 +275,7 @@ impl<E: Env> Server<E> {
                 }
                 cluster.set_ready();
                 cluster.watch_servers();
-                serving.listen(listeners, &manager);
+                serving.listen(listeners, &worker.config, &manager);
                 manager
             }
         };
@@ -426,10 +426,12 @@ struct Serving<E: Env> {
 }
 
 impl<E: Env> Serving<E> {
-    fn listen(&mut self, listeners: Vec<E::Listener>, manager: &Rc<SessionManager<E>>) {
-        for listener in listeners {
+    /// `listeners` in the order of the configuration.
+    fn listen(&mut self, listeners: Vec<E::Listener>, config: &ServerConfig, manager: &Rc<SessionManager<E>>) {
+        for (listener, addr) in listeners.into_iter().zip(&config.listen) {
             let door = Rc::new(SessionHandler(manager.clone()));
-            let serving = serve(self.env.clone(), listener, door, self.connections.clone(), self.auth.clone());
+            let auth = ServerAuth { secure: config.secure_of(addr), ..self.auth.clone() };
+            let serving = serve(self.env.clone(), listener, door, self.connections.clone(), auth);
             self.stops.push(spawn_until(&self.env, async move {
                 if let Err(e) = serving.await {
                     tracing::error!("{e}");

@@ -229,6 +229,7 @@ impl Place {
             name: name.into(),
             key: None,
             identity: None,
+            secure: amphi_transport::Secure::Off,
             timeouts: Timeouts::default(),
         };
         let held = Rc::<Held>::default();

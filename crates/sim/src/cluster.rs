@@ -14,7 +14,7 @@ use crate::plant::{self, Plant};
 use amphi_client::{Client, ClientConfig, Clock, IoHalf, Way};
 use amphi_env::sim::SimConfig;
 use amphi_env::{Env, Sim, SimEnv};
-use amphi_transport::{ClusterKey, LinkConfig, Timeouts};
+use amphi_transport::{ClusterKey, LinkConfig, Secure, Timeouts};
 use amphi_types::{SessionId, Timespec};
 use amphi_wire::Role;
 use servers::Running;
@@ -85,6 +85,8 @@ pub struct Shape {
     pub server_tunables: Vec<(String, String)>,
     /// The environment.
     pub sim: SimConfig,
+    /// How connections over the network are protected.
+    pub secure: Secure,
     /// Whether a new mount is told that the old one has ended, or has to wait for its grace time.
     pub holder_known_gone: bool,
 }
@@ -167,6 +169,7 @@ impl Shape {
             tunables,
             server_tunables,
             sim,
+            secure: Secure::Off,
             holder_known_gone: dice.one_in(2),
         }
     }
@@ -328,6 +331,7 @@ impl Cluster {
             name: name.clone(),
             key: ClusterKey::new(KEY).ok(),
             identity: None,
+            secure: self.shape.secure,
             timeouts: Timeouts {
                 first_connect: Duration::from_secs(30),
                 // So that a server that is killed again soon is met at all.

@@ -114,6 +114,8 @@ pub fn run(seed: u64, guise: Guise, inputs: u64) -> Result<Tally, String> {
         let mut config = ServerConfig::new("data");
         (config.targets, config.workers, config.zone_bytes) = (Some(2), 2, Some(64 << 20));
         (config.log_bytes, config.listen) = (4 << 20, vec![ADDR.into()]);
+        // What it sends is to be read as frames.
+        config.secure = amphi_transport::Secure::Off;
         // Only who does not know the key is a stranger: the others are let in, as their names on the socket allow.
         config.key = (guise == Guise::Stranger).then(|| KEY.to_vec());
         let key = config.key.as_deref().and_then(|key| ClusterKey::new(key).ok());
@@ -214,6 +216,7 @@ impl Honest {
             name: "honest:1".into(),
             key,
             identity: None,
+            secure: amphi_transport::Secure::Off,
             timeouts: Timeouts::default(),
         };
         let link = Link::connect(env.clone(), config, events.clone()).await.map_err(|e| e.to_string())?;
@@ -291,7 +294,16 @@ impl Honest {
     async fn look_in(&self) -> Result<(), String> {
         let (addrs, session, role) = (vec![ADDR.to_string()], SessionId(self.env.rand()), Role::Admin);
         let (name, timeouts) = ("looks:1".into(), Timeouts::default());
-        let config = LinkConfig { addrs, session, role, name, key: None, identity: None, timeouts };
+        let config = LinkConfig {
+            addrs,
+            session,
+            role,
+            name,
+            key: None,
+            identity: None,
+            secure: amphi_transport::Secure::Off,
+            timeouts,
+        };
         let look = async {
             let link = Link::connect(self.env.clone(), config, Rc::<Answers>::default()).await;
             let call = Call { target: TargetId(0), cred: Cred::root(), op: Request::StatFs };

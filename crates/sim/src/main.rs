@@ -4,6 +4,7 @@ use amphi_sim::callbacks::Counts;
 use amphi_sim::hostile::{Guise, Tally};
 use amphi_sim::kernel::{self, directories, games};
 use amphi_sim::run::{Faults, Plan, Summary, run_plan};
+use amphi_transport::Secure;
 use clap::{Parser, ValueEnum};
 use std::ops::Range;
 use std::process::ExitCode;
@@ -14,6 +15,20 @@ enum FaultsArg {
     Callbacks,
     Crashes,
     All,
+}
+
+/// What the cluster is made of.
+#[derive(clap::Args)]
+struct ClusterArgs {
+    /// Number of servers, 1 to 4; without it the seed decides.
+    #[arg(long)]
+    servers: Option<usize>,
+    /// Number of mounts, 1 to 6; without it the seed decides.
+    #[arg(long)]
+    mounts: Option<usize>,
+    /// How connections are protected: off, mac or tls; then callbacks meet no faults of their own.
+    #[arg(long, default_value = "off", value_parser = secure)]
+    secure: Secure,
 }
 
 /// Runs the real server and the real client in one deterministic process and compares them with a reference.
@@ -31,12 +46,8 @@ struct Args {
     /// Calls of each program in each episode, at most.
     #[arg(long)]
     calls: Option<u64>,
-    /// Number of servers, 1 to 4; without it the seed decides.
-    #[arg(long)]
-    servers: Option<usize>,
-    /// Number of mounts, 1 to 6; without it the seed decides.
-    #[arg(long)]
-    mounts: Option<usize>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// Whether tasks on shared files take locks, true or false; without it the seed decides.
     #[arg(long)]
     locks: Option<bool>,
@@ -95,6 +106,10 @@ fn range(text: &str) -> Result<Range<u64>, String> {
     let (from, to) = text.split_once("..").ok_or("of the form FROM..TO")?;
     let number = |t: &str| t.parse::<u64>().map_err(|e| e.to_string());
     Ok(number(from)?..number(to)?)
+}
+
+fn secure(text: &str) -> Result<Secure, String> {
+    Secure::parse(text).ok_or_else(|| "off, mac or tls".into())
 }
 
 /// Hostile inputs in every guise; a cluster of its own for each `HOSTILE_STEP` of them.
@@ -180,8 +195,10 @@ fn main() -> ExitCode {
     for seed in seeds {
         let mut plan = Plan::of_seed(seed);
         (plan.faults, plan.talk) = (faults, args.talk);
-        (plan.servers, plan.mounts, plan.locks, plan.cells) = (args.servers, args.mounts, args.locks, args.cells);
+        (plan.servers, plan.mounts, plan.locks, plan.cells) =
+            (args.cluster.servers, args.cluster.mounts, args.locks, args.cells);
         plan.contention = args.contention;
+        plan.secure = args.cluster.secure;
         plan.calls = args.calls.unwrap_or(plan.calls);
         done += 1;
         match run_plan(&plan) {
@@ -204,15 +221,21 @@ fn main() -> ExitCode {
                 println!("seed {seed} fails:");
                 failure.lines.iter().take(30).for_each(|l| println!("  {l}"));
                 let of = |option: &str, n: Option<usize>| n.map_or(String::new(), |n| format!(" --{option} {n}"));
-                let (servers, mounts) = (of("servers", args.servers), of("mounts", args.mounts));
+                let (servers, mounts) = (of("servers", args.cluster.servers), of("mounts", args.cluster.mounts));
                 let locks = args.locks.map_or(String::new(), |on| format!(" --locks {on}"));
                 let cells = args.cells.map_or(String::new(), |on| format!(" --cells {on}"));
                 let contention = if args.contention { " --contention" } else { "" };
+                let secure = match args.cluster.secure {
+                    Secure::Off => String::new(),
+                    level => format!(" --secure {level}"),
+                };
                 let faults = match faults {
                     Faults::All => String::new(),
                     other => format!(" --faults {}", format!("{other:?}").to_lowercase()),
                 };
-                println!("replay: cargo xtask sim --seed {seed}{servers}{mounts}{locks}{cells}{contention}{faults}");
+                println!(
+                    "replay: cargo xtask sim --seed {seed}{servers}{mounts}{locks}{cells}{contention}{secure}{faults}"
+                );
                 failed.push(seed);
                 if !args.keep_going {
                     break;

@@ -25,6 +25,7 @@ use crate::survive::Level;
 use amphi_client::Ctx;
 use amphi_env::sim::CrashKind;
 use amphi_env::{Env, Time};
+use amphi_transport::Secure;
 use amphi_types::{Ino, SetAttr};
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -72,6 +73,9 @@ pub struct Plan {
     pub contention: bool,
     /// A bug that the run must find.
     pub plant: Option<Plant>,
+    /// How connections are protected. If they are, callbacks meet no faults of their own, since these are made of
+    /// frames that are read on their way.
+    pub secure: Secure,
 }
 
 impl Plan {
@@ -88,6 +92,7 @@ impl Plan {
             cells: None,
             contention: false,
             plant: None,
+            secure: Secure::Off,
         }
     }
 }
@@ -206,6 +211,7 @@ pub fn run_plan(plan: &Plan) -> Result<Summary, Box<Failure>> {
         area.arena = Arena::drawn(&mut dice);
     }
     let mut shape = Shape::with(plan.seed, plan.servers, mounts);
+    shape.secure = plan.secure;
     if plan.faults == Faults::All && Dice::new(plan.seed, 6).one_in(3) {
         shape.sim.break_one_in = if plan.contention { 80 } else { 300 };
     }
@@ -227,6 +233,7 @@ pub fn run_plan(plan: &Plan) -> Result<Summary, Box<Failure>> {
         false => Dice::new(plan.seed, 4).below(4) as usize,
     };
     let callbacks = match plan.faults {
+        _ if plan.secure != Secure::Off => None,
         Faults::None | Faults::Crashes => None,
         Faults::Callbacks => Some(Callbacks::drawn(plan.seed)),
         Faults::All => (!Dice::new(plan.seed, 19).one_in(2)).then(|| Callbacks::drawn(plan.seed)),

@@ -3,6 +3,7 @@
 
 use amphi_sim::plant::Plant;
 use amphi_sim::run::{Faults, Plan, Summary, run_plan};
+use amphi_transport::Secure;
 
 /// Seeds of each of the two tests; together with the kept ones they take some three minutes on two cores.
 const SEEDS: u64 = 50;
@@ -25,9 +26,10 @@ fn must_agree(plan: &Plan) -> Summary {
         let servers = plan.servers.map_or(String::new(), |n| format!(" --servers {n}"));
         let locks = plan.locks.map_or(String::new(), |on| format!(" --locks {on}"));
         let cells = plan.cells.map_or(String::new(), |on| format!(" --cells {on}"));
+        let secure = plan.secure;
         let seed = plan.seed;
         panic!(
-            "seed {seed} fails; replay: cargo xtask sim --seed {seed}{servers}{locks}{cells} --faults {faults}\n{}",
+            "seed {seed} fails; replay: cargo xtask sim --seed {seed}{servers}{locks}{cells} --secure {secure} --faults {faults}\n{}",
             failure.lines.join("\n")
         );
     })
@@ -67,6 +69,16 @@ fn even_seeds_agree() {
 #[test]
 fn odd_seeds_agree() {
     run((0..SEEDS).map(|i| 1_000_001 + 2 * i));
+}
+
+/// Goal: Promise S23: the same on connections that are signed or encrypted, whose bytes the network damages now and
+/// then. Method: seeds with servers and mounts on nodes of their own, at both levels.
+#[test]
+fn protected_clusters_agree() {
+    for (at, secure) in [Secure::Mac, Secure::Tls].into_iter().cycle().take(16).enumerate() {
+        let (servers, mounts) = (Some(1 + at % 3), Some(2));
+        must_agree(&Plan { servers, mounts, secure, ..Plan::of_seed(4_000_000 + at as u64) });
+    }
 }
 
 /// Goal: what failed once does not fail again. Method: the seeds of seeds.txt with each kind of faults, on as many

@@ -4,14 +4,16 @@
 //! Owns: `ClusterKey` and its two proofs (HMAC-SHA256), `is_unix`, `ServerAuth`. Does not own: the order of the
 //! handshake (`handshake`).
 //!
-//! The proofs show that both ends know the key when the connection starts. What follows is neither encrypted nor
-//! signed. So a key protects a trusted network from strangers, but not from somebody who can change its packets.
+//! The proofs show that both ends know the key when the connection starts, and cover its channel (`secure`). What
+//! follows is protected as the channel says. Without one a key protects a trusted network from strangers, but not from
+//! somebody who can change its packets.
 //!
 //! Invariants: proofs are compared in constant time. A key is never printed.
 
 use crate::identity::Identity;
+use crate::secure::Bound;
 use amphi_env::addr::Addr;
-use amphi_wire::handshake::{NONCE_BYTES, PROOF_BYTES};
+use amphi_wire::handshake::{NONCE_BYTES, PROOF_BYTES, Secure};
 use amphi_wire::keys::Fingerprint;
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -86,24 +88,25 @@ impl ClusterKey {
         Ok(ClusterKey(key.to_vec()))
     }
 
-    fn mac(&self, label: &[u8], server: &Nonce, client: &Nonce, said: &[u8]) -> Hmac<Sha256> {
+    fn mac(&self, label: &[u8], (server, client): (&Nonce, &Nonce), bound: &Bound, said: &[u8]) -> Hmac<Sha256> {
         let mut mac = Hmac::<Sha256>::new_from_slice(&self.0).expect("HMAC takes keys of any length");
         mac.update(label);
         mac.update(server);
         mac.update(client);
+        mac.update(bound);
         mac.update(said);
         mac
     }
 
-    /// The proof of one end over both nonces and the message that it sends. The label prevents that one end's proof is
-    /// sent back as the other's.
-    pub(crate) fn proof(&self, end: End, server: &Nonce, client: &Nonce, said: &[u8]) -> [u8; PROOF_BYTES] {
-        self.mac(end.label(), server, client, said).finalize().into_bytes().into()
+    /// The proof of one end over the nonces of the server and the client, the channel, and the message that it sends.
+    /// The label prevents that one end's proof is sent back as the other's.
+    pub(crate) fn proof(&self, end: End, nonces: (&Nonce, &Nonce), bound: &Bound, said: &[u8]) -> [u8; PROOF_BYTES] {
+        self.mac(end.label(), nonces, bound, said).finalize().into_bytes().into()
     }
 
     /// Whether `proof` is what `proof()` gives.
-    pub(crate) fn verify(&self, end: End, server: &Nonce, client: &Nonce, said: &[u8], proof: &[u8]) -> bool {
-        self.mac(end.label(), server, client, said).verify_slice(proof).is_ok()
+    pub(crate) fn verify(&self, end: End, nonces: (&Nonce, &Nonce), bound: &Bound, said: &[u8], proof: &[u8]) -> bool {
+        self.mac(end.label(), nonces, bound, said).verify_slice(proof).is_ok()
     }
 }
 
@@ -123,8 +126,8 @@ pub(crate) enum End {
 impl End {
     fn label(self) -> &'static [u8] {
         match self {
-            End::Client => b"amphi client 1",
-            End::Server => b"amphi server 1",
+            End::Client => b"amphi client 2",
+            End::Server => b"amphi server 2",
         }
     }
 }
@@ -141,6 +144,9 @@ pub struct ServerAuth {
     /// The user as whom the server runs. This user and root may do everything. Any other user on a Unix socket acts as
     /// itself only.
     pub owner: u32,
+    /// How connections over a network are protected; clients cannot choose. Those over Unix sockets and in a process
+    /// are not.
+    pub secure: Secure,
 }
 
 /// What a client has proved in the handshake.
@@ -206,22 +212,23 @@ mod tests {
         }
     }
 
-    /// Goal: a proof holds for its end, nonces and message only, and short keys are refused. Method: change one
-    /// input at a time.
+    /// Goal: a proof holds for its end, nonces, channel and message only, and short keys are refused. Method: change
+    /// one input at a time.
     #[test]
     fn proofs_cover_everything() {
         assert_eq!(ClusterKey::new(b" 123456789012345\n").unwrap_err(), WeakKey::Short(15));
         let key = ClusterKey::new(b"a key for this t\n").unwrap();
         let other = ClusterKey::new(b"a key for this u").unwrap();
-        let (s, c) = ([1; NONCE_BYTES], [2; NONCE_BYTES]);
-        let proof = key.proof(End::Client, &s, &c, b"hello");
-        assert!(key.verify(End::Client, &s, &c, b"hello", &proof));
-        assert!(!key.verify(End::Server, &s, &c, b"hello", &proof));
-        assert!(!key.verify(End::Client, &c, &c, b"hello", &proof));
-        assert!(!key.verify(End::Client, &s, &s, b"hello", &proof));
-        assert!(!key.verify(End::Client, &s, &c, b"hellp", &proof));
-        assert!(!key.verify(End::Client, &s, &c, b"hello", &proof[..31]));
-        assert!(!other.verify(End::Client, &s, &c, b"hello", &proof));
+        let (s, c, bound) = ([1; NONCE_BYTES], [2; NONCE_BYTES], [3; 34]);
+        let proof = key.proof(End::Client, (&s, &c), &bound, b"hello");
+        assert!(key.verify(End::Client, (&s, &c), &bound, b"hello", &proof));
+        assert!(!key.verify(End::Server, (&s, &c), &bound, b"hello", &proof));
+        assert!(!key.verify(End::Client, (&c, &c), &bound, b"hello", &proof));
+        assert!(!key.verify(End::Client, (&s, &s), &bound, b"hello", &proof));
+        assert!(!key.verify(End::Client, (&s, &c), &[4; 34], b"hello", &proof));
+        assert!(!key.verify(End::Client, (&s, &c), &bound, b"hellp", &proof));
+        assert!(!key.verify(End::Client, (&s, &c), &bound, b"hello", &proof[..31]));
+        assert!(!other.verify(End::Client, (&s, &c), &bound, b"hello", &proof));
         assert_eq!(format!("{key:?}"), "ClusterKey(..)");
     }
 }

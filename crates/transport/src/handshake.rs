@@ -1,15 +1,21 @@
-//! The handshake: challenge, hello, welcome or refuse. Each end proves to the other that it knows the cluster key,
-//! or that it has the secret of a key of its own.
+//! The handshake: challenge, key exchange, hello, welcome or refuse. Each end proves to the other that it knows the
+//! cluster key, or that it has the secret of a key of its own.
 //!
-//! Owns: the order of the four messages, and every check of them. Does not own: time limits (the callers').
+//! Owns: the order of the messages, and every check of them. Does not own: time limits (the callers'), how the channel
+//! protects (`secure`).
+//!
+//! The challenge is sent in clear and says how all else is protected. If it is, the key exchange follows, and hello and
+//! welcome travel in the channel already. Their proofs cover what the challenge said and what binds the channel, so
+//! nobody between the ends can make the level another one, or pass proofs on from one channel to another.
 
 use crate::auth::{ClusterKey, End, Nonce, Proved, ServerAuth};
 use crate::bell::Ending;
 use crate::identity::{Identity, Signing, Transcript};
-use crate::pipe::{HandshakeOnly, Inbound, Message, Outbound};
+use crate::pipe::{HandshakeOnly, Inbound, Message, Outbound, protect};
+use crate::secure::{Binding, Bound, Exchange, Hands};
 use amphi_env::Env;
 use amphi_wire::handshake::{
-    Challenge, IdentityProof, NONCE_BYTES, REASON_MAX, Refuse, SignedHello, SignedWelcome, proven_bytes,
+    Challenge, IdentityProof, NONCE_BYTES, REASON_MAX, Refuse, Secure, SignedHello, SignedWelcome, proven_bytes,
 };
 use amphi_wire::{Hello, VERSION, Welcome};
 
@@ -55,6 +61,80 @@ fn unexpected(message: &Message, instead_of: &str) -> Ending {
     Ending::Violation(format!("a {:?} came instead of a {instead_of}", message.kind()))
 }
 
+/// Most records of a key exchange that one end reads: TLS needs five.
+const EXCHANGE_RECORDS_MAX: usize = 16;
+
+/// What proofs cover of a channel that began with `challenge`.
+fn bound(challenge: &Challenge, binding: &Binding) -> Bound {
+    let mut bound = [0; size_of::<Bound>()];
+    bound[0] = challenge.secure as u8;
+    bound[1] = u8::from(challenge.keyed);
+    bound[2..].copy_from_slice(binding);
+    bound
+}
+
+/// Why there is no channel.
+enum NoChannel {
+    /// The other end sent a frame where the key exchange belongs.
+    Clear,
+    Ended(Ending),
+}
+
+impl From<Ending> for NoChannel {
+    fn from(e: Ending) -> NoChannel {
+        NoChannel::Ended(e)
+    }
+}
+
+/// Agrees with the other end on the channel that `challenge` asks for, which protects everything from here on. Returns
+/// what proofs cover of it.
+async fn agree<E: Env>(
+    out: &mut Outbound<E>,
+    inb: &mut Inbound<E>,
+    hands: Hands,
+    challenge: &Challenge,
+) -> Result<Bound, NoChannel> {
+    if challenge.secure == Secure::Off {
+        return Ok(bound(challenge, &Binding::default()));
+    }
+    let failed = |why: String| Ending::Violation(format!("no keys for the connection could be agreed on: {why}"));
+    let mut exchange = Exchange::new(hands).map_err(failed)?;
+    let mut records = 0;
+    loop {
+        let flight = exchange.outgoing();
+        if !flight.is_empty() {
+            out.send_clear(&flight).await?;
+        }
+        if exchange.is_over() {
+            break;
+        }
+        let Some(record) = inb.clear_record().await? else { return Err(NoChannel::Clear) };
+        records += 1;
+        if records > EXCHANGE_RECORDS_MAX {
+            return Err(failed("the other end comes to no end".into()).into());
+        }
+        if let Err(why) = exchange.incoming(&record) {
+            // The other end hears of it, if it is still there.
+            let _ = out.send_clear(&exchange.outgoing()).await;
+            return Err(failed(why).into());
+        }
+    }
+    let (channel, binding) = exchange.channel(challenge.secure, challenge).map_err(failed)?;
+    protect(out, inb, channel);
+    Ok(bound(challenge, &binding))
+}
+
+/// The key exchange for a relay of the tests; whether there is a channel.
+#[cfg(test)]
+pub(crate) async fn agree_for_tests<E: Env>(
+    out: &mut Outbound<E>,
+    inb: &mut Inbound<E>,
+    hands: Hands,
+    challenge: &Challenge,
+) -> bool {
+    agree(out, inb, hands, challenge).await.is_ok()
+}
+
 /// What a client proves, and what it asks of the server.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Proves<'a> {
@@ -64,6 +144,8 @@ pub(crate) struct Proves<'a> {
     pub(crate) identity: Option<&'a Identity>,
     /// Any server at the address will do.
     pub(crate) any_server: bool,
+    /// The least protection with which it goes on.
+    pub(crate) secure: Secure,
 }
 
 /// Whether a client with a key of its own goes on with this server. It signs nothing for one that it does not trust.
@@ -82,6 +164,25 @@ fn check_server(proves: Proves<'_>, challenge: &Challenge) -> Result<(), NotWelc
     }))
 }
 
+/// Whether the connection will be protected as the client wants it at least.
+fn check_level(proves: Proves<'_>, offered: Secure) -> Result<(), NotWelcome> {
+    if offered < proves.secure {
+        return Err(NotWelcome::Foreign(format!(
+            "the server protects connections to this address by secure = \"{offered}\", and at least \"{}\" was asked \
+             for: set secure for the address in the server's configuration, or ask for less (--secure {offered})",
+            proves.secure
+        )));
+    }
+    if proves.secure > Secure::Off && proves.key.is_none() && proves.identity.is_none() {
+        return Err(NotWelcome::Foreign(format!(
+            "without a key nobody knows who is at the other end of a connection with --secure {}: give --key FILE or \
+             --identity FILE",
+            proves.secure
+        )));
+    }
+    Ok(())
+}
+
 /// The client's side of the handshake.
 pub(crate) async fn greet<E: Env>(
     env: &E,
@@ -95,7 +196,15 @@ pub(crate) async fn greet<E: Env>(
         Message::Refuse(r) => return Err(NotWelcome::Refused(printable(&r.reason))),
         other => return Err(unexpected(&other, "challenge").into()),
     };
+    check_level(proves, challenge.secure)?;
     check_server(proves, &challenge)?;
+    let bound = match agree(out, inb, Hands::Client, &challenge).await {
+        Ok(bound) => bound,
+        Err(NoChannel::Ended(e)) => return Err(e.into()),
+        Err(NoChannel::Clear) => {
+            return Err(NotWelcome::Foreign("the server went on in clear after it had offered protection".into()));
+        }
+    };
     let nonce = nonce(env);
     let said = proven_bytes(&hello);
     let client_key = proves.identity.map(Identity::fingerprint);
@@ -104,9 +213,11 @@ pub(crate) async fn greet<E: Env>(
         client_nonce: &nonce,
         server_key: challenge.identity,
         client_key,
+        bound: &bound,
         said: &said,
     };
-    let proof = proves.key.map(|k| k.proof(End::Client, &challenge.nonce, &nonce, &said));
+    let nonces = (&challenge.nonce, &nonce);
+    let proof = proves.key.map(|k| k.proof(End::Client, nonces, &bound, &said));
     let identity = proves.identity.map(|identity| identity.prove(&transcript));
     out.send(Message::Hello(SignedHello { hello, nonce, proof, identity })).await?;
     let signed = match inb.recv(&mut HandshakeOnly).await?.0 {
@@ -119,15 +230,19 @@ pub(crate) async fn greet<E: Env>(
         let proof = signed.proof.as_ref().map_or(&[][..], |p| p);
         // A server without the cluster key will do if its own key is trusted.
         let need = proves.identity.is_none() || challenge.keyed;
-        if need && !key.verify(End::Server, &challenge.nonce, &nonce, &said, proof) {
-            return Err(NotWelcome::Foreign("the server does not know the cluster key".into()));
+        if need && !key.verify(End::Server, nonces, &bound, &said, proof) {
+            return Err(NotWelcome::Foreign(
+                "the server does not know the cluster key, or somebody is in between".into(),
+            ));
         }
     }
     if let Some(server_key) = challenge.identity {
         let transcript = Transcript { said: &said, ..transcript };
         let right = |signature| transcript.verify(Signing::Server, server_key, signature);
         if proves.identity.is_some() && !signed.signature.as_ref().is_some_and(right) {
-            return Err(NotWelcome::Foreign(format!("the server does not have the secret of its key {server_key}")));
+            return Err(NotWelcome::Foreign(format!(
+                "the server does not have the secret of its key {server_key}, or somebody is in between"
+            )));
         }
     }
     let version = signed.welcome.version;
@@ -144,8 +259,9 @@ pub(crate) struct Guest {
     pub(crate) proved: Proved,
     /// Whether the cluster key is among that.
     pub(crate) knows_cluster_key: bool,
-    challenge: Nonce,
+    challenge: Challenge,
     nonce: Nonce,
+    bound: Bound,
 }
 
 /// The server's side of the handshake, up to the client's proof. A client that may connect `unix_without_key` need not
@@ -156,10 +272,23 @@ pub(crate) async fn challenge<E: Env>(
     inb: &mut Inbound<E>,
     auth: &ServerAuth,
 ) -> Result<Guest, Ending> {
-    let challenge = nonce(env);
     let server_key = auth.identity.as_ref().map(Identity::fingerprint);
     let keyed = auth.key.is_some();
-    out.send(Message::Challenge(Challenge { nonce: challenge, keyed, identity: server_key })).await?;
+    let challenge = Challenge { nonce: nonce(env), keyed, identity: server_key, secure: auth.secure };
+    out.send(Message::Challenge(challenge)).await?;
+    let bound = match agree(out, inb, Hands::Server, &challenge).await {
+        Ok(bound) => bound,
+        Err(NoChannel::Ended(e)) => return Err(e),
+        Err(NoChannel::Clear) => {
+            let words = format!(
+                "this address takes connections with secure = \"{}\" alone, and a hello came in clear: the client is \
+                 another version, which has to be updated, or somebody on the network has changed what the server \
+                 offered",
+                auth.secure
+            );
+            return Err(refuse(out, words).await);
+        }
+    };
     let signed = match inb.recv(&mut HandshakeOnly).await {
         Ok((Message::Hello(h), _)) => h,
         Ok((other, _)) => return Err(unexpected(&other, "hello")),
@@ -175,22 +304,25 @@ pub(crate) async fn challenge<E: Env>(
     if let Some(key) = &auth.key
         && let Some(proof) = &signed.proof
     {
-        if !key.verify(End::Client, &challenge, &signed.nonce, &said, proof) {
-            return Err(refuse(out, "wrong cluster key; give the file that the server was started with".into()).await);
+        if !key.verify(End::Client, (&challenge.nonce, &signed.nonce), &bound, &said, proof) {
+            let words = "wrong cluster key; give the file that the server was started with (or somebody is in between)";
+            return Err(refuse(out, words.into()).await);
         }
         proved = Proved::ClusterKey;
     }
     let knows_cluster_key = proved == Proved::ClusterKey;
     if let Some(IdentityProof { key, signature }) = &signed.identity {
         let transcript = Transcript {
-            server_nonce: &challenge,
+            server_nonce: &challenge.nonce,
             client_nonce: &signed.nonce,
             server_key,
             client_key: Some(*key),
+            bound: &bound,
             said: &said,
         };
         if !transcript.verify(Signing::Client, *key, signature) {
-            return Err(refuse(out, format!("the client does not have the secret of the key {key}")).await);
+            let words = format!("the client does not have the secret of the key {key}, or somebody is in between");
+            return Err(refuse(out, words).await);
         }
         // It says more than the cluster key.
         proved = Proved::Identity(*key);
@@ -202,7 +334,7 @@ pub(crate) async fn challenge<E: Env>(
         };
         return Err(refuse(out, words.into()).await);
     }
-    Ok(Guest { hello: signed.hello, proved, knows_cluster_key, challenge, nonce: signed.nonce })
+    Ok(Guest { hello: signed.hello, proved, knows_cluster_key, challenge, nonce: signed.nonce, bound })
 }
 
 /// Sends the client the reason for its refusal. Returns that reason as the end of the connection.
@@ -219,6 +351,11 @@ pub(crate) async fn refuse<E: Env>(out: &mut Outbound<E>, mut reason: String) ->
 }
 
 impl Guest {
+    /// How the connection is protected.
+    pub(crate) fn secure(&self) -> Secure {
+        self.challenge.secure
+    }
+
     /// Admits the client.
     pub(crate) async fn admit<E: Env>(
         &self,
@@ -227,17 +364,19 @@ impl Guest {
         auth: &ServerAuth,
     ) -> Result<(), Ending> {
         let said = proven_bytes(&welcome);
-        let proof = auth.key.as_ref().map(|k| k.proof(End::Server, &self.challenge, &self.nonce, &said));
+        let nonces = (&self.challenge.nonce, &self.nonce);
+        let proof = auth.key.as_ref().map(|k| k.proof(End::Server, nonces, &self.bound, &said));
         let client_key = match self.proved {
             Proved::Identity(key) => Some(key),
             Proved::Nothing | Proved::ClusterKey => None,
         };
         let signature = auth.identity.as_ref().map(|identity| {
             let transcript = Transcript {
-                server_nonce: &self.challenge,
+                server_nonce: &self.challenge.nonce,
                 client_nonce: &self.nonce,
                 server_key: Some(identity.fingerprint()),
                 client_key,
+                bound: &self.bound,
                 said: &said,
             };
             identity.sign(Signing::Server, &transcript)

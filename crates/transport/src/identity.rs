@@ -3,12 +3,13 @@
 //! Owns: `Identity`, its text in a file, the signatures of both ends. Does not own: reading files and their modes
 //! (`amphi_host::identity_file`), who may do what with a key (the server's registry).
 //!
-//! A signature covers both nonces, both public keys and the message that it comes with. So it is of use for this one
-//! connection to this one server: a server cannot pass it on to another one as its own. Each end has a label, so that
-//! a signature of one end is none of the other's.
+//! A signature covers both nonces, both public keys, the channel (`secure`) and the message that it comes with. So it
+//! is of use for this one connection to this one server: a server cannot pass it on to another one as its own. Each end
+//! has a label, so that a signature of one end is none of the other's.
 //!
 //! Invariants: signatures are checked strictly (no weak keys, one encoding). A secret is never printed.
 
+use crate::secure::Bound;
 use amphi_wire::handshake::{IdentityProof, NONCE_BYTES, Signature};
 use amphi_wire::keys::{Fingerprint, unhex};
 use ed25519_dalek::{Signature as Ed25519, Signer, SigningKey, VerifyingKey};
@@ -32,8 +33,8 @@ pub(crate) enum Signing {
 impl Signing {
     fn label(self) -> &'static [u8] {
         match self {
-            Signing::Client => b"amphi identity client 1",
-            Signing::Server => b"amphi identity server 1",
+            Signing::Client => b"amphi identity client 2",
+            Signing::Server => b"amphi identity server 2",
         }
     }
 }
@@ -44,6 +45,7 @@ pub(crate) struct Transcript<'a> {
     pub(crate) client_nonce: &'a [u8; NONCE_BYTES],
     pub(crate) server_key: Option<Fingerprint>,
     pub(crate) client_key: Option<Fingerprint>,
+    pub(crate) bound: &'a Bound,
     pub(crate) said: &'a [u8],
 }
 
@@ -56,6 +58,7 @@ impl Transcript<'_> {
             bytes.push(u8::from(key.is_some()));
             bytes.extend(key.map_or([0; 32], |k| k.0));
         }
+        bytes.extend(self.bound);
         bytes.extend(self.said);
         bytes
     }
@@ -164,14 +167,15 @@ impl Identity {
 mod tests {
     use super::*;
 
-    /// Goal: a signature holds for its end, both nonces, both keys and the message alone. Method: change one input at a
-    /// time, and each bit of the signature.
+    /// Goal: a signature holds for its end, both nonces, both keys, the channel and the message alone. Method: change
+    /// one input at a time, and each bit of the signature.
     #[test]
     fn signatures_cover_everything() {
         let (client, server) = (Identity::new([1; 32]), Identity::new([2; 32]));
         let (s, c) = ([1; NONCE_BYTES], [2; NONCE_BYTES]);
         let (server_key, client_key) = (Some(server.fingerprint()), Some(client.fingerprint()));
-        let right = Transcript { server_nonce: &s, client_nonce: &c, server_key, client_key, said: b"hello" };
+        let right =
+            Transcript { server_nonce: &s, client_nonce: &c, server_key, client_key, bound: &[3; 34], said: b"hello" };
         let IdentityProof { key, signature } = client.prove(&right);
         assert_eq!(Some(key), client_key);
         assert!(right.verify(Signing::Client, key, &signature));
@@ -183,6 +187,7 @@ mod tests {
             Transcript { server_key: None, ..right },
             Transcript { server_key: client_key, ..right },
             Transcript { client_key: server_key, ..right },
+            Transcript { bound: &[4; 34], ..right },
             Transcript { said: b"hellp", ..right },
         ] {
             assert!(!wrong.verify(Signing::Client, key, &signature));

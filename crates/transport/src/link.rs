@@ -26,6 +26,7 @@ use crate::identity::Identity;
 use crate::local::LocalDialer;
 use amphi_env::{Buf, Env};
 use amphi_types::{Errno, SessionId, limits};
+use amphi_wire::handshake::Secure;
 use amphi_wire::{Answer, Call, Lane, Push, Role, Welcome};
 use state::{CellGuard, Issue, Phase, State};
 use std::cell::{Cell, RefCell};
@@ -84,6 +85,9 @@ pub struct LinkConfig {
     pub key: Option<ClusterKey>,
     /// The client's own key pair. Then the server must prove a key that it trusts, or the cluster key.
     pub identity: Option<Identity>,
+    /// The least protection with which it goes on over a network; the server says how much there is. Over Unix sockets
+    /// and in a process there is none, and none is asked for.
+    pub secure: Secure,
     /// Times.
     pub timeouts: Timeouts,
 }

@@ -22,6 +22,7 @@ use crate::auth::Proved;
 
 use amphi_env::Buf;
 use amphi_types::{Cred, SessionId};
+use amphi_wire::handshake::Secure;
 use amphi_wire::slots::LINK_SLOTS;
 use amphi_wire::{Call, Hello, Lane, RequestId, Role, Welcome};
 use std::rc::Rc;
@@ -60,6 +61,8 @@ pub struct Peer {
     pub proved: Proved,
     /// Whether it has proved the cluster key, beside a key of its own or alone.
     pub knows_cluster_key: bool,
+    /// How the connection is protected.
+    pub secure: Secure,
 }
 
 /// Whose a connection is.

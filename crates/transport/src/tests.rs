@@ -4,15 +4,17 @@
 //! what it is told to hold). Requests carry a number in an inode, so that an answer shows what it belongs to.
 
 mod calls;
+mod channels;
 mod faults;
 mod identities;
 mod moved;
 mod strangers;
 
 use crate::local::{LocalDialer, pair};
+use crate::secure::Bound;
 use crate::{
     ClusterKey, ConnId, Connections, Guest, Handler, Incoming, Link, LinkConfig, LinkEvents, Parcel, Peer, Proved,
-    Recovery, ReplyRoute, ServerAuth, Timeouts, serve, serve_local,
+    Recovery, ReplyRoute, Secure, ServerAuth, Timeouts, serve, serve_local,
 };
 use amphi_env::sim::SimConfig;
 use amphi_env::{Buf, Env, Sim, SimEnv};
@@ -42,6 +44,9 @@ pub(super) fn ask(n: u64) -> Call {
 pub(super) fn object(n: u64) -> ObjectId {
     ObjectId { ino: Ino(n), stripe: 0 }
 }
+
+/// What proofs cover of a channel that protects nothing, at a server without a cluster key.
+pub(super) const CLEAR: Bound = [0; 34];
 
 /// Bytes that depend on `n` and the place.
 pub(super) fn pattern(n: u64, pad: usize, len: usize) -> Buf {
@@ -101,9 +106,13 @@ pub(super) struct TestServer {
     pub(super) deadlines: RefCell<BTreeMap<u64, Option<std::time::Duration>>>,
     /// Numbers in the order of execution.
     pub(super) order: RefCell<Vec<u64>>,
+    /// Numbers of writes in the order of execution.
+    pub(super) written: RefCell<Vec<u64>>,
     pub(super) connected: RefCell<Vec<ConnId>>,
     /// What each of them had proved.
     pub(super) proved: RefCell<Vec<Proved>>,
+    /// How each of them was protected.
+    pub(super) secure: RefCell<Vec<Secure>>,
     /// `(connection, clean)`.
     pub(super) disconnected: RefCell<Vec<(ConnId, bool)>>,
     /// Address of the last payload, to see copies.
@@ -128,8 +137,10 @@ impl TestServer {
             held: RefCell::default(),
             deadlines: RefCell::default(),
             order: RefCell::default(),
+            written: RefCell::default(),
             connected: RefCell::default(),
             proved: RefCell::default(),
+            secure: RefCell::default(),
             disconnected: RefCell::default(),
             payload_at: Cell::new(0),
             bounds: RefCell::default(),
@@ -158,6 +169,7 @@ impl TestServer {
             }
             Request::Write { object, offset, .. } => {
                 let payload = payload.expect("a write has a payload");
+                self.written.borrow_mut().push(object.ino.0);
                 self.payload_at.set(payload.as_ptr() as usize);
                 let good = payload[..] == fill(object.ino.0, *offset, payload.len() as u64)[..]
                     && payload.as_ptr() as usize % 4096 == (*offset % 4096) as usize;
@@ -216,6 +228,7 @@ impl Handler for TestServer {
 
     fn connected(&self, guest: Guest, peer: &Peer) {
         self.proved.borrow_mut().push(peer.proved);
+        self.secure.borrow_mut().push(peer.secure);
         self.connected.borrow_mut().push(guest.conn);
     }
 
@@ -375,6 +388,7 @@ impl Place {
             name: "test:1".into(),
             key: None,
             identity: None,
+            secure: Secure::Off,
             timeouts: Timeouts { first_connect: Duration::from_secs(1), ..Timeouts::default() },
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! Owns: the header's layout and every check of it. Does not own: reading and writing of streams (`transport`).
 //! Invariants: a header that `Head::parse` returns is within all bounds, so lengths in it may be allocated;
-//! the checksum covers header and body. The payload is not covered: it is guarded by the transport's own
-//! checksum (TCP, Unix) until data is checksummed end to end.
+//! the checksum covers header and body. The payload has a checksum of its own, where the connection can damage it.
+//! A sealed frame has neither: the channel that it travels in protects it (`transport::secure`).
 //!
 //! 48 bytes: the smallest multiple of 16 that holds the fields with room for a payload checksum.
 
@@ -122,6 +122,8 @@ pub struct Head {
     pub payload_len: u32,
     /// CRC-32C of the payload, where the connection is one that can damage it.
     pub payload_crc: Option<u32>,
+    /// The frame has no checksums: the channel protects all of it.
+    pub sealed: bool,
 }
 
 /// Why bytes are not a frame. Every one ends the connection.
@@ -270,6 +272,7 @@ impl Head {
             body_len: 0,
             payload_len: 0,
             payload_crc: None,
+            sealed: false,
         }
     }
 
@@ -292,9 +295,10 @@ impl Head {
         if pad >= PAD_LIMIT {
             return Err(FrameError::Pad { found: pad });
         }
-        let payload_crc = match (raw.sums, raw.payload_crc.get()) {
-            (0, 0) => None,
-            (1, crc) => Some(crc),
+        let (payload_crc, sealed) = match (raw.sums, raw.payload_crc.get()) {
+            (0, 0) => (None, false),
+            (1, crc) => (Some(crc), false),
+            (2, 0) if raw.crc.get() == 0 => (None, true),
             _ => return Err(FrameError::Reserved),
         };
         if raw.reserved.get() != 0 || raw.reserved_end != [0; 3] {
@@ -317,12 +321,18 @@ impl Head {
             body_len,
             payload_len,
             payload_crc,
+            sealed,
         })
     }
 
-    /// Compares the checksum in `head`, the bytes given to `parse`, with them and `body`.
+    /// Compares the checksum in `head`, the bytes given to `parse`, with them and `body`. A sealed frame has none, and
+    /// is refused.
     pub fn check(head: &[u8; HEAD_BYTES], body: &[u8]) -> Result<(), FrameError> {
-        let found = RawHead::ref_from_bytes(head).expect("the array has the size of the struct").crc.get();
+        let raw = RawHead::ref_from_bytes(head).expect("the array has the size of the struct");
+        if raw.sums > 1 {
+            return Err(FrameError::Reserved);
+        }
+        let found = raw.crc.get();
         let computed = crc32c::crc32c_append(crc32c::crc32c(&head[..CRC_AT]), body);
         if computed == found { Ok(()) } else { Err(FrameError::Checksum { found, computed }) }
     }
@@ -358,11 +368,14 @@ impl Head {
             body_len: U32::new(body_len as u32),
             payload_len: U32::new(self.payload_len),
             payload_crc: U32::new(self.payload_crc.unwrap_or(0)),
-            sums: u8::from(self.payload_crc.is_some()),
+            sums: if self.sealed { 2 } else { u8::from(self.payload_crc.is_some()) },
             reserved_end: [0; 3],
             crc: U32::ZERO,
         };
         out[..HEAD_BYTES].copy_from_slice(raw.as_bytes());
+        if self.sealed {
+            return;
+        }
         let (head, body) = out[..HEAD_BYTES + body_len].split_at_mut(HEAD_BYTES);
         let crc = crc32c::crc32c_append(crc32c::crc32c(&head[..CRC_AT]), body);
         head[CRC_AT..].copy_from_slice(&crc.to_le_bytes());

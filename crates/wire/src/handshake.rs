@@ -5,6 +5,7 @@
 //! make a server allocate more than that.
 
 use crate::keys::Fingerprint;
+pub use crate::secure::Secure;
 use crate::{Hello, Welcome};
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +27,8 @@ pub struct Challenge {
     pub keyed: bool,
     /// The server's public key, if it has a key pair: then its `Welcome` is signed.
     pub identity: Option<Fingerprint>,
+    /// How everything that follows is protected. The proofs of both ends cover it.
+    pub secure: Secure,
 }
 
 /// A signature of Ed25519.
@@ -37,7 +40,7 @@ pub struct Signature {
     pub second: [u8; 32],
 }
 
-/// A client's key and its signature over both nonces, both public keys and `hello`.
+/// A client's key and its signature over both nonces, both public keys, the channel and `hello`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IdentityProof {
     /// The client's public key.
@@ -53,7 +56,7 @@ pub struct SignedHello {
     pub hello: Hello,
     /// The client's nonce.
     pub nonce: [u8; NONCE_BYTES],
-    /// The client's proof over both nonces and `hello`, if it has the cluster key.
+    /// The client's proof over both nonces, the channel and `hello`, if it has the cluster key.
     pub proof: Option<[u8; PROOF_BYTES]>,
     /// The same with a key of its own, if it has one.
     pub identity: Option<IdentityProof>,
@@ -64,9 +67,10 @@ pub struct SignedHello {
 pub struct SignedWelcome {
     /// What the server says.
     pub welcome: Welcome,
-    /// The server's proof over both nonces and `welcome`, if it has the cluster key.
+    /// The server's proof over both nonces, the channel and `welcome`, if it has the cluster key.
     pub proof: Option<[u8; PROOF_BYTES]>,
-    /// The signature of the server's own key over both nonces, both public keys and `welcome`, if it has one.
+    /// The signature of the server's own key over both nonces, both public keys, the channel and `welcome`, if it has
+    /// one.
     pub signature: Option<Signature>,
 }
 

@@ -154,6 +154,25 @@ pub struct KeyRegistry {
     pub keys: Vec<KeyEntry>,
 }
 
+/// What of an entry is changed; what is absent stays as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KeySettings {
+    /// `KeyEntry::read_only`.
+    pub read_only: Option<bool>,
+    /// `Squash::root`.
+    pub root: Option<Option<SquashTo>>,
+    /// `Squash::all`.
+    pub all: Option<Option<SquashTo>>,
+    /// `Squash::uids`, all of them.
+    pub uids: Option<Vec<IdRange>>,
+    /// `Squash::gids`, all of them.
+    pub gids: Option<Vec<IdRange>>,
+    /// `KeyEntry::addresses`, all of them.
+    pub addresses: Option<Vec<AddressRange>>,
+    /// `KeyEntry::sessions_max`.
+    pub sessions_max: Option<u32>,
+}
+
 /// What an administrator asks for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KeyChange {
@@ -161,6 +180,13 @@ pub enum KeyChange {
     Add(KeyEntry),
     /// The key of this name or fingerprint is gone, and its sessions end.
     Remove(String),
+    /// What the holder of this name's key may do is another thing from now on; its sessions go on.
+    Set {
+        /// Name.
+        name: String,
+        /// What is changed.
+        settings: Box<KeySettings>,
+    },
     /// A second key for this name.
     Rotate {
         /// Name.

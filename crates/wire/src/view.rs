@@ -3,6 +3,7 @@
 //! Owns: the types alone; `message` has the replies that carry them.
 
 use crate::cluster::ServerInfo;
+use crate::secure::Secure;
 use amphi_types::{Advice, Attr, ByteRange, Cred, FileFlags, Ino, Kind, Layout, Name, SessionId, TargetId};
 use serde::{Deserialize, Serialize};
 
@@ -155,6 +156,8 @@ pub struct SessionStatus {
     pub locks: u64,
     /// Name of the key with which it came; empty if with none of its own.
     pub key: String,
+    /// How its connection is protected; `None`: there is none, or it does not leave the machine.
+    pub secure: Option<Secure>,
 }
 
 /// One server in `Status`.

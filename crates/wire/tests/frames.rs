@@ -254,7 +254,7 @@ fn every_message_round_trips() {
     let identity = Some(IdentityProof { key: Fingerprint([7; 32]), signature });
     round_trip(
         Head::new(FrameKind::Challenge),
-        &Challenge { nonce: [9; 32], keyed: true, identity: Some(Fingerprint([8; 32])) },
+        &Challenge { nonce: [9; 32], keyed: true, identity: Some(Fingerprint([8; 32])), secure: Secure::Tls },
     );
     let (session, role, clock) = (SessionId(3), Role::Admin, Timespec { sec: 5, nsec: 6 });
     let hello = Hello { version: 1, session, role, name: "h:1".into(), last_boot: 4, clock, link: 3, links: 5 };
@@ -290,6 +290,28 @@ fn every_message_round_trips() {
     assert!(proven_bytes(&longest).len() <= HANDSHAKE_BODY_MAX, "{}", proven_bytes(&longest).len());
     round_trip(Head::new(FrameKind::Welcome), &SignedWelcome { welcome, proof: None, signature: None });
     round_trip(Head::new(FrameKind::Refuse), &Refuse { reason: "no".into() });
+}
+
+/// Goal: a sealed frame has no checksums and says so, and nobody who goes by checksums takes it. Method: one is made,
+/// read, and given checksums.
+#[test]
+fn sealed_frames_have_no_checksums() {
+    let call = Call { target: TargetId(2), cred: Cred::root(), op: Request::Parent { dir: Ino(300) } };
+    let head = Head { sealed: true, target: TargetId(2), payload_len: 9, ..Head::new(FrameKind::Request) };
+    let mut bytes = [0; 128];
+    let len = head.encode(&call, &mut bytes).expect("it fits");
+    let parse = |bytes: &[u8]| Head::parse(bytes[..HEAD_BYTES].try_into().expect("a header"));
+    assert_eq!((bytes[40], &bytes[36..40], &bytes[44..48]), (2, &[0; 4][..], &[0; 4][..]));
+    let came = parse(&bytes).expect("a header");
+    assert_eq!(came, Head { body_len: (len - HEAD_BYTES) as u32, ..head });
+    assert_eq!(came.decode::<Call>(&bytes[HEAD_BYTES..len]), Ok(call));
+    let head_bytes: &[u8; HEAD_BYTES] = bytes[..HEAD_BYTES].try_into().expect("a header");
+    assert_eq!(Head::check(head_bytes, &bytes[HEAD_BYTES..len]), Err(FrameError::Reserved));
+    for at in [36, 44] {
+        let mut other = bytes;
+        other[at] = 1;
+        assert_eq!(parse(&other), Err(FrameError::Reserved), "a checksum at {at}");
+    }
 }
 
 /// Goal: the first bytes of the format stay what the document says. Method: a frame as written in docs/WIRE.md.

@@ -55,6 +55,7 @@ const HOUSES: &[House] = &[
         name: "wire",
         floors: &[
             "keys",
+            "secure",
             "cluster",
             "view",
             "file_lock",
@@ -84,7 +85,7 @@ const HOUSES: &[House] = &[
     House { name: "sched", floors: &["bell", "mesh", "workers", "lib"], upward: &[], circle: 0 },
     House {
         name: "transport",
-        floors: &["identity", "auth", "bell", "error", "local", "pipe", "handshake", "server", "link", "lib"],
+        floors: &["secure", "identity", "auth", "bell", "error", "local", "pipe", "handshake", "server", "link", "lib"],
         upward: &[("local", "pipe", 1)],
         circle: 4,
     },
@@ -352,7 +353,17 @@ const HOUSES: &[House] = &[
     },
     House {
         name: "amphi",
-        floors: &["known_folders", "log_limit", "storage_kind", "storage", "config_file", "members", "cmd", "main"],
+        floors: &[
+            "known_folders",
+            "log_limit",
+            "storage_kind",
+            "storage",
+            "secure",
+            "config_file",
+            "members",
+            "cmd",
+            "main",
+        ],
         upward: &[],
         circle: 0,
     },

@@ -23,6 +23,7 @@ const LISTS: &[(&str, &str)] = &[
     ("crates/bench/src/workload/ior.rs", "Ior"),
     ("crates/bench/src/workload/mdtest.rs", "Mdtest"),
     ("crates/amphi/src/cmd/server.rs", "Server"),
+    ("crates/amphi/src/config_file.rs", "ConfigFile"),
     ("crates/env/src/sim.rs", "SimConfig"),
     ("crates/mpiio/src/stats.rs", "Stats"),
     ("crates/server/src/config.rs", "ServerConfig"),

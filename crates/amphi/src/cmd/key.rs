@@ -4,7 +4,7 @@ use super::reach::Reach;
 use amphi_host::failure::{Failure, Outcome};
 use amphi_host::identity_file;
 use amphi_wire::keys::{
-    AddressRange, Fingerprint, IdRange, KeyChange, KeyEntry, KeyRegistry, KeyRole, Squash, SquashTo,
+    AddressRange, Fingerprint, IdRange, KeyChange, KeyEntry, KeyRegistry, KeyRole, KeySettings, Squash, SquashTo,
 };
 use amphi_wire::{Reply, Request};
 use clap::{Args, Subcommand, ValueEnum};
@@ -49,6 +49,9 @@ enum What {
     },
     /// Add a key to those that the cluster knows
     Add(Add),
+    /// Change what the holder of a key may do; mounts that are there go on, and are what it says from then on. What is
+    /// not named stays
+    Set(Set),
     /// Remove a key; its sessions end at once, on all servers
     Remove {
         /// Name, or public key: of a key that is being rotated then only that one
@@ -131,6 +134,78 @@ struct Add {
     reach: Reach,
 }
 
+/// Arguments of `amphi key set`.
+#[derive(Args, Debug)]
+struct Set {
+    /// Name
+    name: String,
+    /// Whether nothing is changed by it
+    #[arg(long, value_name = "on|off")]
+    read_only: Option<Switch>,
+    /// As whom root counts: keep, or another user and group
+    #[arg(long, value_name = "keep|UID[:GID]", value_parser = root_squash)]
+    root: Option<Root>,
+    /// As whom everybody counts; keep: each as himself
+    #[arg(long, value_name = "keep|UID[:GID]", value_parser = root_squash)]
+    all: Option<Root>,
+    /// Users of the client, what they are on the servers, and how many; may be repeated. None: same takes those away
+    /// that there are
+    #[arg(long, value_name = "FIRST:THERE:COUNT|same", value_parser = ranges)]
+    uids: Vec<Listed<IdRange>>,
+    /// The same of groups
+    #[arg(long, value_name = "FIRST:THERE:COUNT|same", value_parser = ranges)]
+    gids: Vec<Listed<IdRange>>,
+    /// From where it counts: an address, a range, or unix; may be repeated. From everywhere: anywhere
+    #[arg(long, value_name = "RANGE|anywhere", value_parser = addresses)]
+    from: Vec<Listed<AddressRange>>,
+    /// Most mounts at a time; 0: no bound. Mounts that are there stay
+    #[arg(long, value_name = "N")]
+    mounts: Option<u32>,
+    #[command(flatten)]
+    reach: Reach,
+}
+
+/// A member of a list, or the word for an empty one.
+#[derive(Clone, Copy, Debug)]
+enum Listed<T> {
+    None,
+    One(T),
+}
+
+/// The list that was typed, if any was.
+fn listed<T: Copy>(typed: &[Listed<T>]) -> Outcome<Option<Vec<T>>> {
+    let members: Vec<T> =
+        typed.iter().filter_map(|t| if let Listed::One(one) = t { Some(*one) } else { None }).collect();
+    if !members.is_empty() && members.len() < typed.len() {
+        return Err(Failure::refused("either members of a list, or the word for an empty one"));
+    }
+    Ok((!typed.is_empty()).then_some(members))
+}
+
+impl Set {
+    fn settings(&self) -> Outcome<KeySettings> {
+        let to = |root: Root| match root {
+            Root::Keep => None,
+            Root::As(to) => Some(to),
+        };
+        let settings = KeySettings {
+            read_only: self.read_only.map(|s| matches!(s, Switch::On)),
+            root: self.root.map(to),
+            all: self.all.map(to),
+            uids: listed(&self.uids)?,
+            gids: listed(&self.gids)?,
+            addresses: listed(&self.from)?,
+            sessions_max: self.mounts,
+        };
+        if settings == KeySettings::default() {
+            return Err(Failure::refused(
+                "what shall be changed? give --read-only, --root, --all, --uids, --gids, --from or --mounts",
+            ));
+        }
+        Ok(settings)
+    }
+}
+
 /// As whom root counts.
 #[derive(Clone, Copy, Debug)]
 enum Root {
@@ -159,6 +234,14 @@ fn range(text: &str) -> Result<IdRange, String> {
         ([client, server, count], 3) => Ok(IdRange { client: *client, server: *server, count: *count }),
         _ => Err("three numbers with colons between them, such as 1000:50000:100".into()),
     }
+}
+
+fn ranges(text: &str) -> Result<Listed<IdRange>, String> {
+    if text == "same" { Ok(Listed::None) } else { range(text).map(Listed::One) }
+}
+
+fn addresses(text: &str) -> Result<Listed<AddressRange>, String> {
+    if text == "anywhere" { Ok(Listed::None) } else { address(text).map(Listed::One) }
 }
 
 fn address(text: &str) -> Result<AddressRange, String> {
@@ -233,6 +316,12 @@ impl Key {
             What::Add(add) => {
                 let registry = changed(&add.reach, KeyChange::Add(add.entry()))?;
                 let line = registry.keys.iter().find(|e| e.name == add.name).map(describe);
+                println!("{}", line.unwrap_or_default());
+            }
+            What::Set(set) => {
+                let change = KeyChange::Set { name: set.name.clone(), settings: Box::new(set.settings()?) };
+                let registry = changed(&set.reach, change)?;
+                let line = registry.keys.iter().find(|e| e.name == set.name).map(describe);
                 println!("{}", line.unwrap_or_default());
             }
             What::Remove { who, reach } => {

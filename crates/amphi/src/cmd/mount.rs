@@ -1,6 +1,7 @@
 //! `amphi mount`: the client side alone.
 
 use super::up::Mounting;
+use crate::secure::LeastSecure;
 use crate::storage::spin_us;
 use amphi_host::failure::Outcome;
 use amphi_host::link::Credentials;
@@ -24,6 +25,8 @@ pub struct Mount {
     /// File with this host's own key pair (amphi key make), which an administrator has added to the cluster
     #[arg(long, value_name = "FILE")]
     identity: Option<PathBuf>,
+    #[command(flatten)]
+    secure: LeastSecure,
     /// How long the connection's thread polls after its last work before it sleeps, if nobody else needs the core;
     /// microseconds
     #[arg(long, default_value_t = 200, value_parser = spin_us())]
@@ -36,7 +39,7 @@ impl Mount {
     /// Runs until a signal or an unmount ends it.
     pub fn run(self) -> Outcome {
         amphi_process::mount::check_mount_point(&self.dir)?;
-        let proves = Credentials::read(self.key.as_deref(), self.identity.as_deref())?;
+        let proves = self.secure.of(Credentials::read(self.key.as_deref(), self.identity.as_deref())?);
         let client = self.mounting.client_config()?;
         let stop = Stop::on_signals()?;
         let spin = Duration::from_micros(self.link_spin_us);

@@ -60,8 +60,8 @@ pub struct MountHelper {
     source: OsString,
     /// Mount point
     dir: PathBuf,
-    /// Words with commas between them: those of `amphi mount -o`, and key=FILE, identity=FILE, cache=SIZE,
-    /// set=NAME=VALUE, private, log=FILE
+    /// Words with commas between them: those of `amphi mount -o`, and key=FILE, identity=FILE, secure=LEVEL,
+    /// cache=SIZE, set=NAME=VALUE, private, log=FILE
     #[arg(short = 'o', value_name = "WORD,...", allow_hyphen_values = true)]
     options: Vec<String>,
     /// Pass over words that are not known
@@ -110,7 +110,7 @@ impl Asked {
                 continue;
             }
             match word.split_once('=') {
-                Some((option @ ("key" | "identity" | "cache" | "set"), value)) => {
+                Some((option @ ("key" | "identity" | "secure" | "cache" | "set"), value)) => {
                     asked.args.extend([format!("--{option}"), value.to_string()]);
                 }
                 Some(("log", path)) => asked.log = Some(path.into()),
@@ -118,8 +118,8 @@ impl Asked {
                 _ if sloppy => {}
                 _ => {
                     return Err(Failure::refused(format!(
-                        "'{word}' is no option of a mount; there are key=FILE, identity=FILE, cache=SIZE, set=NAME=VALUE, private, \
-                         log=FILE, and {}",
+                        "'{word}' is no option of a mount; there are key=FILE, identity=FILE, secure=LEVEL, \
+                         cache=SIZE, set=NAME=VALUE, private, log=FILE, and {}",
                         words().join(", ")
                     )));
                 }

@@ -3,6 +3,7 @@
 //! Owns: the options that say where servers are and what is proved to them, connecting to the first that answers, one
 //! question. Does not own: what is asked (`status`, `key`, `evict`).
 
+use crate::secure::LeastSecure;
 use amphi_env::RealEnv;
 use amphi_host::failure::{Failure, Outcome};
 use amphi_host::link::{Credentials, all_errors, link_config, link_failure};
@@ -30,6 +31,8 @@ pub(super) struct Reach {
     /// File with a key pair of one's own; its key has the role admin
     #[arg(long, value_name = "FILE")]
     identity: Option<PathBuf>,
+    #[command(flatten)]
+    secure: LeastSecure,
 }
 
 /// Holds nothing that a server would have to be told again.
@@ -76,7 +79,7 @@ impl Reach {
     ///
     /// Errors: what the servers refuse, with their reason.
     pub(super) fn ask_master(&self, op: Request) -> Outcome<Reply> {
-        let proves = Credentials::read(self.key.as_deref(), self.identity.as_deref())?;
+        let proves = self.secure.of(Credentials::read(self.key.as_deref(), self.identity.as_deref())?);
         let asked = RealEnv::run(Duration::ZERO, async |env| -> io::Result<Outcome<Reply>> {
             let (addr, link) = connect(&env, &self.cluster, &proves).await?;
             let failed = |addr: &str, e: Errno| match e {

@@ -2,6 +2,7 @@
 
 use crate::config_file::{ConfigFile, EXAMPLE};
 use crate::members;
+use crate::secure::{level, split_listen};
 use crate::storage::{Storage, socket_mode, spin_us};
 use crate::storage_kind::Rotational;
 use amphi_env::{Env, RealEnv};
@@ -15,6 +16,7 @@ use amphi_process::own_key::{self, OwnKey};
 use amphi_sched::WorkerConfig;
 use amphi_server::config::NewZones;
 use amphi_server::{ServerConfig, run_threads};
+use amphi_transport::Secure;
 use clap::Args;
 use futures_channel::oneshot;
 use std::path::PathBuf;
@@ -54,9 +56,17 @@ pub struct Server {
     /// Size of each zone's log at the first start [default: 64M]
     #[arg(long, value_name = "SIZE", value_parser = size::parse)]
     log_size: Option<u64>,
-    /// Address to listen on: unix:PATH or tcp:HOST:PORT; may be repeated
+    /// Address to listen on: unix:PATH or tcp:HOST:PORT, of TCP also with the level of --secure behind it, as
+    /// tcp:HOST:PORT,secure=tls; may be repeated
     #[arg(long, value_name = "ADDR")]
     listen: Vec<String>,
+    /// How connections over TCP are protected: off, mac (each message is signed) or tls (all is encrypted) [default:
+    /// mac]
+    #[arg(long, value_name = "LEVEL", value_parser = level)]
+    secure: Option<Secure>,
+    /// The least protection of connections to other servers that is accepted [default: what they offer]
+    #[arg(long, value_name = "LEVEL", value_parser = level)]
+    peers_secure: Option<Secure>,
     /// Address that clients and other servers are told; may be repeated [default: those of --listen]
     #[arg(long, value_name = "ADDR")]
     advertise: Vec<String>,
@@ -125,6 +135,9 @@ impl Server {
         config.new_zones = if self.format { NewZones::Wanted } else { NewZones::Refused };
         config.tunables = file.tunables;
         config.listen = or(self.listen.clone(), file.listen);
+        split_listen(&mut config)?;
+        config.secure = self.secure.or(file.secure).unwrap_or(config.secure);
+        config.peers_secure = self.peers_secure.or(file.peers_secure).unwrap_or(config.peers_secure);
         if config.listen.is_empty() {
             return Err(Failure::refused(
                 "nobody could reach it: give --listen ADDR, or listen in the configuration file",

@@ -1,6 +1,7 @@
 //! `amphi status`: servers, targets, space and clients of a cluster, asked through a mount or directly.
 
 use super::reach::{self, Silent, ask_one};
+use crate::secure::LeastSecure;
 use amphi_client::status;
 use amphi_env::{Env, RealEnv};
 use amphi_host::failure::{During, Failure, Outcome};
@@ -39,6 +40,8 @@ pub struct Status {
     /// File with a key pair of one's own
     #[arg(long, value_name = "FILE")]
     identity: Option<PathBuf>,
+    #[command(flatten)]
+    secure: LeastSecure,
     /// Print JSON
     #[arg(long)]
     json: bool,
@@ -51,6 +54,7 @@ impl Status {
             of_mount(control::find_mount(self.mount, "")?)?
         } else {
             let proves = Credentials::read(self.key.as_deref(), self.identity.as_deref())?;
+            let proves = self.secure.of(proves);
             RealEnv::run(Duration::ZERO, |env| ask(env, self.cluster, proves))
                 .map_err(|e| amphi_host::link::link_failure(&e))?
         };
@@ -225,7 +229,7 @@ fn render(status: &Value) -> String {
     for s in list(status, "sessions") {
         let _ = writeln!(
             out,
-            "client {} {}{} {}, {} open, {} locks",
+            "client {} {}{} {}{}, {} open, {} locks",
             text(&s, "session"),
             text(&s, "name"),
             match s.get("key").and_then(Value::as_str) {
@@ -233,6 +237,10 @@ fn render(status: &Value) -> String {
                 Some(key) => format!(" key {key}"),
             },
             if is(&s, "connected") { "connected" } else { "not connected" },
+            match s.get("secure").and_then(Value::as_str) {
+                Some(level @ ("off" | "mac" | "tls")) => format!(" secure {level}"),
+                _ => String::new(),
+            },
             number(&s, "opens"),
             number(&s, "locks"),
         );

@@ -2,6 +2,7 @@
 
 use crate::known_folders::KnownFolders;
 use crate::members::{Members, SERVERS_MAX, Site};
+use crate::secure::{level, split_listen};
 use crate::storage::{Storage, spin_us};
 use amphi_client::{ClientConfig, JOB_VARIABLES};
 use amphi_host::cluster_key;
@@ -15,6 +16,7 @@ use amphi_process::mount_words::{MountWord, MountWords};
 use amphi_sched::Cores;
 use amphi_server::ServerConfig;
 use amphi_server::config::NewZones;
+use amphi_transport::Secure;
 use clap::{Args, ValueEnum};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -97,10 +99,14 @@ pub struct Up {
     /// Mount point; must exist
     #[arg(long, value_name = "DIR")]
     mount: PathBuf,
-    /// Also listen on this address, for other mounts, further servers and `amphi status`: unix:PATH or tcp:HOST:PORT;
-    /// may be repeated
+    /// Also listen on this address, for other mounts, further servers and `amphi status`: unix:PATH or tcp:HOST:PORT,
+    /// of TCP also with the level of --secure behind it, as tcp:HOST:PORT,secure=tls; may be repeated
     #[arg(long, value_name = "ADDR")]
     listen: Vec<String>,
+    /// How connections over TCP are protected: off, mac (each message is signed) or tls (all is encrypted) [default:
+    /// mac]
+    #[arg(long, value_name = "LEVEL", value_parser = level)]
+    secure: Option<Secure>,
     /// File with the cluster key (at least 16 random bytes, mode 0600) [default on TCP: one that is made, cluster.key
     /// in the data folder]
     #[arg(long, value_name = "FILE")]
@@ -138,6 +144,8 @@ impl Up {
         let known = KnownFolders::here();
         config.new_zones = self.new_zones(&site, &known)?;
         config.listen = self.listen.clone();
+        split_listen(&mut config)?;
+        config.secure = self.secure.unwrap_or(config.secure);
         amphi_process::cluster::settle_addresses(&mut config)?;
         config.key = cluster_key::read(self.key.as_deref())?.map(|(bytes, _)| bytes);
         config.socket_mode = self.storage.socket_mode;

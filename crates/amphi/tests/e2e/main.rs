@@ -7,6 +7,7 @@ mod bad_input;
 mod bench;
 mod capi;
 mod changes;
+mod channels;
 mod checksums;
 mod cluster;
 mod crash;

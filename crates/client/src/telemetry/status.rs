@@ -53,7 +53,11 @@ pub fn json(map: &ClusterMap, answers: &[Option<Reply>]) -> String {
         targets.extend(own.iter().map(|t| (t, server)));
         for s in theirs {
             match sessions.get_mut(&s.session) {
-                Some(known) => (known.opens, known.locks) = (known.opens + s.opens, known.locks + s.locks),
+                Some(known) => {
+                    (known.opens, known.locks) = (known.opens + s.opens, known.locks + s.locks);
+                    // Of several connections the one that is protected least is shown.
+                    known.secure = known.secure.into_iter().chain(s.secure).min();
+                }
                 // The master, which comes first, knows who is a client; without it the others have to do.
                 None if at == 0 || uptimes[0].is_none() => drop(sessions.insert(s.session, s.clone())),
                 None => {}
@@ -111,13 +115,19 @@ pub fn json(map: &ClusterMap, answers: &[Option<Reply>]) -> String {
     list(&mut out, sessions.values(), |out, s| {
         let _ = write!(
             out,
-            "{{\"session\":\"{:016x}\",\"name\":\"{}\",\"connected\":{},\"opens\":{},\"locks\":{},\"key\":\"{}\"}}",
+            "{{\"session\":\"{:016x}\",\"name\":\"{}\",\"connected\":{},\"opens\":{},\"locks\":{},\"key\":\"{}\",\
+             \"secure\":\"{}\"}}",
             s.session.0,
             plain(&s.name),
             s.connected,
             s.opens,
             s.locks,
-            plain(&s.key)
+            plain(&s.key),
+            match s.secure {
+                Some(level) => level.to_string(),
+                None if s.connected => "local".into(),
+                None => String::new(),
+            }
         );
     });
     out.push('}');

@@ -211,6 +211,7 @@ impl Site {
             name: "test".into(),
             key: ClusterKey::new(KEY).ok(),
             identity: None,
+            secure: amphi_transport::Secure::Off,
             timeouts: Timeouts::default(),
         };
         let ended = Rc::new(RefCell::new(None));

@@ -86,6 +86,7 @@ impl Cluster {
             name: format!("host:{}", self.mounts.get()),
             key: ClusterKey::new(KEY).ok(),
             identity: None,
+            secure: amphi_transport::Secure::Off,
             timeouts: Timeouts { first_connect: Duration::from_secs(60), ..Timeouts::default() },
         };
         env.clone().spawn(async move {

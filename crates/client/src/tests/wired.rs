@@ -84,6 +84,7 @@ fn play(seed: u64) -> u64 {
                 name: "test".into(),
                 key: None,
                 identity: None,
+                secure: amphi_transport::Secure::Off,
                 timeouts: Timeouts::default(),
             };
             let ended = Rc::new(RefCell::new(None));

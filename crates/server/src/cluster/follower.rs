@@ -149,7 +149,7 @@ pub(crate) async fn enlist<E: Env>(
     let name = PeerName { server, boot, name: config.name.clone() };
     let link = |named: &[String]| {
         let addrs = named.iter().chain(&config.join).cloned().collect();
-        peer_link_config(addrs, SessionId(env.rand()), &name, key.clone())
+        peer_link_config(addrs, SessionId(env.rand()), &name, key.clone(), config.peers_secure)
     };
     let info = ServerInfo { id: server, name: config.name.clone(), addrs: addrs.to_vec(), targets: Vec::new() };
     let op = Request::Join { server: info, cluster: 0, new_targets: count, epoch: 0 };
@@ -174,7 +174,7 @@ impl<E: Env> Cluster<E> {
             addrs.extend(map.servers.first().into_iter().flat_map(|m| m.addrs.iter().cloned()));
             let mut seen = BTreeSet::new();
             addrs.retain(|a| seen.insert(a.clone()));
-            peer_link_config(addrs, SessionId(env.rand()), &name, key.clone())
+            peer_link_config(addrs, SessionId(env.rand()), &name, key.clone(), self.worker.config.peers_secure)
         };
         let epoch = if has_map { self.map().epoch } else { 0 };
         let op = Request::Join { server: me.clone(), cluster: self.me.cluster, new_targets: 0, epoch };

@@ -37,7 +37,7 @@ use crate::worker::Worker;
 use crate::worker::above::Clients;
 use admission_state::AdmissionState;
 use amphi_env::Env;
-use amphi_transport::{ConnId, Guest, Handler, Incoming, Parcel, Peer};
+use amphi_transport::{ConnId, Guest, Handler, Incoming, Parcel, Peer, Secure};
 use amphi_types::{Errno, Result, SessionId, TargetId};
 use amphi_wire::{Answer, ClusterMap, Hello, Push, ROTATING_MAX, Reply, Request, Role, Welcome};
 use audit::{Audit, Kind};
@@ -284,6 +284,11 @@ impl<E: Env> SessionManager<E> {
 /// A `SessionManager` as the transport calls it.
 pub struct SessionHandler<E: Env>(pub Rc<SessionManager<E>>);
 
+/// How a connection is protected; `None`: it does not leave the machine.
+fn secure_of(peer: &Peer) -> Option<Secure> {
+    (!peer.unix && !peer.in_process).then_some(peer.secure)
+}
+
 impl<E: Env> Handler for SessionHandler<E> {
     async fn hello(&self, hello: &Hello, peer: &Peer) -> std::result::Result<Welcome, String> {
         self.0.welcome(hello, peer).await
@@ -311,7 +316,7 @@ impl<E: Env> Handler for SessionHandler<E> {
         };
         let gate = manager.gate(guest.conn);
         manager.front.tell(to, FrontMessage::Adopt { parcel, owner, gate });
-        manager.connected(guest, Line::new(to as u16, guest.conn));
+        manager.connected(guest, Line::new(to as u16, guest.conn), secure_of(peer));
     }
 
     fn connected(&self, guest: Guest, peer: &Peer) {
@@ -319,7 +324,7 @@ impl<E: Env> Handler for SessionHandler<E> {
             self.0.front.connections.cut(guest.conn, &why);
             return;
         }
-        self.0.connected(guest, Line::new(0, guest.conn));
+        self.0.connected(guest, Line::new(0, guest.conn), secure_of(peer));
     }
 
     fn stranger(&self, addr: &str, why: &str) {
@@ -336,7 +341,7 @@ impl<E: Env> Handler for SessionHandler<E> {
 }
 
 impl<E: Env> SessionManager<E> {
-    fn connected(self: &Rc<Self>, guest: Guest, line: Line) {
+    fn connected(self: &Rc<Self>, guest: Guest, line: Line, secure: Option<Secure>) {
         let Guest { session, role, link, conn } = guest;
         if role == Role::Server {
             if let Some(cluster) = self.cluster() {
@@ -356,6 +361,7 @@ impl<E: Env> SessionManager<E> {
                 }
                 Some(entry) => {
                     let before = entry.conn.replace(line);
+                    entry.secure = secure;
                     entry.epoch += 1;
                     // Other servers than the master forget a connection with its end.
                     ((entry.epoch > 1 || !is_master) && role == Role::Mount, before)

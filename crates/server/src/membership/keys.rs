@@ -12,7 +12,7 @@ use amphi_types::limits::BODY_MAX;
 use amphi_types::{Caps, Cred};
 use amphi_wire::keys::{
     AddressRange, Fingerprint, IdRange, KEY_NAME_MAX, KEY_RANGES_MAX, KEYS_MAX, KeyChange, KeyEntry, KeyRegistry,
-    KeyRole, NOBODY, Squash, SquashTo,
+    KeyRole, KeySettings, NOBODY, Squash, SquashTo,
 };
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -136,6 +136,14 @@ pub fn apply(registry: &KeyRegistry, change: KeyChange, stamp: u64) -> Result<Ke
             next.keys.insert(at, entry);
         }
         KeyChange::Remove(who) => remove(&mut next, &who).ok_or_else(|| unknown(&who))?,
+        KeyChange::Set { name, settings } => {
+            let entry = next.keys.iter_mut().find(|e| e.name == name).ok_or_else(|| unknown(&name))?;
+            set(entry, *settings);
+            check_entry(entry)?;
+            if registry.keys.contains(entry) {
+                return Err(format!("key {name} is that way already"));
+            }
+        }
         KeyChange::Rotate { name, next: key } => {
             is_free(key)?;
             let entry = next.keys.iter_mut().find(|e| e.name == name).ok_or_else(|| unknown(&name))?;
@@ -156,6 +164,22 @@ pub fn apply(registry: &KeyRegistry, change: KeyChange, stamp: u64) -> Result<Ke
         Ok(bytes) if bytes.len() <= REGISTRY_BYTES_MAX => Ok(next),
         _ => Err(format!("the registry would have more than {REGISTRY_BYTES_MAX} bytes; remove keys or ranges")),
     }
+}
+
+fn set(entry: &mut KeyEntry, settings: KeySettings) {
+    fn put<T>(to: &mut T, from: Option<T>) {
+        if let Some(value) = from {
+            *to = value;
+        }
+    }
+    let KeySettings { read_only, root, all, uids, gids, addresses, sessions_max } = settings;
+    put(&mut entry.read_only, read_only);
+    put(&mut entry.squash.root, root);
+    put(&mut entry.squash.all, all);
+    put(&mut entry.squash.uids, uids);
+    put(&mut entry.squash.gids, gids);
+    put(&mut entry.addresses, addresses);
+    put(&mut entry.sessions_max, sessions_max);
 }
 
 /// Removes a name, or one public key: of a name that has two the other one stays.
@@ -314,6 +338,24 @@ pub(crate) mod tests {
             (KeyChange::FinishRotation("a".into()), "is not being rotated"),
         ] {
             let refused = apply(&two, change, 7).expect_err("refused");
+            assert!(refused.contains(words), "{refused}");
+        }
+        let settings = KeySettings { read_only: Some(true), sessions_max: Some(3), ..KeySettings::default() };
+        let set = |name: &str, settings: &KeySettings| KeyChange::Set {
+            name: name.into(),
+            settings: Box::new(settings.clone()),
+        };
+        let other = changed(&two, set("a", &settings));
+        let (was, is) = (find(&two, Fingerprint([2; 32])), find(&other, Fingerprint([2; 32])));
+        let wanted = was.map(|was| KeyEntry { read_only: true, sessions_max: 3, ..was.clone() });
+        assert_eq!(is, wanted.as_ref(), "what was not named stays, number and role too");
+        let bad = KeySettings { root: Some(Some(SquashTo { uid: 0, gid: 1 })), ..KeySettings::default() };
+        for (registry, change, words) in [
+            (&other, set("a", &settings), "is that way already"),
+            (&two, set("c", &settings), "there is no key c"),
+            (&two, set("a", &bad), "squashed to root"),
+        ] {
+            let refused = apply(registry, change, 7).expect_err("refused");
             assert!(refused.contains(words), "{refused}");
         }
         let (old, new) = (Fingerprint([2; 32]), Fingerprint([3; 32]));

@@ -3,7 +3,7 @@
 //! Owns: these, as plain values. Does not own: the connections (`cluster::peers`, `callers`).
 
 use amphi_env::Env;
-use amphi_transport::{ClusterKey, Identity, LinkConfig, LinkEvents, Recovery, Timeouts};
+use amphi_transport::{ClusterKey, Identity, LinkConfig, LinkEvents, Recovery, Secure, Timeouts};
 use amphi_types::{Result, SessionId};
 use amphi_wire::{Push, Role};
 use std::fmt;
@@ -42,15 +42,16 @@ impl PeerName {
     }
 }
 
-/// How a server connects to another one.
+/// How a server connects to another one, at least protected as `secure`.
 pub fn peer_link_config(
     addrs: Vec<String>,
     session: SessionId,
     name: &PeerName,
     (key, identity): (Option<ClusterKey>, Option<Identity>),
+    secure: Secure,
 ) -> LinkConfig {
     let (name, timeouts) = (name.to_string(), Timeouts::default());
-    LinkConfig { addrs, session, role: Role::Server, name, key, identity, timeouts }
+    LinkConfig { addrs, session, role: Role::Server, name, key, identity, secure, timeouts }
 }
 
 /// A link that holds nothing that a restarted server would have to be told.

@@ -87,6 +87,7 @@ impl World {
             name: format!("{node}:{session}"),
             key: Some(amphi_transport::ClusterKey::new(KEY).expect("a key")),
             identity: None,
+            secure: amphi_transport::Secure::Off,
             timeouts: Timeouts::default(),
         };
         let first = self.targets[..at].iter().sum::<u16>();

@@ -28,6 +28,7 @@ impl Place {
             name: format!("{node}:{session}"),
             key: None,
             identity: None,
+            secure: amphi_transport::Secure::Off,
             timeouts: Timeouts::default(),
         };
         let held = Rc::new(Held { targets: Some(own), ..Held::default() });

@@ -43,6 +43,7 @@ impl Cluster {
         config.workers = self.shape.workers;
         config.zone_bytes = Some(self.shape.zone_bytes);
         config.log_bytes = 1 << 20;
+        (config.secure, config.peers_secure) = (self.shape.secure, self.shape.secure);
         let forgets = plant::active() == Some(Plant::ForgottenSessions);
         config.tunables.clone_from(&self.shape.server_tunables);
         config.session_grace = if forgets { Duration::ZERO } else { GRACE };

@@ -11,6 +11,7 @@ use crate::handshake::{self, NotWelcome};
 use crate::local::LocalDialer;
 use crate::pipe::{Inbound, Outbound, over_local, over_stream};
 use amphi_env::Env;
+use amphi_wire::handshake::Secure;
 use amphi_wire::slots::SlotTable;
 use amphi_wire::{Hello, VERSION, Welcome};
 use futures_util::future::{Either, select};
@@ -81,6 +82,7 @@ async fn attempt<E: Env>(
             identity: config.identity.as_ref(),
             // The kernel, and whoever made the socket, say who serves there.
             any_server: crate::auth::is_unix(addr),
+            secure: if crate::auth::is_unix(addr) { Secure::Off } else { config.secure },
         },
     };
     let welcome = handshake::greet(env, &mut out, &mut inb, hello, proves).await.map_err(|e| named(not_welcome(e)))?;

@@ -13,6 +13,7 @@ use crate::local::LocalListener;
 use crate::pipe::{self, Gate, Inbound, Message, Outbound, StreamTx, over_local, over_stream};
 use amphi_env::{Buf, Conn, Env, Listener};
 use amphi_wire::frame::{DEADLINE_PASSED_MS, EncodeError, FrameKind, Head};
+use amphi_wire::handshake::Secure;
 use amphi_wire::slots::{LINKS_MAX, Window};
 use amphi_wire::{Hello, Lane, RequestId, Role};
 use std::any::Any;
@@ -69,9 +70,15 @@ pub async fn serve<E: Env, H: Handler>(
                     bound,
                     proved: Proved::Nothing,
                     knows_cluster_key: false,
+                    secure: Secure::Off,
                 };
                 let pipe = over_stream::<E>(conn);
-                let auth = ServerAuth { unix_without_key: auth.unix_without_key && is_unix, ..auth.clone() };
+                let mut auth = auth.clone();
+                if is_unix {
+                    auth.secure = Secure::Off;
+                } else {
+                    auth.unix_without_key = false;
+                }
                 welcome_task(&env, pipe, peer, &handler, &connections, auth);
             }
             Err(e) => {
@@ -102,6 +109,7 @@ pub async fn serve_local<E: Env, H: Handler>(
             bound: None,
             proved: Proved::Nothing,
             knows_cluster_key: false,
+            secure: Secure::Off,
         };
         welcome_task(&env, pipe, peer, &handler, &connections, ServerAuth::default());
     }
@@ -188,7 +196,8 @@ async fn greet<E: Env, H: Handler>(
             handler.stranger(&peer.addr, why);
         }
     })?;
-    let peer = Peer { proved: guest.proved, knows_cluster_key: guest.knows_cluster_key, ..peer };
+    let (proved, knows_cluster_key) = (guest.proved, guest.knows_cluster_key);
+    let peer = Peer { proved, knows_cluster_key, secure: guest.secure(), ..peer };
     // From here on the name is one line of printable text: for the log, for records, and for people.
     let name = handshake::printable(&guest.hello.name).chars().take(NAME_CHARS_MAX).collect();
     let hello = Hello { name, ..guest.hello.clone() };
@@ -429,7 +438,7 @@ fn stage_next<E: Env>(tx: &mut StreamTx<E>, conn: &ConnState) -> Result<Staged, 
     let Some(next) = queue.front_mut() else { return Ok(Staged::Nothing) };
     let staged = match next {
         Outgoing::Reply { id, answer, payload } => tx.stage_reply(*id, answer, payload.as_ref()),
-        Outgoing::Push(push) => tx.stage(&Head::new(FrameKind::Push), push),
+        Outgoing::Push(push) => tx.stage(Head::new(FrameKind::Push), push),
     };
     let payload = match (staged, next) {
         (Ok(()), Outgoing::Reply { payload, .. }) => payload.take(),

@@ -139,7 +139,8 @@ fn signed(server_nonce: &[u8; 32], server_key: Option<Fingerprint>, session: u64
     };
     let (said, nonce) = (proven_bytes(&hello), [7; 32]);
     let client_key = Some(identity(3).fingerprint());
-    let transcript = Transcript { server_nonce, client_nonce: &nonce, server_key, client_key, said: &said };
+    let transcript =
+        Transcript { server_nonce, client_nonce: &nonce, server_key, client_key, bound: &CLEAR, said: &said };
     let identity = Some(identity(3).prove(&transcript));
     SignedHello { hello, nonce, proof: None, identity }
 }
@@ -253,7 +254,8 @@ fn a_server_proves_its_key() {
             let (mut out, mut inb): (Outbound<SimEnv>, Inbound<SimEnv>) =
                 over_stream(listener.accept().await.expect("a client"));
             let named = if how == "untrusted" { identity(2) } else { real.clone() };
-            let challenge = Challenge { nonce: [1; 32], keyed: false, identity: Some(named.fingerprint()) };
+            let challenge =
+                Challenge { nonce: [1; 32], keyed: false, identity: Some(named.fingerprint()), secure: Secure::Off };
             assert!(out.send(Message::Challenge(challenge)).await.is_ok());
             let Ok((Message::Hello(hello), _)) = inb.recv(&mut HandshakeOnly).await else { return };
             said.set(true);
@@ -271,6 +273,7 @@ fn a_server_proves_its_key() {
                 client_nonce: &hello.nonce,
                 server_key: Some(named.fingerprint()),
                 client_key,
+                bound: &CLEAR,
                 said: &proven,
             };
             let signature = (how != "no signature").then(|| signer.sign(Signing::Server, &transcript));

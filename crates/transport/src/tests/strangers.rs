@@ -336,7 +336,8 @@ fn other_versions_are_refused() {
         let told = format!("the peer speaks protocol version {other}, this program speaks {}", amphi_wire::VERSION);
         assert!(text.contains(&told), "{text}");
 
-        let challenge = amphi_wire::handshake::Challenge { nonce: [1; 32], keyed: false, identity: None };
+        let challenge =
+            amphi_wire::handshake::Challenge { nonce: [1; 32], keyed: false, identity: None, secure: Secure::Off };
         let newer = with(frame(Head::new(FrameKind::Challenge), &challenge), 4, other as u8);
         let refuse = frame(Head::new(FrameKind::Refuse), &Refuse { reason: "closed today".into() });
         let foreign = b"SSH-2.0-OpenSSH_9.2p1 Debian-2+deb12u3 and so on and on\r\n".to_vec();

@@ -126,7 +126,8 @@ impl<E: Env> Cluster<E> {
         let key = self.worker.config.cluster_key().map_err(|e| std::io::Error::other(e.line))?;
         let key = (key, self.link_identity());
         let name = PeerName { server: self.id(), boot: self.me.boot, name: self.me.info.borrow().name.clone() };
-        let config = peer_link_config(addrs, SessionId(self.worker.env.rand()), &name, key);
+        let config =
+            peer_link_config(addrs, SessionId(self.worker.env.rand()), &name, key, self.worker.config.peers_secure);
         let link = Link::connect(self.worker.env.clone(), config, Rc::new(Plain)).await?;
         if link.welcome().cluster != self.me.cluster {
             let line = format!("it serves cluster {:016x}, this one {:016x}", link.welcome().cluster, self.me.cluster);

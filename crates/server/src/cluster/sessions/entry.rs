@@ -1,7 +1,7 @@
 //! What a server knows of one session.
 
 use super::trust::Owner;
-use amphi_transport::ConnId;
+use amphi_transport::{ConnId, Secure};
 use amphi_wire::Role;
 use amphi_wire::keys::Fingerprint;
 use std::collections::BTreeMap;
@@ -62,6 +62,8 @@ pub(super) struct Entry {
     pub(super) conn: Option<Line>,
     /// Its further connections, by number.
     pub(super) more: BTreeMap<u16, Line>,
+    /// How connection 0 is protected; `None`: it does not leave the machine.
+    pub(super) secure: Option<Secure>,
     /// Counts connections and departures, so that a timer knows whether it is still about the same departure.
     pub(super) epoch: u64,
     /// The last switch between alone and company that the mount has said it knows.
@@ -92,7 +94,7 @@ impl Entry {
 
     pub(super) fn new(name: &str, role: Role, state: State, now_ns: u64) -> Entry {
         let (owner, conn, epoch, known, asked_ns) = (Owner::Unknown, None, 0, 0, 0);
-        let (kept_ns, heard_ns, key, more, name) = (0, now_ns, None, BTreeMap::new(), name.into());
-        Entry { name, role, owner, key, state, conn, more, epoch, known, asked_ns, kept_ns, heard_ns }
+        let (kept_ns, heard_ns, key, secure, more, name) = (0, now_ns, None, None, BTreeMap::new(), name.into());
+        Entry { name, role, owner, key, state, conn, more, secure, epoch, known, asked_ns, kept_ns, heard_ns }
     }
 }

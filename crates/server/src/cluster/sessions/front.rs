@@ -7,7 +7,7 @@
 //! Worker 0 accepts connections, shakes hands and admits sessions. Then it gives the connection of a mount to the
 //! worker that serves it, which reads, checks, executes, answers and pushes without asking anybody. What it needs for
 //! that travels with the connection: whose session it is, and its gate, which worker 0 closes for all workers at once
-//! (`Gate::close`, one atomic flag). Whether a session lives each target knows by itself. Connections of servers and
+//! (`Gate::close`, one atomic flag) or replaces (`Gate::replaced`, one atomic pointer). Whether a session lives each target knows by itself. Connections of servers and
 //! administrators, and those inside the process, stay with worker 0.
 //!
 //! Invariants: worker 0 enters a connection before the worker that gets it hears of it, and every message about it
@@ -288,13 +288,20 @@ impl<E: Env> Front<E> {
         }
     }
 
+    /// What passes on a connection of another worker than 0, by the latest that worker 0 knows.
+    fn gate(&self, conn: ConnId) -> Option<Arc<Gate>> {
+        let mut gates = self.gates.borrow_mut();
+        let gate = gates.get_mut(&conn)?;
+        if let Some(latest) = gate.latest() {
+            *gate = latest;
+        }
+        Some(gate.clone())
+    }
+
     /// A request has come to another worker than 0.
     fn call(self: Rc<Self>, mut incoming: Incoming) {
         let conn = incoming.route.conn;
-        let gate = {
-            let gates = self.gates.borrow();
-            if gates.is_empty() { None } else { gates.get(&conn).cloned() }
-        };
+        let gate = self.gate(conn);
         let squashed = |gate: &Gate| {
             if gate.is_noteworthy() {
                 self.tell(0, FrontMessage::Squashed { conn });

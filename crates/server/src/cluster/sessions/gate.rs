@@ -17,6 +17,7 @@ use amphi_types::{AccountKind, AccountView, Caps, Cred, Errno, Result};
 use amphi_wire::keys::{Fingerprint, IdRange, KeyEntry, NOBODY, Squash, SquashTo};
 use amphi_wire::{Answer, Call, InodeView, LockMode, Reply, Request, Role};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use crate::membership::keys::{to_client, to_server};
 
@@ -139,22 +140,44 @@ pub(super) struct Gate {
     pub(super) key: Fingerprint,
     /// What the registry says of it.
     pub(super) entry: KeyEntry,
-    role: Role,
+    pub(super) role: Role,
     /// Nothing is done for it any more: its key has been removed.
     closed: AtomicBool,
     /// Requests whose users or groups were replaced.
     squashed: AtomicU64,
+    /// The gate that counts in its place, once the registry says something else of the key.
+    next: OnceLock<Arc<Gate>>,
 }
 
 impl Gate {
     /// Of a connection that was let in as `role`.
     pub(super) fn new(key: Fingerprint, entry: KeyEntry, role: Role) -> Gate {
-        Gate { key, entry, role, closed: AtomicBool::new(false), squashed: AtomicU64::new(0) }
+        let (closed, squashed, next) = (AtomicBool::new(false), AtomicU64::new(0), OnceLock::new());
+        Gate { key, entry, role, closed, squashed, next }
+    }
+
+    /// The gate of the same connection by another entry. It counts in place of this one from now on, at every worker.
+    pub(super) fn replaced(&self, entry: KeyEntry) -> Arc<Gate> {
+        self.next.get_or_init(|| Arc::new(Gate::new(self.key, entry, self.role))).clone()
+    }
+
+    /// The gate that counts in place of this one, if it has been replaced.
+    pub(super) fn latest(&self) -> Option<Arc<Gate>> {
+        let mut latest = self.next.get()?;
+        while let Some(next) = latest.next.get() {
+            latest = next;
+        }
+        Some(latest.clone())
     }
 
     /// Nothing is done any more for this connection.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether it was closed.
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::SeqCst)
     }
 
     /// Requests whose users or groups were replaced, or that were refused for them.

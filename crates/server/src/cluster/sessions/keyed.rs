@@ -15,7 +15,9 @@ use crate::membership::keys::counts_from;
 use amphi_env::Env;
 use amphi_transport::{ConnId, Guest, Peer, Proved};
 use amphi_types::{Errno, Result, SessionId};
-use amphi_wire::keys::{Fingerprint, KeyChange, KeyEntry, KeyRole, Squash};
+use amphi_wire::keys::{
+    Fingerprint, IdRange, KeyChange, KeyEntry, KeyRegistry, KeyRole, KeySettings, Squash, SquashTo,
+};
 use amphi_wire::{Hello, Reply, Role};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -23,6 +25,9 @@ use std::time::Duration;
 
 /// Why the session of a removed key ends.
 const REMOVED: &str = "its key has been removed";
+
+/// Why a connection has to be made again.
+const CHANGED: &str = "its key may count from other addresses now";
 
 /// How long a connection of a removed key has to take the last answer.
 const FAREWELL: Duration = Duration::from_millis(200);
@@ -178,22 +183,23 @@ impl<E: Env> SessionManager<E> {
         let Some(cluster) = self.cluster() else { return };
         let counts = |key: Fingerprint, id: u64| cluster.keys.find(key).is_some_and(|e| e.id == id);
         let gates: Vec<(ConnId, Arc<Gate>)> = self.gates.borrow().iter().map(|(c, gate)| (*c, gate.clone())).collect();
-        let mut cut: Vec<ConnId> = Vec::new();
+        let mut cut: Vec<(ConnId, &str)> = Vec::new();
         for (conn, gate) in gates.into_iter().filter(|(_, gate)| !counts(gate.key, gate.entry.id)) {
             gate.close();
-            cut.push(conn);
+            cut.push((conn, REMOVED));
         }
+        cut.extend(self.change_gates(&cluster.keys.registry()).into_iter().map(|conn| (conn, CHANGED)));
         let gone = |e: &Entry| e.key.as_ref().is_some_and(|key| !counts(key.fingerprint, key.id));
         let mut ended: Vec<SessionId> =
             self.sessions.borrow().iter().filter(|(_, e)| gone(e)).map(|(s, _)| *s).collect();
         if cluster.keys.registry().require_identity {
             for (conn, session) in self.by_cluster_key.borrow().iter() {
-                cut.push(*conn);
+                cut.push((*conn, REMOVED));
                 ended.push(*session);
             }
         }
         // As they are before their sessions begin to end.
-        let cut: Vec<Line> = cut.into_iter().map(|conn| self.line(conn)).collect();
+        let cut: Vec<(Line, &str)> = cut.into_iter().map(|(conn, why)| (self.line(conn), why)).collect();
         let is_mount = |s: &SessionId| self.sessions.borrow().get(s).is_some_and(|e| e.role == Role::Mount);
         if cluster.is_master() {
             for session in ended.into_iter().filter(is_mount) {
@@ -204,8 +210,8 @@ impl<E: Env> SessionManager<E> {
         let manager = self.clone();
         self.worker.env.spawn(async move {
             manager.worker.env.sleep(FAREWELL).await;
-            for line in cut {
-                manager.cut(line, REMOVED);
+            for (line, why) in cut {
+                manager.cut(line, why);
             }
         });
     }
@@ -216,6 +222,24 @@ impl<E: Env> SessionManager<E> {
         let found = sessions.values().flat_map(Entry::lines).find(|line| line.conn == conn);
         // Those of servers stay here.
         found.copied().unwrap_or(Line::new(0, conn))
+    }
+
+    /// Connections whose entry says something else now pass a gate that goes by it from this step on. Returns those
+    /// whose address may not count any more: they have to come again, and what they asked is asked again then.
+    fn change_gates(&self, registry: &KeyRegistry) -> Vec<ConnId> {
+        let mut moved = Vec::new();
+        for (conn, gate) in self.gates.borrow_mut().iter_mut() {
+            let now = registry.keys.iter().find(|e| e.id == gate.entry.id);
+            let Some(now) = now.filter(|now| **now != gate.entry && !gate.is_closed()) else { continue };
+            if now.addresses != gate.entry.addresses {
+                moved.push(*conn);
+            }
+            if gate.squashed() > 0 {
+                self.note_squashed(gate);
+            }
+            *gate = gate.replaced(now.clone());
+        }
+        moved
     }
 
     /// `Request::Keys`.
@@ -289,6 +313,7 @@ impl<E: Env> SessionManager<E> {
     /// A client was let in, or is about to be. Returns whether it may.
     pub(super) fn note_admitted(&self, hello: &Hello, peer: &Peer, keyed: Option<&Keyed>) -> bool {
         let (session, role) = (format!("{:016x}", hello.session.0), format!("{:?}", hello.role));
+        let secure = peer.secure.to_string();
         let (fingerprint, name) = keyed.map_or_else(Default::default, |(key, e)| (key.to_string(), e.name.clone()));
         let fields = [
             ("address", peer.addr.as_str()),
@@ -296,6 +321,7 @@ impl<E: Env> SessionManager<E> {
             ("name", &hello.name),
             ("session", &session),
             ("proved", proved(peer)),
+            ("secure", &secure),
             ("key", &name),
             ("fingerprint", &fingerprint),
         ];
@@ -330,6 +356,30 @@ fn proved(peer: &Peer) -> &'static str {
     }
 }
 
+/// The settings of a change as the audit log has them.
+fn settings_described(settings: &KeySettings) -> String {
+    let KeySettings { read_only, root, all, uids, gids, addresses, sessions_max } = settings;
+    let mut text = String::new();
+    let to = |to: &Option<SquashTo>| to.map_or("keep".into(), |to| format!("{}:{}", to.uid, to.gid));
+    let ranges = |ranges: &Vec<IdRange>| {
+        let shown: Vec<String> = ranges.iter().map(|r| format!("{}:{}:{}", r.client, r.server, r.count)).collect();
+        shown.join(",")
+    };
+    let shown = [
+        ("read-only", read_only.map(|on| on.to_string())),
+        ("root", root.as_ref().map(to)),
+        ("all", all.as_ref().map(to)),
+        ("uids", uids.as_ref().map(ranges)),
+        ("gids", gids.as_ref().map(ranges)),
+        ("from", addresses.as_ref().map(|a| format!("{} ranges", a.len()))),
+        ("mounts", sessions_max.map(|n| n.to_string())),
+    ];
+    for (name, value) in shown.into_iter().filter_map(|(name, value)| Some((name, value?))) {
+        text.push_str(&format!(" {name}={value}"));
+    }
+    text
+}
+
 /// A change as the audit log has it.
 fn described(change: &KeyChange) -> String {
     match change {
@@ -344,6 +394,7 @@ fn described(change: &KeyChange) -> String {
             text
         }
         KeyChange::Remove(who) => format!("remove {who}"),
+        KeyChange::Set { name, settings } => format!("set {name}{}", settings_described(settings)),
         KeyChange::Rotate { name, next } => format!("rotate {name} to {next}"),
         KeyChange::FinishRotation(name) => format!("finish the rotation of {name}"),
         KeyChange::RequireIdentity(on) => format!("require identities: {on}"),

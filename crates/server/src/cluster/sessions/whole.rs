@@ -115,6 +115,7 @@ impl<E: Env> SessionManager<E> {
                 opens,
                 locks,
                 key: e.key.as_ref().map(|key| key.name.clone()).unwrap_or_default(),
+                secure: e.secure.filter(|_| connected),
             })
         };
         let sessions = self.sessions.borrow().iter().filter_map(mounts).collect();

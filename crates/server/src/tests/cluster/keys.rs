@@ -32,6 +32,7 @@ impl World {
             name: format!("{node}:{session}"),
             key: None,
             identity: Some(identity(n).trusting(self.server_keys())),
+            secure: amphi_transport::Secure::Off,
             timeouts: Timeouts::default(),
         };
         let held = Rc::new(Held { targets: Some(Vec::new()), ..Held::default() });

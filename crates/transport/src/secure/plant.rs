@@ -1,0 +1,37 @@
+//! Mistakes that tests plant in channels, to see that they are found. One thread at a time has one.
+
+use std::cell::Cell;
+
+/// A mistake.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Plant {
+    /// Frames and records are signed and checked as if all were the first one.
+    CountersIgnored,
+    /// What fits no tag is taken.
+    TagsIgnored,
+    /// Not a mistake: keys begin shortly before they may be used no more.
+    NearlyWornOut,
+}
+
+thread_local! {
+    static PLANTED: Cell<Option<Plant>> = const { Cell::new(None) };
+}
+
+/// Takes the mistake out when dropped.
+pub(crate) struct Planted(());
+
+impl Drop for Planted {
+    fn drop(&mut self) {
+        PLANTED.set(None);
+    }
+}
+
+/// Plants a mistake on this thread.
+pub(crate) fn set(plant: Plant) -> Planted {
+    PLANTED.set(Some(plant));
+    Planted(())
+}
+
+pub(crate) fn is(plant: Plant) -> bool {
+    PLANTED.get() == Some(plant)
+}

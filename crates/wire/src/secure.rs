@@ -1,0 +1,38 @@
+//! Levels of protection of a connection.
+//!
+//! Owns: the levels and their names. Does not own: what they do (`transport::secure`).
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// How the bytes of a connection are protected after its first frame; each level protects more than the one before.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub enum Secure {
+    /// Not at all: checksums find accidents, not people.
+    #[default]
+    Off,
+    /// Each frame is signed with keys of the connection: nobody can change, repeat, drop or reorder one unnoticed.
+    Mac,
+    /// All of it is inside TLS 1.3: nobody can read it either.
+    Tls,
+}
+
+impl Secure {
+    /// Every level, the least first.
+    pub const ALL: [Secure; 3] = [Secure::Off, Secure::Mac, Secure::Tls];
+
+    /// Reads what `Display` writes.
+    pub fn parse(text: &str) -> Option<Secure> {
+        Secure::ALL.into_iter().find(|level| level.to_string() == text)
+    }
+}
+
+impl fmt::Display for Secure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Secure::Off => "off",
+            Secure::Mac => "mac",
+            Secure::Tls => "tls",
+        })
+    }
+}
