@@ -288,53 +288,57 @@ fn a_role_is_all_that_a_key_has() {
 /// more. Method: one mount, its entry changed step by step.
 #[test]
 fn settings_change_while_a_mount_is_there() {
-    with_server(97, 1, 1, async |place, root| {
-        root.chmod(Ino::ROOT, 0o777).await;
-        let f = root.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
-        root.chmod(f, 0o666).await;
-        root.add(entry("k", 1, KeyRole::Client)).await;
-        let c = place.keyed(2, Role::Mount, 1).await.expect("it mounts");
-        let made = async |name: &str| {
-            let ino = c.make(Ino::ROOT, name, Make::File { open: None, exclusive: true }).await?;
-            root.stat(ino).await.map(|attr| (attr.uid, attr.gid))
-        };
-        let set = async |settings: KeySettings| {
-            root.keys(KeyChange::Set { name: "k".into(), settings: Box::new(settings) }).await
-        };
-        let plain = KeySettings::default;
-        assert_eq!(made("a").await, Ok((0, 0)));
-        let to = |id| Some(Some(SquashTo { uid: id, gid: id }));
-        set(KeySettings { root: to(77), ..plain() }).await.unwrap();
-        assert_eq!(made("b").await, Ok((77, 77)), "root of a mount that was there is squashed");
-        set(KeySettings { all: to(78), ..plain() }).await.unwrap();
-        assert_eq!(made("c").await, Ok((78, 78)));
-        set(KeySettings { root: Some(None), all: Some(None), ..plain() }).await.unwrap();
-        assert_eq!(made("d").await, Ok((0, 0)));
-        let range = IdRange { client: 0, server: 5000, count: 10 };
-        set(KeySettings { uids: Some(vec![range]), gids: Some(vec![range]), ..plain() }).await.unwrap();
-        assert_eq!(made("e").await, Ok((5000, 5000)));
-        set(KeySettings { uids: Some(Vec::new()), gids: Some(Vec::new()), ..plain() }).await.unwrap();
-        set(KeySettings { read_only: Some(true), ..plain() }).await.unwrap();
-        assert_eq!(made("g").await, Err(Errno::ReadOnly));
-        assert!(c.stat(f).await.is_ok(), "it reads");
-        set(KeySettings { read_only: Some(false), ..plain() }).await.unwrap();
-        assert_eq!(made("g").await, Ok((0, 0)));
-        set(KeySettings { sessions_max: Some(1), ..plain() }).await.unwrap();
-        assert!(why(place.keyed(3, Role::Mount, 1).await).contains("which is the most"));
-        assert!(c.stat(f).await.is_ok(), "it goes on in its session");
-        let registry = set(KeySettings { addresses: Some(vec![AddressRange::V4([10, 0, 0, 0], 8)]), ..plain() }).await;
-        assert_eq!(registry.unwrap().keys.len(), 1);
-        let env = place.sim.node("client");
-        env.sleep(Duration::from_secs(1)).await;
-        let asked = amphi_env::timeout(&env, Duration::from_secs(2), c.stat(f)).await;
-        assert!(asked.is_none_or(|a| a.is_err()), "it does not count from there any more");
-        assert!(why(place.keyed(2, Role::Mount, 1).await).contains("does not count from"));
-        set(KeySettings { addresses: Some(vec![AddressRange::Unix]), ..plain() }).await.unwrap();
-        env.sleep(Duration::from_secs(5)).await;
-        assert!(c.stat(f).await.is_ok(), "the same session goes on where it may come again");
-        let refused = set(KeySettings { sessions_max: Some(1), ..plain() }).await;
-        assert!(refused.is_err_and(|why| why.contains("is that way already")));
-    });
+    // The second one is served by another worker than the one that changes its entry.
+    for session in [2, 5] {
+        with_server(97, 2, 2, async |place, root| {
+            root.chmod(Ino::ROOT, 0o777).await;
+            let f = root.make(Ino::ROOT, "f", Make::File { open: Some(RW), exclusive: true }).await.unwrap();
+            root.chmod(f, 0o666).await;
+            root.add(entry("k", 1, KeyRole::Client)).await;
+            let c = place.keyed(session, Role::Mount, 1).await.expect("it mounts");
+            let made = async |name: &str| {
+                let ino = c.make(Ino::ROOT, name, Make::File { open: None, exclusive: true }).await?;
+                root.stat(ino).await.map(|attr| (attr.uid, attr.gid))
+            };
+            let set = async |settings: KeySettings| {
+                root.keys(KeyChange::Set { name: "k".into(), settings: Box::new(settings) }).await
+            };
+            let plain = KeySettings::default;
+            assert_eq!(made("a").await, Ok((0, 0)));
+            let to = |id| Some(Some(SquashTo { uid: id, gid: id }));
+            set(KeySettings { root: to(77), ..plain() }).await.unwrap();
+            assert_eq!(made("b").await, Ok((77, 77)), "root of a mount that was there is squashed");
+            set(KeySettings { all: to(78), ..plain() }).await.unwrap();
+            assert_eq!(made("c").await, Ok((78, 78)));
+            set(KeySettings { root: Some(None), all: Some(None), ..plain() }).await.unwrap();
+            assert_eq!(made("d").await, Ok((0, 0)));
+            let range = IdRange { client: 0, server: 5000, count: 10 };
+            set(KeySettings { uids: Some(vec![range]), gids: Some(vec![range]), ..plain() }).await.unwrap();
+            assert_eq!(made("e").await, Ok((5000, 5000)));
+            set(KeySettings { uids: Some(Vec::new()), gids: Some(Vec::new()), ..plain() }).await.unwrap();
+            set(KeySettings { read_only: Some(true), ..plain() }).await.unwrap();
+            assert_eq!(made("g").await, Err(Errno::ReadOnly));
+            assert!(c.stat(f).await.is_ok(), "it reads");
+            set(KeySettings { read_only: Some(false), ..plain() }).await.unwrap();
+            assert_eq!(made("g").await, Ok((0, 0)));
+            set(KeySettings { sessions_max: Some(1), ..plain() }).await.unwrap();
+            assert!(why(place.keyed(3, Role::Mount, 1).await).contains("which is the most"));
+            assert!(c.stat(f).await.is_ok(), "it goes on in its session");
+            let registry =
+                set(KeySettings { addresses: Some(vec![AddressRange::V4([10, 0, 0, 0], 8)]), ..plain() }).await;
+            assert_eq!(registry.unwrap().keys.len(), 1);
+            let env = place.sim.node("client");
+            env.sleep(Duration::from_secs(1)).await;
+            let asked = amphi_env::timeout(&env, Duration::from_secs(2), c.stat(f)).await;
+            assert!(asked.is_none_or(|a| a.is_err()), "it does not count from there any more");
+            assert!(why(place.keyed(session, Role::Mount, 1).await).contains("does not count from"));
+            set(KeySettings { addresses: Some(vec![AddressRange::Unix]), ..plain() }).await.unwrap();
+            env.sleep(Duration::from_secs(5)).await;
+            assert!(c.stat(f).await.is_ok(), "the same session goes on where it may come again");
+            let refused = set(KeySettings { sessions_max: Some(1), ..plain() }).await;
+            assert!(refused.is_err_and(|why| why.contains("is that way already")));
+        });
+    }
 }
 
 /// Goal: a read-only key changes nothing by any request, not even access times, and reads. Method: every request; what
