@@ -141,9 +141,6 @@ impl Site {
         config.name = "server-0".into();
         config.listen.insert(0, self.socket(0));
         config.advertise = vec![self.socket(0)];
-        if !config.workers_wanted {
-            config.workers = workers_of_one_of(self.servers);
-        }
     }
 
     /// Arguments of the others. Those without zones make some: the master refuses one that it has known with others.

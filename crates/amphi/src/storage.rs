@@ -33,8 +33,8 @@ pub struct Storage {
     /// Size of each zone's log at the first start
     #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "64M")]
     pub log_size: u64,
-    /// Worker threads; targets are spread over them [default: half of the cores that the process may use, at least 1,
-    /// and no more than there are targets]
+    /// Worker threads; targets are spread over them [default: 1, which serves the mount of the same process best; other
+    /// mounts gain from more]
     #[arg(long)]
     pub workers: Option<u16>,
     /// How long a worker polls after its last work before it sleeps, if nobody else needs the core; microseconds

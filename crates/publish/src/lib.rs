@@ -9,6 +9,8 @@
 //! the new one only when all of it is stable. A commit that was interrupted goes on when it is asked for again.
 
 #![forbid(unsafe_code)]
+#![expect(clippy::disallowed_types, reason = "plain files of any file system, for a command that ends soon")]
+#![expect(clippy::disallowed_methods, reason = "ids and idle times go by the machine's clock, waits by its timer")]
 
 mod commit;
 mod error;

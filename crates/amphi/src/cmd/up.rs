@@ -141,6 +141,10 @@ impl Up {
         if let Some(first) = site.first() {
             config.data_dir = Storage { data: first, ..self.storage.clone() }.config()?.data_dir;
         }
+        if !config.workers_wanted {
+            // The mount of this process reaches worker 0 alone without another hop, and is often the only one.
+            config.workers = 1;
+        }
         let known = KnownFolders::here();
         config.new_zones = self.new_zones(&site, &known)?;
         config.listen = self.listen.clone();

@@ -94,8 +94,8 @@ fn clients_take_what_is_offered_or_say_why_not() {
 }
 
 /// Goal: what protects a connection goes with it to the worker that serves it, with what the client sent before, and
-/// goes on counting there. Method: connections of all levels that are given away with a request on its way; then several
-/// more.
+/// goes on counting there. Method: connections of all levels that are given away with a request on its way; then
+/// several more.
 #[test]
 fn channels_go_with_their_connections() {
     for level in Secure::ALL {

@@ -7,8 +7,8 @@
 //! Worker 0 accepts connections, shakes hands and admits sessions. Then it gives the connection of a mount to the
 //! worker that serves it, which reads, checks, executes, answers and pushes without asking anybody. What it needs for
 //! that travels with the connection: whose session it is, and its gate, which worker 0 closes for all workers at once
-//! (`Gate::close`, one atomic flag) or replaces (`Gate::replaced`, one atomic pointer). Whether a session lives each target knows by itself. Connections of servers and
-//! administrators, and those inside the process, stay with worker 0.
+//! (`Gate::close`) or replaces (`Gate::replaced`). Whether a session lives each target knows by itself. Connections of
+//! servers and administrators, and those inside the process, stay with worker 0.
 //!
 //! Invariants: worker 0 enters a connection before the worker that gets it hears of it, and every message about it
 //! takes the same queue, so each is about a connection that its receiver has, or had. A connection that is given up
