@@ -105,10 +105,10 @@ pub(crate) async fn leave_group(mount: &Arc<Mount>, locks: &[(TargetId, LockId)]
     mount.coherence.locks.answered.until(gone).await;
 }
 
-/// The last name of a file has gone: its idle locks go back, with others, unless somebody here has it open or what is
-/// dirty of it is just being given up. Otherwise server and mount would keep them until they are old.
-pub(crate) fn nameless(mount: &Arc<Mount>, ino: Ino) {
-    let targets = match mount.files.get(ino) {
+/// The last name of a file has gone: its idle locks go back with the next tick, many together, unless somebody here has
+/// it open or what is dirty of it is just being given up. Otherwise server and mount would keep them until they are old.
+pub(crate) fn nameless(mount: &Mount, ino: Ino) {
+    let targets: BTreeSet<TargetId> = match mount.files.get(ino) {
         Some(file) if file.open_count() > 0 || file.cached.dirty_bytes.load(SeqCst) > 0 => return,
         Some(file) => {
             let layout = file.layout();
@@ -118,16 +118,7 @@ pub(crate) fn nameless(mount: &Arc<Mount>, ino: Ino) {
         // Files that were forgotten here are small as a rule, and have what came when they were made.
         None => BTreeSet::from([ino.target()]),
     };
-    for target in targets {
-        let some = mount.coherence.locks.with(target, |cache| {
-            let idle = cache.idle_of(ino);
-            idle.iter().for_each(|id| cache.give_back(*id));
-            !idle.is_empty()
-        });
-        if some {
-            pump(mount, target);
-        }
-    }
+    mount.coherence.locks.nameless.lock().extend(targets.into_iter().map(|target| (target, ino)));
 }
 
 /// A write lock on all of the first object that came with the answer that made the file.
@@ -234,6 +225,11 @@ pub(crate) fn tick(mount: &Arc<Mount>) {
     asked_back.retain(|_, since_ns| now_ns < *since_ns + ASKED_BACK_NS);
     let said: Vec<(TargetId, u64)> = if say { asked_back.keys().copied().collect() } else { Vec::new() };
     drop(asked_back);
+    for (target, ino) in std::mem::take(&mut *mount.coherence.locks.nameless.lock()) {
+        mount.coherence.locks.with(target, |cache| {
+            cache.idle_of(ino).into_iter().for_each(|id| cache.give_back(id));
+        });
+    }
     let mut targets: BTreeSet<TargetId> = mount.coherence.locks.caches.lock().keys().copied().collect();
     targets.extend(said.iter().map(|(target, _)| *target));
     for target in targets {

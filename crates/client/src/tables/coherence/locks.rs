@@ -7,7 +7,7 @@ use super::lock_walks::Walks;
 use crate::inode::{Inode, Signal};
 use crate::telemetry::tunables::{Tunable, Tunables};
 use amphi_dlm::{CacheLimits, LockCache, LockId, Mode};
-use amphi_types::{ByteRange, ObjectId, TargetId};
+use amphi_types::{ByteRange, Ino, ObjectId, TargetId};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -42,6 +42,8 @@ pub(crate) struct Locks {
     /// Files of locks that are about to be returned and of which a front end may have pages, with the numbers by which
     /// these locks are returned (`Taking::going`).
     pub(crate) pages_due: Mutex<Vec<(TargetId, Arc<Inode>, u64)>>,
+    /// Files that were removed, and targets of their locks, which go back with the next tick.
+    pub(crate) nameless: Mutex<Vec<(TargetId, Ino)>>,
     /// Files that are being made. Lock order: before `caches`.
     pub(crate) making: Mutex<Making>,
     /// Other mounts that call back locks of a target one after the other. Lock order: before `caches`.
@@ -72,6 +74,7 @@ impl Locks {
             said_kept_ns: AtomicU64::new(0),
             asked_back: Mutex::default(),
             pages_due: Mutex::default(),
+            nameless: Mutex::default(),
             making: Mutex::default(),
             walks: Mutex::default(),
             glimpsed: Mutex::default(),
