@@ -106,7 +106,8 @@ pub(crate) async fn leave_group(mount: &Arc<Mount>, locks: &[(TargetId, LockId)]
 }
 
 /// The last name of a file has gone: its idle locks go back with the next tick, many together, unless somebody here has
-/// it open or what is dirty of it is just being given up. Otherwise server and mount would keep them until they are old.
+/// it open or what is dirty of it is just being given up. Otherwise server and mount would keep them until they are
+/// old.
 pub(crate) fn nameless(mount: &Mount, ino: Ino) {
     let targets: BTreeSet<TargetId> = match mount.files.get(ino) {
         Some(file) if file.open_count() > 0 || file.cached.dirty_bytes.load(SeqCst) > 0 => return,
