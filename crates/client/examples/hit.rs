@@ -56,6 +56,7 @@ fn view() -> InodeView {
         capability: false,
         acl: false,
         flags: Default::default(),
+        sharded: false,
     }
 }
 

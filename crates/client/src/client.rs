@@ -7,6 +7,7 @@ mod file_locks;
 use crate::api::*;
 use crate::coherence::directories;
 use crate::coherence::lent_names;
+use crate::coherence::shards;
 use crate::coherence::sharing::{self, Lending, Rule};
 use crate::coherence::tokens::{self, Found};
 use crate::conn::pending::{Interrupt, Pending};
@@ -187,7 +188,12 @@ impl Client {
 
     /// Attributes of an inode that are known under tokens; sends nothing.
     pub fn known_attributes(&self, ino: Ino) -> Option<Attr> {
-        tokens::attr(&self.mount, ino)
+        tokens::attr(&self.mount, ino).or_else(|| shards::known(&self.mount, ino))
+    }
+
+    /// Whether the names of a directory are known to lie in shards.
+    pub fn has_shards(&self, dir: Ino) -> bool {
+        self.mount.coherence.shards.has(dir)
     }
 
     /// Counts a look-up that the kernel has asked for.
@@ -313,10 +319,14 @@ impl Client {
         if self.mount.coherence.walks.repeats(ctx.tid) {
             return self.start(walks::lookup(self.mount.clone(), ctx.clone(), dir, name.to_vec()));
         }
-        if let Some(Found::Answer(result)) = tokens::find(&self.mount, &ctx.cred, dir, name) {
+        let at = match self.has_shards(dir) {
+            false => dir,
+            true => Name::new(name.to_vec()).map_or(dir, |name| self.mount.coherence.shards.place(dir, &name)),
+        };
+        if let Some(Found::Answer(result)) = tokens::find(&self.mount, &ctx.cred, at, name) {
             return Pending::ready(result);
         }
-        if let Some(attr) = small_files::find(&self.mount, &ctx.cred, dir, name) {
+        if let Some(attr) = small_files::find(&self.mount, &ctx.cred, at, name) {
             return Pending::ready(Ok(attr));
         }
         self.start(ops::name::lookup(self.mount.clone(), ctx.clone(), dir, name.to_vec()))
@@ -324,7 +334,7 @@ impl Client {
 
     /// Attributes of an inode.
     pub fn getattr(&self, ctx: &Ctx, ino: Ino) -> Pending<Attr> {
-        if let Some(attr) = tokens::attr(&self.mount, ino) {
+        if let Some(attr) = self.known_attributes(ino) {
             return Pending::ready(Ok(attr));
         }
         self.start(ops::attr::getattr(self.mount.clone(), ctx.clone(), ino))

@@ -16,5 +16,6 @@ pub(crate) mod lent_names;
 pub(crate) mod moved;
 pub(crate) mod new_directories;
 pub(crate) mod opened_ahead;
+pub(crate) mod shards;
 pub(crate) mod sharing;
 pub(crate) mod tokens;

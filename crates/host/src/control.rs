@@ -152,7 +152,9 @@ fn read_bytes(path: &Path, name: &str) -> Outcome<Option<Vec<u8>>> {
 pub fn write(path: &Path, name: &str, value: &str, refusal: impl FnOnce(Errno) -> String) -> Outcome {
     match setxattr(path, name, value.as_bytes(), XattrFlags::empty()) {
         Ok(()) => Ok(()),
-        Err(e @ (Errno::INVAL | Errno::RANGE | Errno::BUSY)) => Err(Failure::refused(refusal(e))),
+        Err(e @ (Errno::INVAL | Errno::RANGE | Errno::BUSY | Errno::EXIST | Errno::NOTEMPTY)) => {
+            Err(Failure::refused(refusal(e)))
+        }
         Err(e) => Err(explain(path, name, "write", e)),
     }
 }

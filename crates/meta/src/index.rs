@@ -15,6 +15,8 @@
 //! bucket has names at all is known by `buckets`, a filter. So a new name needs no walk over its directory, except in
 //! the rare case that the filter knows its bucket.
 //!
+//! In a shard of a directory (`shards`) the upper 8 bits of the hash are the place of the shard.
+//!
 //! A page of a listing takes the next cookies from a walk over the directory. The pages of a directory with more than
 //! `walk_max` entries come from a *window* of it that is kept (`windows`).
 //!
@@ -26,7 +28,7 @@ mod pack;
 mod windows;
 
 use amphi_cart::Cart;
-use amphi_types::{Ino, Kind, TargetId};
+use amphi_types::{Ino, Kind, SHARD_COOKIE_SHIFT, TargetId, shard_place};
 use buckets::Buckets;
 use serde::{Deserialize, Serialize};
 use siphasher::sip::SipHasher13;
@@ -182,11 +184,17 @@ impl DentryIndex {
         self.cart.bytes() + self.buckets.bytes()
     }
 
-    /// The first and the last cookie that `name` can have.
-    fn bucket(&self, name: &[u8]) -> (u64, u64) {
+    /// The first and the last cookie that `name` can have. In a shard the upper bits are its place, so that the shards
+    /// of a directory are ranges of its cookies.
+    fn bucket(&self, dir: u64, name: &[u8]) -> (u64, u64) {
         let mut h = SipHasher13::new_with_keys(self.seed, 0x6d65_7461_6e61_6d65);
         h.write(name);
-        let base = ((h.finish() & self.hash_mask) >> (ORDINAL_BITS + 1)) << ORDINAL_BITS;
+        let hash = h.finish() & self.hash_mask;
+        let hash = match shard_place(dir) {
+            None => hash,
+            Some(place) => u64::from(place) << (SHARD_COOKIE_SHIFT + 1) | hash >> 8,
+        };
+        let base = (hash >> (ORDINAL_BITS + 1)) << ORDINAL_BITS;
         (base.max(COOKIE_MIN), base + ORDINAL_MAX)
     }
 
@@ -201,17 +209,18 @@ impl DentryIndex {
 
     /// The cookie of an entry, which exists.
     pub(crate) fn cookie(&self, dir: u64, name: &[u8]) -> u64 {
-        self.displaced.cookie(dir, name).unwrap_or_else(|| self.bucket(name).0)
+        self.displaced.cookie(dir, name).unwrap_or_else(|| self.bucket(dir, name).0)
     }
 
     /// Directory and cookie of the entries whose cookie is none of their bucket's, in that order. Damage alone makes
     /// such entries.
     pub(crate) fn misplaced(&self) -> impl Iterator<Item = (u64, u64)> {
-        let is_misplaced = |name: &[u8], cookie: u64| {
-            let (first, last) = self.bucket(name);
+        let is_misplaced = |dir: u64, name: &[u8], cookie: u64| {
+            let (first, last) = self.bucket(dir, name);
             !(first..=last).contains(&cookie)
         };
-        self.displaced.names.iter().filter(move |((_, cookie), name)| is_misplaced(name, *cookie)).map(|(at, _)| *at)
+        let names = self.displaced.names.iter();
+        names.filter(move |((dir, cookie), name)| is_misplaced(*dir, name, *cookie)).map(|(at, _)| *at)
     }
 
     /// The cookie that a new entry `name` gets: the lowest free one of its bucket. `None` if the bucket is full, or if
@@ -220,7 +229,7 @@ impl DentryIndex {
         if !self.cart.has_room() {
             return None;
         }
-        let (first, last) = self.bucket(name);
+        let (first, last) = self.bucket(dir, name);
         if !self.buckets.may_have(dir, first >> ORDINAL_BITS) {
             return Some(first);
         }
@@ -234,7 +243,7 @@ impl DentryIndex {
     fn plain(&self, dir: u64, cookie: u64) -> Option<Box<[u8]>> {
         let mut walk = self.cart.walk(dir);
         while let Some((name, _)) = walk.next() {
-            if self.bucket(name).0 == cookie && self.displaced.cookie(dir, name).is_none() {
+            if self.bucket(dir, name).0 == cookie && self.displaced.cookie(dir, name).is_none() {
                 return Some(name.into());
             }
         }
@@ -270,7 +279,7 @@ impl DentryIndex {
             if is_there {
                 self.remove(dir, name);
             }
-            if cookie != self.bucket(name).0 {
+            if cookie != self.bucket(dir, name).0 {
                 self.displaced.insert(dir, cookie, name);
             }
             self.buckets.add(dir, cookie >> ORDINAL_BITS);
@@ -292,7 +301,7 @@ impl DentryIndex {
         if bits == pack::BESIDE {
             self.beside.remove(&(dir, name.into()));
         }
-        let cookie = self.displaced.remove(dir, name).unwrap_or_else(|| self.bucket(name).0);
+        let cookie = self.displaced.remove(dir, name).unwrap_or_else(|| self.bucket(dir, name).0);
         self.buckets.remove(dir, cookie >> ORDINAL_BITS);
         self.windows.get_mut().remove(dir, cookie, self.cart.len(dir) == 0);
         Some(cookie)
@@ -383,7 +392,7 @@ impl DentryIndex {
             #[cfg(test)]
             self.walked.set(self.walked.get() + 1);
             let cookie = displaced.and_then(|of_dir| of_dir.get(name).copied());
-            visit(cookie.unwrap_or_else(|| self.bucket(name).0), name, bits);
+            visit(cookie.unwrap_or_else(|| self.bucket(dir, name).0), name, bits);
         });
     }
 

@@ -92,7 +92,10 @@ impl InodeFlags {
     pub const LINKABLE: InodeFlags = InodeFlags(1);
     /// Among its extended attributes is an access control list. Without this bit nobody looks for one.
     pub const LISTS: InodeFlags = InodeFlags(2);
+    /// The names of the directory lie in its shards (`shards`).
+    pub const SHARDED: InodeFlags = InodeFlags(128);
     const FILE_SHIFT: u32 = 2;
+    const FILE_MASK: u8 = 0b11 << Self::FILE_SHIFT;
 
     /// Whether this bit is set.
     pub fn has(self, flag: InodeFlags) -> bool {
@@ -106,11 +109,11 @@ impl InodeFlags {
 
     /// What `chattr` has set.
     pub fn file_flags(self) -> FileFlags {
-        FileFlags::try_from(self.0 >> Self::FILE_SHIFT).unwrap_or_default()
+        FileFlags::try_from((self.0 & Self::FILE_MASK) >> Self::FILE_SHIFT).unwrap_or_default()
     }
 
     pub(crate) fn set_file_flags(&mut self, flags: FileFlags) {
-        self.0 = self.0 & ((1 << Self::FILE_SHIFT) - 1) | u8::from(flags) << Self::FILE_SHIFT;
+        self.0 = self.0 & !Self::FILE_MASK | u8::from(flags) << Self::FILE_SHIFT;
     }
 
     /// The byte.
@@ -124,7 +127,7 @@ impl InodeFlags {
 
     /// Whether no other bits than the known ones are set.
     pub(crate) fn is_possible(self) -> bool {
-        FileFlags::try_from(self.0 >> Self::FILE_SHIFT).is_ok()
+        self.0 & !(Self::FILE_MASK | Self::LINKABLE.0 | Self::LISTS.0 | Self::SHARDED.0) == 0
     }
 }
 
@@ -220,6 +223,11 @@ impl Inode {
         attr
     }
 
+    /// Whether this is a directory whose names lie in shards.
+    pub fn is_sharded(&self) -> bool {
+        self.flags.has(InodeFlags::SHARDED)
+    }
+
     /// To whom the inode and the blocks of its objects are charged.
     pub fn charged(&self) -> Owner {
         Owner { uid: self.owner.uid, gid: self.owner.gid, project: self.owner.project }
@@ -242,6 +250,7 @@ impl Inode {
             advice: self.advice,
             flags: self.flags.file_flags(),
             acls: None,
+            shards: Vec::new(),
         }
     }
 }
@@ -278,9 +287,16 @@ pub struct Facts {
     pub flags: FileFlags,
     /// Access control lists, if there are any.
     pub acls: Option<Box<Acls>>,
+    /// The shards of a directory whose names lie in shards, in their order.
+    pub shards: Vec<Ino>,
 }
 
 impl Facts {
+    /// The directory that programs know: of a shard, the one that it belongs to.
+    pub fn directory(&self) -> Ino {
+        if self.ino.is_shard() { self.parent } else { self.ino }
+    }
+
     /// Whether `chattr` has set this flag.
     pub fn is(&self, flag: FileFlags) -> bool {
         self.flags.has(flag)

@@ -15,7 +15,7 @@
 use crate::inode::InodeFlags;
 use crate::inodes::Brief;
 use crate::store::Dirty;
-use crate::{Inode, MetaStore, Named};
+use crate::{Inode, MetaStore, Named, SharedAttrs};
 use amphi_types::item::Txn;
 use amphi_types::{Acls, Advice, Errno, Ino, Kind, Layout, Name, TargetId, Timespec, limits};
 use serde::{Deserialize, Serialize};
@@ -132,6 +132,22 @@ pub enum Part {
         /// The project, not 0.
         project: u32,
     },
+    /// An empty directory gets shards, which parts beside this one make.
+    SetShards {
+        /// Directory.
+        ino: Ino,
+        /// Its shards, in their order.
+        shards: Vec<Ino>,
+    },
+    /// The attributes of a directory with shards have changed. Each shard gets them as well.
+    SetShared {
+        /// The directory, or one of its shards.
+        ino: Ino,
+        /// What the directory was when this was planned; `None` for a shard.
+        was: Option<Box<SharedAttrs>>,
+        /// What it is now.
+        now: Box<SharedAttrs>,
+    },
 }
 
 /// Why parts cannot be applied.
@@ -180,7 +196,9 @@ impl Part {
             | Part::SetParent { ino, .. }
             | Part::TouchCtime { ino }
             | Part::SetAcls { ino, .. }
-            | Part::SetProject { ino, .. } => *ino,
+            | Part::SetProject { ino, .. }
+            | Part::SetShards { ino, .. }
+            | Part::SetShared { ino, .. } => *ino,
         }
     }
 
@@ -213,7 +231,9 @@ impl MetaStore {
     fn check_part(&self, part: &Part) -> Result<(), Refusal> {
         match part {
             Part::InsertDentry { dir, name, .. } => {
-                self.planned_dir(*dir)?;
+                if self.planned_dir(*dir)?.flags.has(InodeFlags::SHARDED) {
+                    return Err(Refusal::Conflict);
+                }
                 if self.index.find(dir.local(), name.as_bytes()).is_some() {
                     return Err(Refusal::Conflict);
                 }
@@ -271,6 +291,21 @@ impl MetaStore {
             }
             // The inode is made by a part before this one.
             Part::SetAcls { .. } | Part::SetProject { .. } => {}
+            Part::SetShards { ino, .. } => {
+                let inode = self.planned_dir(*ino)?;
+                if inode.entries > 0 {
+                    return Err(Errno::NotEmpty.into());
+                }
+                if inode.flags.has(InodeFlags::SHARDED) {
+                    return Err(Errno::Exist.into());
+                }
+            }
+            Part::SetShared { ino, was, .. } => {
+                self.planned(*ino)?;
+                if was.as_deref().is_some_and(|was| self.shared_attrs(*ino).as_ref() != Some(was)) {
+                    return Err(Refusal::Conflict);
+                }
+            }
         }
         Ok(())
     }
@@ -338,6 +373,11 @@ impl MetaStore {
             Part::TouchCtime { ino } => self.edit(*ino, dirty, |inode| inode.times.ctime = at(inode)),
             Part::SetAcls { ino, acls } => self.put_acls(*ino, acls, dirty),
             Part::SetProject { ino, project } => self.edit(*ino, dirty, |inode| inode.owner.project = *project),
+            Part::SetShards { ino, shards } => {
+                self.put_shards(*ino, shards, dirty);
+                self.edit(*ino, dirty, |inode| inode.times.ctime = at(inode));
+            }
+            Part::SetShared { ino, now, .. } => self.put_shared(*ino, now, dirty),
         }
     }
 

@@ -197,11 +197,57 @@ pub fn rmdir(cred: &Cred, dir: &Facts, name: &Name, child: &Facts) -> Result<Vec
 }
 
 fn removal(dir: &Facts, name: &Name, child: &Facts) -> Vec<Part> {
-    vec![
-        Part::RemoveDentry { dir: dir.ino, name: name.clone(), expect: child.ino },
-        Part::Unlink { ino: child.ino, kind: child.kind },
-        Part::TouchDir { dir: dir.ino, links: -i32::from(child.kind == Kind::Dir) },
-    ]
+    let remove = Part::RemoveDentry { dir: dir.ino, name: name.clone(), expect: child.ino };
+    let touch = Part::TouchDir { dir: dir.ino, links: -i32::from(child.kind == Kind::Dir) };
+    std::iter::once(remove).chain(unlinks(child)).chain([touch]).collect()
+}
+
+/// An inode loses a name. A directory goes with its shards, each of which must be empty as well.
+fn unlinks(child: &Facts) -> impl Iterator<Item = Part> {
+    let shards = child.shards.iter().map(|shard| Part::Unlink { ino: *shard, kind: Kind::Dir });
+    std::iter::once(Part::Unlink { ino: child.ino, kind: child.kind }).chain(shards)
+}
+
+/// Gives the empty directory `dir` these shards. They are directories without a name that have its attributes, and
+/// whose parent it is.
+///
+/// Errors: `NotDir`, `NoEnt` for a removed directory, `Perm` for whoever does not own it and for what `chattr` has
+/// fixed, `Exist` if it has shards.
+pub fn shards(cred: &Cred, dir: &Facts, shards: &[Ino]) -> Result<Vec<Part>> {
+    if dir.kind != Kind::Dir {
+        return Err(Errno::NotDir);
+    }
+    if dir.nlink == 0 {
+        return Err(Errno::NoEnt);
+    }
+    perm::owner(cred, dir)?;
+    perm::changeable(dir)?;
+    if !dir.shards.is_empty() {
+        return Err(Errno::Exist);
+    }
+    if !dir.empty {
+        return Err(Errno::NotEmpty);
+    }
+    let mut parts = vec![Part::SetShards { ino: dir.ino, shards: shards.to_vec() }];
+    for &ino in shards {
+        let new = NewInode {
+            ino,
+            kind: Kind::Dir,
+            perm: dir.perm,
+            uid: dir.uid,
+            gid: dir.gid,
+            rdev: 0,
+            symlink: Vec::new(),
+            parent: dir.ino,
+            layout: dir.layout,
+            advice: dir.advice,
+            linked: true,
+        };
+        parts.push(Part::MakeInode(new));
+        parts.extend(dir.acls.as_ref().map(|acls| Part::SetAcls { ino, acls: (**acls).clone() }));
+        parts.extend((dir.project != 0).then_some(Part::SetProject { ino, project: dir.project }));
+    }
+    Ok(parts)
 }
 
 /// Facts of a rename: a name in a directory and, if it exists, the inode it names.
@@ -256,7 +302,7 @@ pub fn rename(
             }
         }
     }
-    let moves = from.dir.ino != to.dir.ino;
+    let moves = from.dir.directory() != to.dir.directory();
     // Whoever moves a tree into another one has to copy it, so that it is charged there.
     let crosses = |moved: &Facts, into: &Facts| into.project != moved.project;
     if from.dir.project != to.dir.project
@@ -319,7 +365,7 @@ fn rename_parts(
             match target {
                 Some(target) => {
                     parts.push(replace(to, target, source));
-                    parts.push(Part::Unlink { ino: target.ino, kind: target.kind });
+                    parts.extend(unlinks(target));
                 }
                 None => parts.push(Part::InsertDentry {
                     dir: to.dir.ino,

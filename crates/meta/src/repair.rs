@@ -175,7 +175,12 @@ impl Work<'_, '_> {
             .iter()
             .flat_map(|s| s.inodes())
             .filter(|(ino, inode)| {
-                *ino != Ino::ROOT && inode.nlink > 0 && !inode.pending.destroy && !named.contains(ino)
+                // A shard is reached from its directory, or not at all.
+                *ino != Ino::ROOT
+                    && !ino.is_shard()
+                    && inode.nlink > 0
+                    && !inode.pending.destroy
+                    && !named.contains(ino)
             })
             .map(|(ino, inode)| (ino, inode.kind))
             .collect();
@@ -234,6 +239,8 @@ impl Work<'_, '_> {
             }
             let (mut seen, mut todo) = (BTreeSet::from([Ino::ROOT]), vec![Ino::ROOT]);
             while let Some(dir) = todo.pop() {
+                let shards = self.stores.iter().find(|s| s.target == dir.target()).map(|s| s.shards(dir));
+                todo.extend(shards.into_iter().flatten().filter(|shard| seen.insert(*shard)));
                 todo.extend(below.get(&dir).into_iter().flatten().filter(|child| seen.insert(**child)));
             }
             // Walking up from a directory that cannot be reached ends in a cycle.
@@ -260,7 +267,9 @@ impl Work<'_, '_> {
         let count = |ino: Ino, inode: &crate::Inode| {
             let named = names.get(&ino).copied().unwrap_or(0);
             let links = match inode.kind {
-                Kind::Dir if ino == Ino::ROOT || named > 0 => 2 + subdirs.get(&ino).copied().unwrap_or(0),
+                Kind::Dir if ino == Ino::ROOT || named > 0 || (ino.is_shard() && inode.nlink > 0) => {
+                    2 + subdirs.get(&ino).copied().unwrap_or(0)
+                }
                 Kind::Dir => 0,
                 _ => named,
             };

@@ -210,6 +210,10 @@ impl MetaStore {
     pub fn facts(&self, ino: Ino) -> Result<Facts> {
         let inode = self.inode(ino)?;
         let facts = Facts { layout: inode.layout.in_pool(self.pool), ..inode.facts(ino) };
+        let facts = match inode.flags.has(InodeFlags::SHARDED) {
+            true => Facts { shards: self.shards(ino), ..facts },
+            false => facts,
+        };
         if !inode.flags.has(InodeFlags::LISTS) {
             return Ok(facts);
         }
@@ -382,7 +386,11 @@ impl MetaStore {
             rdev: new.rdev,
             size: new.symlink.len() as u64,
             blocks: 0,
-            times: InodeTimes::of(now),
+            // A shard has an mtime when its names have changed.
+            times: match new.ino.is_shard() {
+                true => InodeTimes { mtime: Timespec::default(), ..InodeTimes::of(now) },
+                false => InodeTimes::of(now),
+            },
             layout: new.layout,
             advice: new.advice,
             objects: ObjectsState::default(),
@@ -391,7 +399,7 @@ impl MetaStore {
             dir: DirState { parent: new.parent, entries: 0 },
             symlink: new.symlink.as_slice().into(),
         };
-        self.take_local(local, dirty);
+        self.take_local(new.ino.given(), dirty);
         self.put_inode(local, inode, dirty);
     }
 

@@ -13,6 +13,7 @@ mod projects;
 mod reference;
 mod replay;
 mod rules;
+mod shards;
 
 use crate::MetaStore;
 use crate::codec::ItemKey;

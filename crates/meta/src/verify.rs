@@ -8,7 +8,7 @@
 use crate::MetaStore;
 use crate::inode::InodeFlags;
 use amphi_types::{Acls, Ino, Kind, acl};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Most findings that are reported, because a damaged store could have millions.
 const FINDINGS_MAX: usize = 100;
@@ -55,7 +55,13 @@ impl MetaStore {
                     _ => {}
                 }
             }
-            if ino.local() >= self.reserved {
+            if inode.is_sharded() == self.shards(ino).is_empty() {
+                findings.push(format!("directory {ino} and the list of its shards do not agree that it has shards"));
+            }
+            if inode.is_sharded() && entries > 0 {
+                findings.push(format!("directory {ino} has {entries} entries beside its shards"));
+            }
+            if ino.given() >= self.reserved {
                 findings.push(format!("inode {ino} is beyond the numbers given out"));
             }
         }
@@ -101,8 +107,9 @@ pub fn verify_cluster(stores: &[&MetaStore]) -> Vec<String> {
             Some(_) => {}
         }
     }
+    let listed = verify_shards(stores, &mut findings);
     for (ino, inode) in stores.iter().flat_map(|store| store.inodes()) {
-        let named = names.get(&ino).copied().unwrap_or(0);
+        let named = names.get(&ino).copied().unwrap_or(0) + u32::from(listed.contains(&ino));
         let wanted = match inode.kind {
             Kind::Dir if ino == Ino::ROOT || named == 1 => 2 + subdirs.get(&ino).copied().unwrap_or(0),
             Kind::Dir if named > 1 => {
@@ -120,4 +127,40 @@ pub fn verify_cluster(stores: &[&MetaStore]) -> Vec<String> {
     }
     findings.truncate(FINDINGS_MAX);
     findings
+}
+
+/// Violations between directories and their shards. Returns the shards of directories that have a name.
+fn verify_shards(stores: &[&MetaStore], findings: &mut Vec<String>) -> BTreeSet<Ino> {
+    let store_of = |ino: Ino| stores.iter().find(|store| store.target == ino.target());
+    let mut listed = BTreeSet::new();
+    for (dir, inode) in stores.iter().flat_map(|store| store.inodes()).filter(|(_, inode)| inode.is_sharded()) {
+        if inode.nlink == 0 {
+            continue;
+        }
+        let shared = store_of(dir).and_then(|store| store.shared_attrs(dir));
+        for (place, shard) in store_of(dir).map(|store| store.shards(dir)).unwrap_or_default().into_iter().enumerate() {
+            listed.insert(shard);
+            if shard.shard_place().map(usize::from) != Some(place) {
+                findings.push(format!("shard {shard} of directory {dir} is not at its place {place}"));
+            }
+            let Some((found, attrs)) =
+                store_of(shard).and_then(|store| Some((store.inode(shard).ok()?, store.shared_attrs(shard)?)))
+            else {
+                findings.push(format!("directory {dir} has the shard {shard}, which does not exist"));
+                continue;
+            };
+            if found.kind != Kind::Dir || found.dir.parent != dir {
+                findings.push(format!("shard {shard} of directory {dir} belongs to {}", found.dir.parent));
+            }
+            if !shared.as_ref().is_some_and(|shared| shared.agrees(&attrs)) {
+                findings.push(format!("shard {shard} has other permissions or settings than its directory {dir}"));
+            }
+        }
+    }
+    for (ino, inode) in stores.iter().flat_map(|store| store.inodes()) {
+        if ino.is_shard() && inode.nlink > 0 && !listed.contains(&ino) {
+            findings.push(format!("shard {ino} is none of directory {}", inode.dir.parent));
+        }
+    }
+    listed
 }

@@ -202,7 +202,7 @@ impl Counters {
     /// Counts a request.
     pub fn request(&self, op: &Request) {
         let count = match op {
-            Request::Lookup { .. } | Request::Parent { .. } => &self.lookup,
+            Request::Lookup { .. } | Request::Parent { .. } | Request::Shards { .. } => &self.lookup,
             Request::GetAttr { .. } | Request::GetAttrNow { .. } | Request::ReadLink { .. } => &self.getattr,
             Request::SetAttr { .. } => &self.setattr,
             Request::Make { .. } | Request::MakeTmp { .. } => &self.make,

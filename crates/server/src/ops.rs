@@ -30,6 +30,7 @@ mod remove;
 mod rename;
 mod rights;
 pub(crate) mod scrub;
+mod shards;
 mod way;
 mod xattr;
 
@@ -61,6 +62,7 @@ fn is_repeatable(op: &Request) -> bool {
         op,
         Request::Lookup { .. }
             | Request::Parent { .. }
+            | Request::Shards { .. }
             | Request::GetAttr { .. }
             | Request::GetAttrNow { .. }
             | Request::ReadLink { .. }
@@ -217,6 +219,8 @@ async fn dispatch<E: Env>(cx: &RequestCx<E>, op: Request, payload: Option<Buf>) 
     let reply = match op {
         Request::Lookup { dir, name } => cx.lookup(dir, &name).await,
         Request::Parent { dir } => cx.parent(dir).await,
+        Request::Shards { dir } => cx.shards(dir).await,
+        Request::SetShards { ino, count } => Box::pin(cx.set_shards(ino, count)).await,
         Request::GetAttr { ino } => cx.getattr(ino, cx.session).await,
         Request::GetAttrNow { ino } => cx.getattr(ino, attr::NOBODY).await,
         Request::SetAttr { ino, set } => Box::pin(cx.setattr(ino, set)).await,

@@ -28,6 +28,7 @@ mod read_batch;
 mod read_cache;
 mod reopen;
 mod sessions;
+mod shards;
 mod small_reads;
 mod spread;
 mod stories;
@@ -245,6 +246,7 @@ fn target_of(op: &Request, pool: u16) -> TargetId {
     match op {
         Request::Lookup { dir, .. }
         | Request::Parent { dir }
+        | Request::Shards { dir }
         | Request::Make { dir, .. }
         | Request::MakeTmp { dir, .. }
         | Request::Link { dir, .. }
@@ -263,6 +265,7 @@ fn target_of(op: &Request, pool: u16) -> TargetId {
         | Request::SetXattr { ino, .. }
         | Request::RemoveXattr { ino, .. }
         | Request::SetLayout { ino, .. }
+        | Request::SetShards { ino, .. }
         | Request::FileLockUnlock { ino, .. }
         | Request::PagesLeft { ino }
         | Request::PagesTaken { ino, .. }
@@ -355,7 +358,41 @@ impl Client {
     }
 
     async fn call(&self, op: Request) -> Result<Reply> {
-        self.ask(op, None).await.0
+        match self.ask(op.clone(), None).await.0 {
+            Err(Errno::Remote) => self.ask(self.in_shards(op).await?, None).await.0,
+            answer => answer,
+        }
+    }
+
+    /// The shards of a directory.
+    async fn shards(&self, dir: Ino) -> Result<Vec<Ino>> {
+        match self.ask(Request::Shards { dir }, None).await.0? {
+            Reply::Shards(shards) => Ok(shards),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// The directory or shard in which a name lies.
+    async fn place_of(&self, dir: Ino, name: &Name) -> Result<Ino> {
+        let shards = self.shards(dir).await?;
+        Ok(if shards.is_empty() { dir } else { shards[name.shard(shards.len())] })
+    }
+
+    /// A request with the shards of its names in place of directories that have shards.
+    async fn in_shards(&self, mut op: Request) -> Result<Request> {
+        match &mut op {
+            Request::Lookup { dir, name }
+            | Request::Make { dir, name, .. }
+            | Request::Link { dir, name, .. }
+            | Request::Unlink { dir, name }
+            | Request::RmDir { dir, name } => *dir = self.place_of(*dir, name).await?,
+            Request::Rename { from, from_name, to, to_name, .. } => {
+                *from = self.place_of(*from, from_name).await?;
+                *to = self.place_of(*to, to_name).await?;
+            }
+            _ => {}
+        }
+        Ok(op)
     }
 
     async fn inode(&self, op: Request) -> Result<InodeView> {
@@ -414,16 +451,31 @@ impl Client {
 
     async fn list(&self, dir: Ino) -> Result<Vec<String>> {
         let (mut cookie, mut all) = (0, Vec::new());
+        let (mut at, mut rest) = (dir, Vec::new());
         loop {
-            let op = Request::ReadDir { dir, cookie, max: 7, plus: true };
-            let Reply::Entries { entries, end, .. } = self.call(op).await? else { panic!("no entries") };
+            let op = Request::ReadDir { dir: at, cookie, max: 7, plus: true };
+            let (entries, end) = match self.call(op).await {
+                Ok(Reply::Entries { entries, end, .. }) => (entries, end),
+                Err(Errno::Remote) => {
+                    rest = self.shards(dir).await?;
+                    at = rest.remove(0);
+                    continue;
+                }
+                Err(e) => return Err(e),
+                other => panic!("no entries: {other:?}"),
+            };
             for e in entries {
+                assert!(e.cookie > cookie, "cookies grow over all shards");
                 cookie = e.cookie;
                 all.push(e.name.to_string());
             }
-            if end {
-                all.sort();
-                return Ok(all);
+            match end {
+                true if rest.is_empty() => {
+                    all.sort();
+                    return Ok(all);
+                }
+                true => at = rest.remove(0),
+                false => {}
             }
         }
     }

@@ -292,6 +292,15 @@ impl Cluster {
             self.wait("a mount", || answered.borrow().is_some() || mount.ended.borrow().is_some()).await?;
             let answer = answered.borrow_mut().take();
             if let Some(Ok(_)) = answer {
+                if crate::shards::are_on() && self.mounts.get() == 1 {
+                    let (client, done) = (mount.client.clone(), Rc::new(Cell::new(false)));
+                    let told = done.clone();
+                    mount.env.spawn(async move {
+                        crate::shards::give(&client, amphi_types::Ino::ROOT).await;
+                        told.set(true);
+                    });
+                    self.wait("shards of the root", || done.get() || mount.ended.borrow().is_some()).await?;
+                }
                 return Ok(mount);
             }
             if let Some(Err(e)) = answer

@@ -21,5 +21,6 @@ pub mod plant;
 pub mod program;
 pub mod reference;
 pub mod run;
+mod shards;
 pub mod shared;
 pub mod survive;

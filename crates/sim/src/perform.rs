@@ -6,6 +6,7 @@
 use crate::dice::bytes_of;
 use crate::op::{Handle, Name, Op, Outcome, Seen};
 use crate::plant;
+use crate::shards;
 use amphi_client::{Client, Ctx, Hints, OpenFile, OpenFlags};
 use amphi_env::Buf;
 use amphi_types::{Attr, Errno, Ino, Kind, Result, SetAttr, TimeSet};
@@ -191,7 +192,11 @@ pub async fn perform(mounts: &[Client], which: usize, ctx: &Ctx, files: &mut Fil
         Op::Mknod { dir, name, kind, perm } => {
             attr(client.mknod(ctx, *dir, name, kind.mode_bits() | u32::from(*perm), 0).await?)
         }
-        Op::Mkdir { dir, name, perm } => attr(client.mkdir(ctx, *dir, name, *perm).await?),
+        Op::Mkdir { dir, name, perm } => {
+            let made = client.mkdir(ctx, *dir, name, *perm).await?;
+            shards::give(client, made.ino).await;
+            attr(made)
+        }
         Op::Symlink { dir, name, to } => attr(client.symlink(ctx, *dir, name, to).await?),
         Op::Link { ino, dir, name } => attr(client.link(ctx, *ino, *dir, name).await?),
         Op::Unlink { dir, name } => {

@@ -20,6 +20,7 @@ use crate::generate::Generator;
 use crate::observe::Tree;
 use crate::plant::{Plant, plant};
 use crate::program::{self, Program, SharedProgram};
+use crate::shards;
 use crate::shared::{self, Arena, CellFile, Shared, SharedArea};
 use crate::survive::Level;
 use amphi_client::Ctx;
@@ -204,6 +205,7 @@ struct Run {
 /// Errors: what was wrong, with the history.
 pub fn run_plan(plan: &Plan) -> Result<Summary, Box<Failure>> {
     let _planted = plant(plan.plant);
+    shards::switch(Dice::new(plan.seed, 31).one_in(3) && !plan.contention);
     let (mut mounts, mut area) = (plan.mounts, Shared::new(plan.talk));
     if plan.contention {
         let mut dice = Dice::new(plan.seed, 15);

@@ -68,6 +68,7 @@ errnos! {
     // Logged by place in this table: new ones come last.
     Deadlk = 35, "EDEADLK", "resource deadlock avoided";
     NoLck = 37, "ENOLCK", "no locks available";
+    Remote = 66, "EREMOTE", "the names of this directory lie in its shards";
 }
 
 impl fmt::Display for Errno {

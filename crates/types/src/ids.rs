@@ -35,6 +35,43 @@ impl Ino {
     pub fn local(self) -> u64 {
         self.0 & Self::MAX_LOCAL
     }
+
+    /// Most shards of a directory.
+    pub const SHARDS_MAX: usize = 256;
+    /// Bit of a local number that makes it the number of a shard. The 8 bits below are the shard's place among those of
+    /// its directory, the others the number that its target has given out for it.
+    const SHARD: u64 = 1 << 47;
+    const SHARD_PLACE_SHIFT: u32 = 39;
+
+    /// The number of the shard at `place` of a directory, from a number that its target has given out. `None` if that
+    /// is too large.
+    pub fn shard(given: Ino, place: u8) -> Option<Ino> {
+        let local = Self::SHARD | u64::from(place) << Self::SHARD_PLACE_SHIFT | given.local();
+        (given.local() >> Self::SHARD_PLACE_SHIFT == 0).then(|| Ino::new(given.target(), local))
+    }
+
+    /// If this is a shard of a directory, its place among the shards, which are in the order of cookies.
+    pub fn shard_place(self) -> Option<u8> {
+        shard_place(self.local())
+    }
+
+    /// Whether this is a shard of a directory, an inode that only servers and clients know.
+    pub fn is_shard(self) -> bool {
+        self.local() & Self::SHARD != 0
+    }
+
+    /// The local number that its target has given out.
+    pub fn given(self) -> u64 {
+        if self.is_shard() { self.local() & ((1 << Self::SHARD_PLACE_SHIFT) - 1) } else { self.local() }
+    }
+}
+
+/// Bits of a cookie below the place of the shard that its entry lies in.
+pub const SHARD_COOKIE_SHIFT: u32 = 55;
+
+/// As `Ino::shard_place`, from the local number.
+pub fn shard_place(local: u64) -> Option<u8> {
+    (local & Ino::SHARD != 0).then_some((local >> Ino::SHARD_PLACE_SHIFT) as u8)
 }
 
 impl fmt::Debug for Ino {

@@ -23,7 +23,7 @@ pub mod tunable;
 pub use acl::{Acl, Acls};
 pub use attr::{Attr, Caps, Cred, FileFlags, Kind, SetAttr, TimeSet, Timespec};
 pub use errno::{Errno, Result};
-pub use ids::{Ino, ObjectId, SessionId, TargetId, TokenKey};
+pub use ids::{Ino, ObjectId, SHARD_COOKIE_SHIFT, SessionId, TargetId, TokenKey, shard_place};
 pub use layout::{Advice, AskedAdvice, DataChecksums, IoMode, KernelCache, Layout, Pattern};
 pub use name::Name;
 pub use owner::{Account, AccountKind, AccountView, Amount, Limits, Nearness, Owner};

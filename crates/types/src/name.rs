@@ -40,6 +40,11 @@ impl Name {
         h.write(&self.0);
         h.finish()
     }
+
+    /// In which of `shards` shards of a directory this name lies.
+    pub fn shard(&self, shards: usize) -> usize {
+        ((u128::from(self.token_hash()) * shards as u128) >> 64) as usize
+    }
 }
 
 impl TryFrom<serde_bytes::ByteBuf> for Name {

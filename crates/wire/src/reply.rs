@@ -35,6 +35,8 @@ pub enum Reply {
     },
     /// An inode number.
     Ino(Ino),
+    /// The shards of a directory, in their order.
+    Shards(Vec<Ino>),
     /// Bytes.
     Bytes(#[serde(with = "serde_bytes")] Vec<u8>),
     /// Entries of a directory.

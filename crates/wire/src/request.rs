@@ -28,6 +28,19 @@ pub enum Request {
         /// Directory.
         dir: Ino,
     },
+    /// `Shards`: the shards of a directory; none if its names lie in itself. Requests that name a name in a directory
+    /// with shards are answered `Remote`, and go to the name's shard instead.
+    Shards {
+        /// Directory.
+        dir: Ino,
+    },
+    /// `Inode`: gives an empty directory shards.
+    SetShards {
+        /// Directory.
+        ino: Ino,
+        /// How many, at most `Ino::SHARDS_MAX`; 0: as many as there are targets.
+        count: u16,
+    },
     /// `Inode`.
     GetAttr {
         /// Inode.

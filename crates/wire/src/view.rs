@@ -28,6 +28,8 @@ pub struct InodeView {
     pub acl: bool,
     /// What `chattr` has set.
     pub flags: FileFlags,
+    /// A directory whose names lie in shards (`Request::Shards`): link count and times of changes are the shards'.
+    pub sharded: bool,
 }
 
 impl InodeView {

@@ -64,6 +64,8 @@ fn requests() -> Vec<Request> {
     vec![
         Request::Lookup { dir, name: name() },
         Request::Parent { dir },
+        Request::Shards { dir },
+        Request::SetShards { ino, count: u16::MAX },
         Request::GetAttr { ino },
         Request::GetAttrNow { ino },
         Request::SetAttr { ino, set },
@@ -176,6 +178,7 @@ fn replies() -> Vec<Reply> {
         Reply::FileLockFound(Some(file_lock(FileLockFamily::OpenFile))),
         Reply::FileLocksLost(vec![0, u32::MAX]),
         Reply::Ino(Ino(7)),
+        Reply::Shards(vec![Ino(7), Ino(u64::MAX)]),
         Reply::Bytes(vec![0xff; 5000]),
         Reply::Entries {
             parent: Some(Ino(1)),

@@ -17,7 +17,10 @@ const KERNEL_CACHE: &str = "user.amphi.kernel_cache";
 /// The attribute that says whether blocks get checksums.
 const CHECKSUMS: &str = "user.amphi.checksums";
 
-/// Show or set data layout, I/O mode, use of the kernel's cache and checksums of files and directories.
+/// The attribute that says where the names of a directory lie.
+const SHARDS: &str = "user.amphi.shards";
+
+/// Show or set data layout, I/O mode, use of the kernel's cache, checksums and shards of files and directories.
 #[derive(Args, Debug)]
 pub struct Layout {
     #[command(subcommand)]
@@ -26,7 +29,8 @@ pub struct Layout {
 
 #[derive(Subcommand, Debug)]
 enum Action {
-    /// Print layout, I/O mode, kernel cache and checksums, and of files where data lies and what is not stable yet
+    /// Print layout, I/O mode, kernel cache and checksums, of files where data lies and what is not stable yet, of
+    /// directories the targets of their shards
     Get {
         /// Each extent of a file: offset in the file, length, target, address in the target's zone
         #[arg(long)]
@@ -35,10 +39,15 @@ enum Action {
         #[arg(required = true)]
         paths: Vec<PathBuf>,
     },
-    /// Set layout, I/O mode, kernel cache or checksums; new files and directories in a directory inherit them
+    /// Set layout, I/O mode, kernel cache or checksums; new files and directories in a directory inherit them. Or give
+    /// an empty directory shards, which are not inherited
     Set {
         /// growing, whole, or striped[,size=SIZE][,count=N]; a file that has data keeps its layout
-        #[arg(long, required_unless_present_any = ["mode", "kernel_cache", "checksums"], value_name = "LAYOUT")]
+        #[arg(
+            long,
+            required_unless_present_any = ["mode", "kernel_cache", "checksums", "shards"],
+            value_name = "LAYOUT"
+        )]
         layout: Option<String>,
         /// auto, buffered or direct
         #[arg(long, value_parser = ["auto", "buffered", "direct"])]
@@ -49,6 +58,10 @@ enum Action {
         /// Whether what is written from now on gets checksums; auto: as server.checksums says
         #[arg(long, value_parser = ["auto", "on", "off"])]
         checksums: Option<String>,
+        /// Spread the names of an empty directory, and the inodes made in it, over so many shards: a number up to 256,
+        /// or all: one on each target; it keeps them
+        #[arg(long, value_name = "N|all")]
+        shards: Option<String>,
         /// Files or directories
         #[arg(required = true)]
         paths: Vec<PathBuf>,
@@ -69,12 +82,18 @@ impl Layout {
                         "{}: layout {layout} mode {mode} kernel-cache {kernel_cache} checksums {sums}",
                         path.display()
                     );
+                    if path.is_dir() {
+                        let shards = control::read(&path, SHARDS)?;
+                        if shards != "none" {
+                            println!("  shards on targets {shards}");
+                        }
+                    }
                     if path.is_file() {
                         print!("{}", placement(&path, extents)?);
                     }
                 }
             }
-            Action::Set { layout, mode, kernel_cache, checksums, paths } => {
+            Action::Set { layout, mode, kernel_cache, checksums, shards, paths } => {
                 let asked = [
                     ("user.amphi.mode", mode, "auto, buffered, direct"),
                     (KERNEL_CACHE, kernel_cache, "auto, on, off"),
@@ -82,6 +101,9 @@ impl Layout {
                 ];
                 for (done, path) in paths.iter().enumerate() {
                     set(path, layout.as_deref(), &asked).map_err(|f| f.behind(done))?;
+                    if let Some(shards) = &shards {
+                        set_shards(path, shards).map_err(|f| f.behind(done))?;
+                    }
                 }
             }
         }
@@ -173,6 +195,20 @@ fn set(path: &Path, layout: Option<&str>, asked: &[(&str, Option<String>, &str)]
         control::write(path, name, value, wrong).map_err(|f| f.behind(before + usize::from(layout.is_some())))?;
     }
     Ok(())
+}
+
+fn set_shards(path: &Path, shards: &str) -> Outcome {
+    if !path.is_dir() {
+        let text = format!("{}: is no directory, so it has no names to spread", path.display());
+        return Err(Failure::refused(text));
+    }
+    control::write(path, SHARDS, shards, |e| match e {
+        Errno::EXIST => format!("{}: has shards already and keeps them", path.display()),
+        Errno::NOTEMPTY => {
+            format!("{}: is not empty; give shards to a new directory and move what is here into it", path.display())
+        }
+        _ => format!("{}: '{shards}' is neither a number of shards from 1 to 256 nor all", path.display()),
+    })
 }
 
 fn set_layout(path: &Path, layout: &str) -> Outcome {

@@ -67,23 +67,29 @@ pub(super) fn take_all_back_soon(mount: &Arc<Mount>) {
     }
 }
 
+/// The key of a name, as the directory or the shard has it in which the name lies.
+fn key_of(mount: &Mount, dir: Ino, name: &Name) -> TokenKey {
+    TokenKey::Name(mount.coherence.shards.place(dir, name), name.token_hash())
+}
+
 /// The number of the loan under which a front end may cache that a name does not exist.
 pub(crate) fn absent(mount: &Mount, dir: Ino, name: &Name) -> Option<u64> {
-    let key = TokenKey::Name(dir, name.token_hash());
+    let key = key_of(mount, dir, name);
     mount.coherence.tokens.names.absent(mount.clock.boot_ns(), key, name.as_bytes())
 }
 
 /// The front end has shown that nothing of this loan is cached any more.
 pub(crate) fn is_over(mount: &Mount, dir: Ino, name: &Name, loan: u64) {
-    mount.coherence.tokens.names.is_over(TokenKey::Name(dir, name.token_hash()), loan);
+    mount.coherence.tokens.names.is_over(key_of(mount, dir, name), loan);
 }
 
 /// The answer to a front end's own lookup thread about a name: the attributes of its inode, if the tokens of both are
 /// held, or `NoEnt`. Sends nothing.
 pub(crate) fn known(mount: &Mount, dir: Ino, name: &Name) -> Option<Result<Attr>> {
-    let now = usable_now(mount, dir.target())?;
+    let key = key_of(mount, dir, name);
+    let now = usable_now(mount, key.target())?;
     let cache = mount.coherence.tokens.cache.read();
-    match cache.get(now, TokenKey::Name(dir, name.token_hash()))? {
+    match cache.get(now, key)? {
         Value::Present(cached, ino) if cached == name => tokens::cached_attr(mount, &cache, now, *ino).map(Ok),
         Value::Absent(cached) if cached == name => Some(Err(Errno::NoEnt)),
         _ => None,
@@ -94,8 +100,8 @@ pub(crate) fn known(mount: &Mount, dir: Ino, name: &Name) -> Option<Result<Attr>
 /// and the front end is told to invalidate the name when the token goes.
 pub(crate) fn lend(mount: &Mount, lent: &LentName) -> Duration {
     let Ok(name) = Name::new(lent.name.to_vec()) else { return Duration::ZERO };
-    let (key, names) = (TokenKey::Name(lent.dir, name.token_hash()), &mount.coherence.tokens.names);
-    let life = usable_now(mount, lent.dir.target()).ok_or(NotLent::NoToken).and_then(|now| {
+    let (key, names) = (key_of(mount, lent.dir, &name), &mount.coherence.tokens.names);
+    let life = usable_now(mount, key.target()).ok_or(NotLent::NoToken).and_then(|now| {
         // The lock is held until the name is recorded, so whoever revokes the token finds the record.
         let cache = mount.coherence.tokens.cache.read();
         match (cache.lend(now, key), lent.shows) {
@@ -122,7 +128,7 @@ pub(crate) fn lend(mount: &Mount, lent: &LentName) -> Duration {
 
 /// Whether a front end caches this name.
 pub(crate) fn is_lent(mount: &Mount, dir: Ino, name: &Name, shows: NameShows) -> bool {
-    let key = TokenKey::Name(dir, name.token_hash());
+    let key = key_of(mount, dir, name);
     mount.coherence.tokens.names.is_lent(mount.clock.boot_ns(), key, name.as_bytes(), shows)
 }
 

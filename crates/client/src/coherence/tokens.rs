@@ -190,8 +190,12 @@ impl Told {
     fn keep_view_of(&self, view: InodeView, grant: Option<TokenGrant>) -> (Attr, bool) {
         let mount = &self.question.mount;
         mount.coherence.unlinked.shown(&view.attr);
+        if view.sharded {
+            mount.coherence.shards.note(view.attr.ino);
+            mount.coherence.new_directories.removed(view.attr.ino);
+        }
         if let Some((directory, bare)) = self.asked {
-            if view.attr.kind == Kind::Dir {
+            if view.attr.kind == Kind::Dir && !view.sharded {
                 crate::coherence::directories::shown(mount, directory, view.attr);
             }
             crate::coherence::bare::shown(mount, bare, &view);
@@ -532,8 +536,12 @@ pub(crate) fn lacks_xattrs(mount: &Mount, ino: Ino) -> bool {
     matches!(mount.coherence.tokens.cache.read().get(now, TokenKey::Attributes(ino)), Some(Value::View(view)) if !view.xattrs)
 }
 
-/// The attributes joined with what only this mount knows, unless its size belongs to another token.
+/// The attributes joined with what only this mount knows, unless its size belongs to another token, or the shards of a
+/// directory know better.
 fn shown(mount: &Mount, view: &InodeView) -> Option<Attr> {
+    if view.sharded {
+        return None;
+    }
     if view.attr.kind != Kind::File {
         return Some(view.attr);
     }

@@ -66,6 +66,7 @@ fn view(size: u64) -> InodeView {
         capability: false,
         acl: false,
         flags: Default::default(),
+        sharded: false,
     }
 }
 

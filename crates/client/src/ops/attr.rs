@@ -8,6 +8,7 @@ use super::known;
 use crate::api::Ctx;
 use crate::cache::dirty_end;
 use crate::coherence::attributes::{ask, end_now};
+use crate::coherence::shards;
 use crate::coherence::sharing;
 use crate::coherence::tokens;
 use crate::conn::replies::inode_reply;
@@ -34,7 +35,7 @@ pub(crate) async fn getattr(mount: Arc<Mount>, ctx: Ctx, ino: Ino) -> Result<Att
     mount.stats.count(Count::GetAttr);
     match ask(&mount, &ctx.cred, ino).await {
         Err(Errno::Stale) => mount.coherence.unlinked.attr(ino, mount.wall()),
-        answer => answer.map(|(_, attr)| attr),
+        answer => shards::shown(&mount, &ctx, answer?.1).await,
     }
 }
 
@@ -70,9 +71,9 @@ pub(crate) async fn setattr(
     open: Option<Arc<OpenFile>>,
 ) -> Result<Attr> {
     mount.stats.count(Count::SetAttr);
-    match set_attr(mount.clone(), ctx, ino, set, open).await {
+    match set_attr(mount.clone(), ctx.clone(), ino, set, open).await {
         Err(Errno::Stale) => mount.coherence.unlinked.change(ino, &set, mount.wall()),
-        answer => answer,
+        answer => shards::shown(&mount, &ctx, answer?).await,
     }
 }
 

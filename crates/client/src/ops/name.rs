@@ -7,6 +7,7 @@
 use crate::api::Ctx;
 use crate::coherence::attributes;
 use crate::coherence::new_directories;
+use crate::coherence::shards;
 use crate::coherence::tokens::{self, Found, Told, name_keys};
 use crate::conn::replies::inode_reply;
 use crate::conn::replies::unexpected;
@@ -25,7 +26,8 @@ pub(crate) async fn lookup(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>)
         b"." => {
             // Asked for by a handle, which is stale when the inode has gone, also for whoever still sees what it was.
             mount.stats.count(Count::GetAttr);
-            return attributes::ask(&mount, &ctx.cred, dir).await.map(|(_, attr)| attr);
+            let (_, attr) = attributes::ask(&mount, &ctx.cred, dir).await?;
+            return shards::shown(&mount, &ctx, attr).await;
         }
         b".." => {
             let parent = parent(&mount, &ctx, dir).await?;
@@ -33,25 +35,36 @@ pub(crate) async fn lookup(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>)
         }
         _ => {}
     }
-    if let Some(found) = tokens::find(&mount, &ctx.cred, dir, &name) {
+    let name = Name::new(name)?;
+    loop {
+        let at = mount.coherence.shards.place(dir, &name);
+        match lookup_at(&mount, &ctx, at, name.clone()).await {
+            Err(Errno::Remote) if at == dir => shards::learn(&mount, &ctx.cred, &[dir]).await?,
+            answer => return shards::shown(&mount, &ctx, answer?).await,
+        }
+    }
+}
+
+/// As `lookup`, in the directory or shard in which the name lies. Errors: `Remote` if it lies in a shard.
+async fn lookup_at(mount: &Arc<Mount>, ctx: &Ctx, dir: Ino, name: Name) -> Result<Attr> {
+    if let Some(found) = tokens::find(mount, &ctx.cred, dir, name.as_bytes()) {
         match found {
             Found::Answer(result) => return result,
-            Found::Inode(ino) => match attributes::ask(&mount, &ctx.cred, ino).await {
+            Found::Inode(ino) => match attributes::ask(mount, &ctx.cred, ino).await {
                 // It has gone since.
                 Err(Errno::NoEnt | Errno::Stale) => {}
                 result => return result.map(|(_, attr)| attr),
             },
         }
     }
-    let name = Name::new(name)?;
-    if new_directories::lacks(&mount, &ctx.cred, dir, &name) {
+    if new_directories::lacks(mount, &ctx.cred, dir, &name) {
         return Err(Errno::NoEnt);
     }
-    if small_files::name_arrived(&mount, dir, &name).await {
-        if let Some(attr) = small_files::find(&mount, &ctx.cred, dir, name.as_bytes()) {
+    if small_files::name_arrived(mount, dir, &name).await {
+        if let Some(attr) = small_files::find(mount, &ctx.cred, dir, name.as_bytes()) {
             return Ok(attr);
         }
-        if let Some(Found::Answer(result)) = tokens::find(&mount, &ctx.cred, dir, name.as_bytes()) {
+        if let Some(Found::Answer(result)) = tokens::find(mount, &ctx.cred, dir, name.as_bytes()) {
             return result;
         }
     }
@@ -59,18 +72,18 @@ pub(crate) async fn lookup(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>)
     let op = Request::Lookup { dir, name: name.clone() };
     let mut tries = 0;
     loop {
-        let mut told = tokens::call(&mount, dir.target(), &ctx.cred, op.clone(), &[]).await?;
+        let mut told = tokens::call(mount, dir.target(), &ctx.cred, op.clone(), &[]).await?;
         match told.take().and_then(inode_reply) {
             Ok(view) => {
                 told.keep_name(dir, &name, Some(view.attr.ino));
                 let (attr, taken) = told.keep_size(view);
-                small_files::looked_up(&mount, dir, &attr);
+                small_files::looked_up(mount, dir, &attr);
                 if taken {
                     return Ok(attr);
                 }
                 tries += 1;
                 if tries == attributes::TRIES {
-                    match attributes::ask_now(&mount, &ctx.cred, attr.ino).await {
+                    match attributes::ask_now(mount, &ctx.cred, attr.ino).await {
                         // The name has been removed, or stands for another file by now.
                         Err(Errno::NoEnt | Errno::Stale) => tries = 0,
                         result => return result.map(|(_, attr)| attr),
@@ -87,26 +100,47 @@ pub(crate) async fn lookup(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>)
     }
 }
 
-/// Calls with a change of one name in `dir`.
-async fn change(mount: &Arc<Mount>, ctx: &Ctx, dir: Ino, name: &Name, op: Request) -> Result<Told> {
-    tokens::call(mount, dir.target(), &ctx.cred, op, &name_keys(dir, name)).await
+/// Calls with a change of one name in `dir`, which `op` makes of where the name lies. Returns that as well.
+pub(super) async fn change(
+    mount: &Arc<Mount>,
+    ctx: &Ctx,
+    dir: Ino,
+    name: &Name,
+    op: impl Fn(Ino, Name) -> Request,
+) -> Result<(Told, Ino)> {
+    loop {
+        let at = mount.coherence.shards.place(dir, name);
+        let told = tokens::call(mount, at.target(), &ctx.cred, op(at, name.clone()), &name_keys(at, name)).await?;
+        if at != dir || !matches!(told.result, Err(Errno::Remote)) {
+            return Ok((told, at));
+        }
+        drop(told);
+        shards::learn(mount, &ctx.cred, &[dir]).await?;
+    }
 }
 
 /// The directory above `dir`.
 pub(crate) async fn parent(mount: &Arc<Mount>, ctx: &Ctx, dir: Ino) -> Result<Ino> {
-    match mount.call(dir.target(), &ctx.cred, Request::Parent { dir }).await? {
-        Reply::Ino(parent) => Ok(parent),
-        other => Err(unexpected(&other)),
+    let mut dir = dir;
+    loop {
+        dir = match mount.call(dir.target(), &ctx.cred, Request::Parent { dir }).await? {
+            Reply::Ino(parent) => parent,
+            other => return Err(unexpected(&other)),
+        };
+        // Above a shard is the directory that it belongs to.
+        if !dir.is_shard() {
+            return Ok(dir);
+        }
     }
 }
 
 async fn make(mount: &Arc<Mount>, ctx: &Ctx, dir: Ino, name: Vec<u8>, make: Make, perm: u16) -> Result<Attr> {
     let name = new_name(name)?;
-    let op = Request::Make { dir, name: name.clone(), make, perm: perm & 0o7777, umask: ctx.umask };
-    let mut told = change(mount, ctx, dir, &name, op).await?;
+    let op = |dir, name| Request::Make { dir, name, make: make.clone(), perm: perm & 0o7777, umask: ctx.umask };
+    let (mut told, at) = change(mount, ctx, dir, &name, op).await?;
     match told.take()? {
         Reply::Made { inode, .. } => {
-            told.keep_name(dir, &name, Some(inode.attr.ino));
+            told.keep_name(at, &name, Some(inode.attr.ino));
             Ok(told.keep_view(inode))
         }
         other => Err(unexpected(&other)),
@@ -152,10 +186,10 @@ pub(crate) async fn symlink(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>
 pub(crate) async fn link(mount: Arc<Mount>, ctx: Ctx, ino: Ino, dir: Ino, name: Vec<u8>) -> Result<Attr> {
     mount.stats.count(Count::Link);
     let name = new_name(name)?;
-    let op = Request::Link { ino, dir, name: name.clone() };
-    let mut told = change(&mount, &ctx, dir, &name, op).await?;
+    let op = |dir, name| Request::Link { ino, dir, name };
+    let (mut told, at) = change(&mount, &ctx, dir, &name, op).await?;
     let view = inode_reply(told.take()?)?;
-    told.keep_name(dir, &name, Some(ino));
+    told.keep_name(at, &name, Some(ino));
     Ok(attributes::shown(&mount, &ctx.cred, told, view).await)
 }
 
@@ -173,7 +207,7 @@ pub(crate) async fn unlink(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>)
         return Err(Errno::IsDir);
     }
     let name = Name::new(name)?;
-    let mut told = change(&mount, &ctx, dir, &name, Request::Unlink { dir, name: name.clone() }).await?;
+    let (mut told, _) = change(&mount, &ctx, dir, &name, |dir, name| Request::Unlink { dir, name }).await?;
     if let Some(ino) = removed(told.take()?)? {
         nameless(&mount, ino);
         locks::nameless(&mount, ino);
@@ -189,8 +223,11 @@ pub(crate) async fn rmdir(mount: Arc<Mount>, ctx: Ctx, dir: Ino, name: Vec<u8>) 
         _ => {}
     }
     let name = Name::new(name)?;
-    let mut told = change(&mount, &ctx, dir, &name, Request::RmDir { dir, name: name.clone() }).await?;
-    removed(told.take()?).map(|_| ())
+    let (mut told, _) = change(&mount, &ctx, dir, &name, |dir, name| Request::RmDir { dir, name }).await?;
+    if let Some(ino) = removed(told.take()?)? {
+        mount.coherence.shards.removed(ino);
+    }
+    Ok(())
 }
 
 pub(crate) async fn rename(
@@ -207,12 +244,26 @@ pub(crate) async fn rename(
         return Err(if is_new && dots(&to.1) { Errno::Exist } else { Errno::Busy });
     }
     let (from_name, to_name) = (Name::new(from.1)?, Name::new(to.1)?);
-    // Keys of another target are taken from everybody by that target.
-    let here = |key: &TokenKey| key.target() == from.0.target();
-    let keys = name_keys(from.0, &from_name).into_iter().chain(name_keys(to.0, &to_name));
-    let keys: Vec<TokenKey> = keys.filter(here).collect();
-    let op = Request::Rename { from: from.0, from_name, to: to.0, to_name, mode };
-    if let Some(ino) = removed(tokens::call(&mount, from.0.target(), &ctx.cred, op, &keys).await?.take()?)? {
+    let told = loop {
+        let from_at = mount.coherence.shards.place(from.0, &from_name);
+        let to_at = mount.coherence.shards.place(to.0, &to_name);
+        // Keys of another target are taken from everybody by that target.
+        let here = |key: &TokenKey| key.target() == from_at.target();
+        let keys = name_keys(from_at, &from_name).into_iter().chain(name_keys(to_at, &to_name));
+        let keys: Vec<TokenKey> = keys.filter(here).collect();
+        let (from_name, to_name) = (from_name.clone(), to_name.clone());
+        let op = Request::Rename { from: from_at, from_name, to: to_at, to_name, mode };
+        let mut told = tokens::call(&mount, from_at.target(), &ctx.cred, op, &keys).await?;
+        match told.take() {
+            Err(Errno::Remote) => {
+                drop(told);
+                shards::learn(&mount, &ctx.cred, &[from.0, to.0]).await?;
+            }
+            answer => break answer?,
+        }
+    };
+    if let Some(ino) = removed(told)? {
+        mount.coherence.shards.removed(ino);
         nameless(&mount, ino);
         locks::nameless(&mount, ino);
     }

@@ -2,11 +2,11 @@
 //!
 //! Owns: their steps. Does not own: what follows the last reference (`writeback::release`).
 
-use super::name::new_name;
+use super::name::{change, new_name};
 use super::{attr, front};
 use crate::api::{Ctx, OpenFlags};
 use crate::coherence::attributes;
-use crate::coherence::tokens::{self, name_keys};
+use crate::coherence::tokens;
 use crate::conn::replies::inode_reply;
 use crate::conn::replies::unexpected;
 use crate::inode::open_file::{Closer, Created};
@@ -43,14 +43,14 @@ pub(crate) async fn create(
     mount.stats.count(Count::Create);
     let make = Make::File { open: Some(access(flags)), exclusive: flags.exclusive };
     let name = new_name(name)?;
-    let op = Request::Make { dir, name: name.clone(), make, perm: perm & 0o7777, umask: ctx.umask };
+    let op = |dir, name| Request::Make { dir, name, make: make.clone(), perm: perm & 0o7777, umask: ctx.umask };
     let _making = locks::making(&mount);
-    let mut told = tokens::call(&mount, dir.target(), &ctx.cred, op, &name_keys(dir, &name)).await?;
+    let (mut told, at) = change(&mount, &ctx, dir, &name, op).await?;
     match told.take()? {
         Reply::Made { inode, created, lock } => {
             let file = opened(&mount, &ctx, inode, flags, told.asked_at);
             mount.note_contention(&file.file, told.contended);
-            told.keep_name(dir, &name, Some(inode.attr.ino));
+            told.keep_name(at, &name, Some(inode.attr.ino));
             if let Some(lock) = lock {
                 locks::given(&mount, &file.file, lock);
             }

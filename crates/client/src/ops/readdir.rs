@@ -3,12 +3,12 @@
 //! Cookies 1 and 2 stand behind `.` and `..`; the server's own are greater.
 
 use crate::api::{Ctx, Dirent, Listing};
-use crate::coherence::tokens;
+use crate::coherence::{shards, tokens};
 use crate::conn::replies::unexpected;
 use crate::mount::Mount;
 use crate::prefetch::small_files;
 use crate::telemetry::stats::Count;
-use amphi_types::{Errno, Ino, Kind, Result};
+use amphi_types::{Errno, Ino, Kind, Result, SHARD_COOKIE_SHIFT};
 use amphi_wire::{Reply, Request};
 use std::sync::Arc;
 
@@ -41,33 +41,75 @@ pub(crate) async fn readdir(
         }
         return Ok(listing);
     }
-    let from = if cookie <= DOTS { 0 } else { cookie };
-    let op = Request::ReadDir { dir, cookie: from, max, plus };
-    let mut told = tokens::call(&mount, dir.target(), &ctx.cred, op, &[]).await?;
-    let answer = match told.take() {
-        // It was removed and is empty to whoever still has it open.
-        Err(Errno::Stale) if mount.coherence.unlinked.kind(dir).is_ok() => {
-            return Ok(Listing { entries: Vec::new(), end: true });
-        }
-        answer => answer?,
-    };
-    match answer {
-        Reply::Entries { parent, entries, end } => {
-            if with_parent {
-                // Who lists from the start is told.
-                listing.entries.push(dot(b"..", DOTS, parent.ok_or(Errno::Proto)?));
+    let mut from = if cookie <= DOTS { 0 } else { cookie };
+    let mut shards = mount.coherence.shards.of(dir);
+    if with_parent && shards.is_some() {
+        let parent = super::name::parent(&mount, &ctx, dir).await?;
+        listing.entries.push(dot(b"..", DOTS, parent));
+    }
+    let full = listing.entries.len() + max as usize;
+    // The shards of a directory are ranges of cookies.
+    let mut place = (from >> SHARD_COOKIE_SHIFT) as usize;
+    loop {
+        let at = match &shards {
+            None => dir,
+            Some(shards) => match shards.get(place) {
+                Some(shard) => *shard,
+                None => break,
+            },
+        };
+        let op = Request::ReadDir { dir: at, cookie: from, max: (full - listing.entries.len()) as u32, plus };
+        let mut told = tokens::call(&mount, at.target(), &ctx.cred, op, &[]).await?;
+        let answer = match told.take() {
+            Err(Errno::Remote) if at == dir => {
+                drop(told);
+                shards::learn(&mount, &ctx.cred, &[dir]).await?;
+                shards = mount.coherence.shards.of(dir);
+                if with_parent {
+                    let parent = super::name::parent(&mount, &ctx, dir).await?;
+                    listing.entries.push(dot(b"..", DOTS, parent));
+                }
+                continue;
             }
-            small_files::listed(&mount, dir, from, &entries, end);
-            listing.entries.extend(entries.into_iter().map(|e| Dirent {
-                attr: told.keep_entry(dir, &e.name, e.ino, e.inode, &e.tokens),
+            // It was removed and is empty to whoever still has it open.
+            Err(Errno::Stale) if mount.coherence.unlinked.kind(dir).is_ok() => {
+                return Ok(Listing { entries: Vec::new(), end: true });
+            }
+            answer => answer?,
+        };
+        let Reply::Entries { parent, entries, end } = answer else { return Err(unexpected(&answer)) };
+        if with_parent && shards.is_none() {
+            // Who lists from the start is told.
+            listing.entries.push(dot(b"..", DOTS, parent.ok_or(Errno::Proto)?));
+        }
+        small_files::listed(&mount, at, from, &entries, end);
+        listing.entries.extend(entries.into_iter().map(|e| {
+            Dirent {
+                attr: told
+                    .keep_entry(at, &e.name, e.ino, e.inode, &e.tokens)
+                    // What the shards of a directory know is asked for.
+                    .filter(|_| e.inode.is_some_and(|inode| !inode.sharded)),
                 name: e.name.as_bytes().to_vec(),
                 cookie: e.cookie,
                 ino: e.ino,
                 kind: e.kind,
-            }));
-            listing.end = end;
-            Ok(listing)
+            }
+        }));
+        if !end {
+            return Ok(listing);
         }
-        other => Err(unexpected(&other)),
+        match &shards {
+            Some(shards) if place + 1 < shards.len() => {
+                place += 1;
+                // The last cookie of the shard before, which no entry has.
+                from = ((place as u64) << SHARD_COOKIE_SHIFT) - 1;
+                if listing.entries.len() >= full {
+                    return Ok(listing);
+                }
+            }
+            _ => break,
+        }
     }
+    listing.end = true;
+    Ok(listing)
 }

@@ -2,6 +2,7 @@
 
 use crate::api::Ctx;
 use crate::coherence::front_pages;
+use crate::coherence::shards;
 use crate::coherence::tokens;
 use crate::conn::replies::done_reply;
 use crate::inode::{Inode, OpenFile};
@@ -10,7 +11,7 @@ use crate::mount::Mount;
 use crate::telemetry::stats::Count;
 use crate::writeback::flush::{self, Drain};
 use amphi_dlm::Mode;
-use amphi_types::{ByteRange, Cred, Ino, Result, TargetId};
+use amphi_types::{ByteRange, Cred, Errno, Ino, Result, TargetId};
 use amphi_wire::{Lane, Request};
 use futures_util::future::join_all;
 use std::collections::BTreeSet;
@@ -64,9 +65,16 @@ pub(crate) async fn fsync(mount: Arc<Mount>, _ctx: Ctx, open: Arc<OpenFile>, _da
     synced
 }
 
-pub(crate) async fn fsync_dir(mount: Arc<Mount>, _ctx: Ctx, dir: Ino) -> Result<()> {
+pub(crate) async fn fsync_dir(mount: Arc<Mount>, ctx: Ctx, dir: Ino) -> Result<()> {
     mount.stats.count(Count::Fsync);
-    sync_targets(&mount, BTreeSet::from([dir.target()]), Some(dir)).await
+    match sync_targets(&mount, BTreeSet::from([dir.target()]), Some(dir)).await {
+        Err(Errno::Remote) => {
+            let shards = shards::of(&mount, &ctx.cred, dir).await?.ok_or(Errno::Stale)?;
+            let targets = shards.iter().map(|shard| shard.target()).chain([dir.target()]).collect();
+            sync_targets(&mount, targets, None).await
+        }
+        done => done,
+    }
 }
 
 pub(crate) async fn sync_all(mount: Arc<Mount>, _ctx: Ctx) -> Result<()> {

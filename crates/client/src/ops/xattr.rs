@@ -2,8 +2,9 @@
 //!
 //! Virtual, shown and set by whoever may: `user.amphi.layout` (`striped,size=1M,count=4`, `growing`, `whole`),
 //! `user.amphi.mode` (`auto`, `buffered`, `direct`), `user.amphi.kernel_cache` and `user.amphi.checksums` (`auto`,
-//! `on`, `off`); `user.amphi.counters` and `.counters.json` (read, requests by reason, locks and messages of a file
-//! that is open or cached here), `user.amphi.portrait` (JSON, what its requests look like), `user.amphi.extents` and
+//! `on`, `off`); `user.amphi.shards` of directories (a number or `all`, shown as the targets of the shards, or `none`);
+//! `user.amphi.counters` and `.counters.json` (read, requests by reason, locks and messages of a file that is open or
+//! cached here), `user.amphi.portrait` (JSON, what its requests look like), `user.amphi.extents` and
 //! `user.amphi.unstable` (read, where it lies and what of it is not stable: see `extents`); what belongs to quotas (see
 //! `quota`). None of them is listed: who copies all attributes of a file shall not take its place along, nor fail where
 //! another one is. Hidden, on any inode, for the super-user and the owner of the mount: see `control`.
@@ -17,6 +18,7 @@ use super::known;
 use crate::api::Ctx;
 use crate::coherence::attributes;
 use crate::coherence::bare;
+use crate::coherence::shards;
 use crate::coherence::tokens;
 use crate::conn::replies::unexpected;
 use crate::conn::replies::{done_reply, inode_reply};
@@ -67,6 +69,14 @@ pub(crate) async fn get(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>) ->
                     b"checksums" => layout::checksums_text(view.advice.checksums()).into(),
                     _ => layout::text(&view.layout).into(),
                 })
+            }
+            b"shards" => {
+                let view = view(&mount, &ctx, ino).await?;
+                if view.attr.kind != Kind::Dir {
+                    return Err(Errno::NoData);
+                }
+                let shards = if view.sharded { shards::of(&mount, &ctx.cred, ino).await? } else { None };
+                Ok(layout::shards_text(shards.as_deref().unwrap_or_default()).into())
             }
             b"counters" | b"counters.json" => {
                 let known = mount.files.get(ino);
@@ -172,6 +182,10 @@ pub(crate) async fn set(
                 let asked = layout::checksums_of(text)
                     .ok_or_else(|| mount.complain(format!("{text:?} is none of auto, on, off")))?;
                 Request::SetLayout { ino, layout: None, advice: Some(AskedAdvice::Checksums(asked)) }
+            }
+            b"shards" => {
+                let count = layout::shards_of(text).map_err(|text| mount.complain(text))?;
+                Request::SetShards { ino, count }
             }
             own if quota::is_own(own) => return quota::set(&mount, &ctx, ino, own, text).await,
             own => return control::set(&mount, &ctx, own, text).await,

@@ -12,6 +12,7 @@ pub(crate) mod lent_names;
 pub(crate) mod lock_walks;
 pub(crate) mod locks;
 pub(crate) mod new_directories;
+pub(crate) mod shards;
 pub(crate) mod sharing;
 pub(crate) mod tokens;
 pub(crate) mod walks;
@@ -24,6 +25,7 @@ use file_locks::FileLockTable;
 use group_news::GroupNews;
 use locks::Locks;
 use new_directories::NewDirectories;
+use shards::Shards;
 use sharing::Sharing;
 use std::sync::Arc;
 use tokens::Tokens;
@@ -40,6 +42,8 @@ pub(crate) struct Coherence {
     pub(crate) unlinked: Unlinked,
     pub(crate) walks: Walks,
     pub(crate) bare: Bare,
+    /// Directories whose names lie in shards.
+    pub(crate) shards: Shards,
     pub(crate) sharing: Sharing,
     pub(crate) file_locks: Arc<FileLockTable>,
     pub(crate) group_news: GroupNews,
@@ -56,6 +60,7 @@ impl Coherence {
             unlinked: Unlinked::default(),
             walks: Walks::default(),
             bare: Bare::default(),
+            shards: Shards::default(),
             sharing: Sharing::new(),
             file_locks: Arc::default(),
             group_news: GroupNews::default(),

@@ -122,6 +122,7 @@ impl Server {
             capability: false,
             acl: false,
             flags: Default::default(),
+            sharded: false,
         };
         Node { view, parent, link: Vec::new(), xattrs: BTreeMap::new() }
     }
@@ -192,6 +193,8 @@ impl Server {
                 Reply::Done
             }
             Request::Parent { dir } => Reply::Ino(self.inode(dir)?.parent),
+            Request::Shards { .. } => Reply::Shards(Vec::new()),
+            Request::SetShards { .. } => return Err(Errno::NotSupported),
             Request::GetAttr { ino } | Request::GetAttrNow { ino } => {
                 right_target(ino);
                 Reply::Inode(self.inode(ino)?.view)

@@ -435,6 +435,14 @@ impl TokenSpace {
         None
     }
 
+    /// The names of a directory for which there are tokens.
+    pub fn names_of(&self, dir: Ino) -> Vec<TokenKey> {
+        let ends = (TokenKey::Name(dir, 0), SessionId(0))..=(TokenKey::Name(dir, u64::MAX), SessionId(u64::MAX));
+        let mut names: Vec<TokenKey> = self.tokens.range(ends).map(|((key, _), _)| *key).collect();
+        names.dedup();
+        names
+    }
+
     /// Number of tokens, including those under revocation.
     pub fn len(&self) -> usize {
         self.tokens.len()

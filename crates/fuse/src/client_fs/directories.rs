@@ -29,7 +29,8 @@ impl ClientFs {
         // open directory may be read, even if its permissions or those of the caller change.
         let opener = caller.cred(&self.groups);
         let opener = Cred { caps: opener.caps.and(Caps::DAC_READ_SEARCH), ..opener };
-        let mark = match caller.by_other_id() {
+        // The mtime of a directory with shards is that of several clocks, so it may stay although a name has changed.
+        let mark = match caller.by_other_id() || self.client.has_shards(ino) {
             true => Mark::No,
             false => self.kept_listings.opens(ino, monotonic_ns(), |attr| self.client.lend_listing(attr)),
         };

@@ -175,6 +175,11 @@ impl Tokens {
         Changing { tokens: self.clone(), id: None, number: None, ended: false }
     }
 
+    /// Names of a directory that somebody may cache.
+    pub fn names_of(&self, dir: Ino) -> Vec<TokenKey> {
+        self.inner.borrow().space.names_of(dir)
+    }
+
     /// Waits until nobody caches the keys of a change, and none is granted until its end. `sent` is called when
     /// revocations are to be sent.
     pub async fn change(

@@ -128,6 +128,11 @@ fn check_reachable(images: &[ZoneImage], report: &mut Report) {
             below.entry(dir).or_default().push(entry.child);
         }
     }
+    for image in images {
+        for (dir, _) in image.meta.inodes().filter(|(_, inode)| inode.is_sharded()) {
+            below.entry(dir).or_default().extend(image.meta.shards(dir));
+        }
+    }
     let mut seen = BTreeSet::from([Ino::ROOT]);
     let mut todo = vec![Ino::ROOT];
     while let Some(dir) = todo.pop() {

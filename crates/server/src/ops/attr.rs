@@ -13,6 +13,7 @@ use crate::zone_target::{NameKey, Target};
 use amphi_data::Resize;
 use amphi_dlm::Changed;
 use amphi_env::Env;
+use amphi_meta::MetaStore;
 use amphi_types::item::Txn;
 use amphi_types::limits::BLOCK;
 use amphi_types::{AskedAdvice, ByteRange, Errno, Ino, Kind, Layout, ObjectId, Result, SessionId, SetAttr, TokenKey};
@@ -152,8 +153,22 @@ impl<E: Env> RequestCx<E> {
         // That an open has checked the permission is believed of who has it open.
         let is_writer = self.target.files.open.borrow().access(self.session, ino).is_some_and(|a| a.write);
         let set = SetAttr { open_for_write: set.open_for_write && is_writer, ..set };
+        if self.target.meta.borrow().is_sharded(ino) {
+            let _admitted = self.admit_gift(ino, set.uid, set.gid, set.project).await?;
+            let (cred, now) = (&self.cred, self.now);
+            let change = |meta: &mut MetaStore, txn: &mut Txn| meta.setattr(cred, ino, &set, now, txn).map(|_| ());
+            let reply = self.change_shared(ino, change).await?;
+            if set.uid.is_some() || set.gid.is_some() || set.project.is_some() {
+                self.moved_to_owner(ino);
+            }
+            return Ok(reply);
+        }
         self.reserve(if self.may_extend(ino, &set)? { 256 } else { 0 }).await?;
         let guard = self.target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+        if self.target.meta.borrow().is_sharded(ino) {
+            drop(guard);
+            return Box::pin(self.setattr(ino, set)).await;
+        }
         self.target.meta.borrow().check_setattr(&self.cred, ino, &set, self.now)?;
         let _admitted = self.admit_gift(ino, set.uid, set.gid, set.project).await?;
         let mut changing = self.change_attributes(ino).await;
@@ -298,7 +313,15 @@ impl<E: Env> RequestCx<E> {
             // Who has not come back yet may have it open.
             self.target.recovered().await;
         }
-        let _guard = self.target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+        let guard = self.target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+        if self.target.meta.borrow().is_sharded(ino) {
+            drop(guard);
+            let layout = layout.map(|l| Layout { pool: self.worker.pool(), ..l });
+            let (cred, now) = (&self.cred, self.now);
+            return self
+                .change_shared(ino, |meta, txn| meta.set_layout(cred, ino, layout, advice, false, now, txn))
+                .await;
+        }
         if layout.is_some() && self.target.files.open.borrow().is_open_elsewhere(self.session, ino) {
             // It may have written by the old layout what is not here yet, and would lock and read by it.
             return Err(Errno::Busy);

@@ -510,6 +510,10 @@ impl<E: Env> RequestCx<E> {
 
     /// `Request::Sync`.
     pub async fn sync(&self, file: Option<Ino>) -> Result<Reply> {
+        if file.is_some_and(|file| self.target.meta.borrow().is_sharded(file)) {
+            // Its names are elsewhere.
+            return Err(Errno::Remote);
+        }
         if !planted::is(Mistake::UnflushedSync) {
             self.target.secure_delayed(file).await?;
         }

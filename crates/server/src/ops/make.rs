@@ -141,6 +141,7 @@ impl<E: Env> RequestCx<E> {
             capability: false,
             acl: acls.is_some_and(|acls| acls.access.is_some()),
             flags: FileFlags::NONE,
+            sharded: false,
         })
     }
 

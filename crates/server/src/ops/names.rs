@@ -28,6 +28,7 @@ pub fn plain_view(meta: &MetaStore, ino: Ino, inode: &Inode) -> InodeView {
         acl: meta.has_access_list(ino),
         flags: inode.flags.file_flags(),
         capability: meta.gives_capabilities(ino),
+        sharded: inode.is_sharded(),
     }
 }
 
@@ -60,6 +61,9 @@ impl<E: Env> RequestCx<E> {
     pub async fn lookup(&self, dir: Ino, name: &Name) -> Result<Reply> {
         for _ in 0..LOOKUP_TRIES {
             self.target.settle(vec![NameKey::Entry(dir, name.clone())]).await;
+            if self.target.meta.borrow().is_sharded(dir) {
+                return Err(Errno::Remote);
+            }
             let found = self.target.meta.borrow().lookup(&self.cred, dir, name).map(|entry| entry.child);
             if matches!(found, Ok(_) | Err(Errno::NoEnt)) {
                 self.grant_name(dir, name);
@@ -101,6 +105,9 @@ impl<E: Env> RequestCx<E> {
     fn list(&self, dir: Ino, cookie: u64, max: u32, plus: bool) -> Result<(Option<Ino>, Vec<DirEntry>, bool)> {
         let meta = self.target.meta.borrow();
         let facts = meta.facts(dir)?;
+        if !facts.shards.is_empty() {
+            return Err(Errno::Remote);
+        }
         if cookie == 0 {
             perm::access(&self.cred, &facts, perm::Want::READ)?;
         }
@@ -157,11 +164,14 @@ impl<E: Env> RequestCx<E> {
     }
 }
 
-/// A directory of this target and where a name in it leads.
+/// A directory of this target and where a name in it leads. Errors: `Remote` if its names lie in shards.
 pub async fn place<E: Env>(target: &Target<E>, dir: Ino, name: &Name) -> Result<Place> {
     target.settle(vec![NameKey::Inode(dir), NameKey::Entry(dir, name.clone())]).await;
     let meta = target.meta.borrow();
     let facts = meta.facts(dir)?;
+    if !facts.shards.is_empty() {
+        return Err(Errno::Remote);
+    }
     let child = meta.find(dir, name)?.map(|d| (d.child, d.kind));
     let child_facts = match child {
         Some((ino, _)) if ino.target() == target.id => Some(meta.facts(ino)?),

@@ -39,7 +39,7 @@ impl<E: Env> RequestCx<E> {
             let reply = Reply::Removed { last_name_of };
             if let Ran::Done(reply) = self.run_parts(parts, &[(dir, &name)], None, async |_| Ok(reply)).await? {
                 if facts.kind == Kind::Dir {
-                    Box::pin(self.show_changed(vec![(child, dir, name)])).await;
+                    Box::pin(self.show_changed(vec![(child, place.dir.directory(), name)])).await;
                 }
                 return Ok(reply);
             }

@@ -31,6 +31,7 @@ impl Gathered {
     /// Directories for which other mounts have to look when it has happened: what has new places, and where something
     /// was that is replaced.
     fn changed(&self, from: &(Ino, Name), to: &(Ino, Name), mode: plan::RenameMode) -> Vec<Changed> {
+        let (from, to) = (&(self.from.directory(), from.1.clone()), &(self.to.directory(), to.1.clone()));
         let other = if mode == plan::RenameMode::Exchange { from } else { to };
         let counts = |target: &&Facts| mode == plan::RenameMode::Exchange || target.ino != self.source.ino;
         let replaced = self.target.as_ref().filter(counts);

@@ -28,7 +28,12 @@ impl<E: Env> RequestCx<E> {
             XattrMode::Replace => meta::XattrMode::Replace,
         };
         self.reserve(256 + (name.len() + value.len()) as u64).await?;
-        let _guard = self.target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+        let guard = self.target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+        if meta::is_list(name) && self.target.meta.borrow().is_sharded(ino) {
+            drop(guard);
+            let (cred, now) = (&self.cred, self.now);
+            return self.change_shared(ino, |meta, txn| meta.setxattr(cred, ino, name, value, mode, now, txn)).await;
+        }
         let mut changing = self.change_attributes(ino).await;
         self.alive()?;
         let gathered = if meta::is_list(name) { self.gathered_if_spread(ino).await? } else { None };
@@ -41,7 +46,12 @@ impl<E: Env> RequestCx<E> {
     /// `Request::RemoveXattr`.
     pub async fn removexattr(&self, ino: Ino, name: &[u8]) -> Result<Reply> {
         self.reserve(0).await?;
-        let _guard = self.target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+        let guard = self.target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
+        if meta::is_list(name) && self.target.meta.borrow().is_sharded(ino) {
+            drop(guard);
+            let (cred, now) = (&self.cred, self.now);
+            return self.change_shared(ino, |meta, txn| meta.removexattr(cred, ino, name, now, txn)).await;
+        }
         let mut changing = self.change_attributes(ino).await;
         self.alive()?;
         let gathered = if meta::is_list(name) { self.gathered_if_spread(ino).await? } else { None };

@@ -102,6 +102,7 @@ fn every_request(dir: Ino, ino: Ino) -> Vec<Request> {
     vec![
         Request::Lookup { dir, name: name.clone() },
         Request::Parent { dir },
+        Request::Shards { dir },
         Request::GetAttr { ino },
         Request::GetAttrNow { ino },
         Request::SetAttr { ino, set: SetAttr { perm: Some(0o777), ..SetAttr::default() } },
@@ -127,6 +128,7 @@ fn every_request(dir: Ino, ino: Ino) -> Vec<Request> {
         Request::SetXattr { ino, name: b"user.a".to_vec(), value: b"b".to_vec(), mode: XattrMode::Set },
         Request::RemoveXattr { ino, name: b"user.a".to_vec() },
         Request::SetLayout { ino, layout: Some(Layout::growing(1)), advice: None },
+        Request::SetShards { ino, count: 0 },
         Request::StatFs,
         Request::Read { object, range, server_lock: true, advice: Default::default() },
         write(true),
@@ -367,6 +369,7 @@ fn a_read_only_key_changes_nothing() {
             "SetXattr",
             "RemoveXattr",
             "SetLayout",
+            "SetShards",
             "SetLimits",
             "NewProject",
             "Write",

@@ -6,7 +6,7 @@
 use super::*;
 use crate::{Report, fsck};
 use amphi_env::sim::CrashKind;
-use amphi_types::layout;
+use amphi_types::{SetAttr, layout};
 use std::cell::Cell;
 
 type Tree = BTreeMap<String, (Kind, u32)>;
@@ -20,8 +20,18 @@ fn dir_name(target: u16) -> String {
 /// decisions.
 const PAUSES: [Duration; 2] = [Duration::ZERO, Duration::from_millis(170)];
 
+/// What is swept.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Story {
+    /// Operations between ordinary directories.
+    Directories,
+    /// Operations in and between directories with shards.
+    Shards,
+}
+
 /// Runs the scenario from step 0; `done` counts the steps that were answered, `trees` gets the tree after each.
 async fn scenario(
+    story: Story,
     (place, c): (&Place, &Client),
     pause: Duration,
     done: &Cell<usize>,
@@ -41,6 +51,34 @@ async fn scenario(
             clock.sleep(pause).await;
             value
         }};
+    }
+    if story == Story::Shards {
+        let s = step!(c.mkdir(root, &an).await);
+        step!(c.call(Request::SetShards { ino: s, count: 3 }).await);
+        let other = step!(c.mkdir(root, &bn).await);
+        for text in ["f", "g", "h"] {
+            step!(c.create(s, text).await);
+        }
+        step!(c.mkdir(s, "sub").await);
+        step!(c.rename((s, "f"), (s, "i"), RenameMode::NoReplace).await);
+        step!(c.rename((s, "sub"), (s, "bus"), RenameMode::Replace).await);
+        let set = SetAttr { perm: Some(0o2710), gid: Some(7), ..SetAttr::default() };
+        step!(c.call(Request::SetAttr { ino: s, set }).await);
+        step!(c.rename((s, "bus"), (other, "bus"), RenameMode::Replace).await);
+        step!(c.rename((s, "g"), (s, "h"), RenameMode::Exchange).await);
+        let i = c.lookup(s, "i").await?.attr.ino;
+        step!(c.link(i, s, "k").await);
+        step!(c.unlink(s, "g").await);
+        step!(c.rename((s, "h"), (s, "i"), RenameMode::Replace).await);
+        assert_eq!(c.rmdir(root, &an).await, Err(Errno::NotEmpty));
+        step!(c.unlink(s, "i").await);
+        step!(c.unlink(s, "k").await);
+        step!(c.rename((other, "bus"), (root, &an), RenameMode::Replace).await);
+        let last = step!(c.mkdir(other, "last").await);
+        step!(c.call(Request::SetShards { ino: last, count: 5 }).await);
+        step!(c.rmdir(other, "last").await);
+        step!(c.rmdir(root, &bn).await);
+        return Ok(());
     }
     let a = step!(c.mkdir(root, &an).await);
     let b = step!(c.mkdir(root, &bn).await);
@@ -73,7 +111,7 @@ fn assert_clean(report: &Report, what: &str) {
 }
 
 /// The trees before any step and after each, and how many writes and syncs the scenario needs.
-fn golden(pause: Duration) -> (Vec<Tree>, u64) {
+fn golden(story: Story, pause: Duration) -> (Vec<Tree>, u64) {
     let place = Place::new(50, 3, 2);
     let mut trees = vec![Tree::new()];
     let run = async {
@@ -81,13 +119,13 @@ fn golden(pause: Duration) -> (Vec<Tree>, u64) {
         let c = place.client(1).await.unwrap();
         let done = Cell::new(0);
         let before = place.sim.disk_ops("server");
-        scenario((&place, &c), pause, &done, Some(&mut trees)).await.unwrap();
+        scenario(story, (&place, &c), pause, &done, Some(&mut trees)).await.unwrap();
         let ops = place.sim.disk_ops("server");
         c.call(Request::Goodbye).await.unwrap();
         server.stop().await.unwrap();
         let report = fsck(&place.sim.node("server"), "data").await.unwrap();
         assert_clean(&report, "no crash");
-        assert_eq!((report.inodes, report.orphans, report.pending.len(), report.objects), (2, 0, 0, 0));
+        assert_eq!((report.inodes, report.orphans, report.pending.len(), report.objects), (2, 0, 0, 0), "{report:?}");
         ops.writes + ops.syncs - before.writes - before.syncs
     };
     let ops = place.sim.block_on(run).unwrap();
@@ -98,7 +136,17 @@ fn golden(pause: Duration) -> (Vec<Tree>, u64) {
 /// every write; the scenario must end as without a crash, and the zones must be clean.
 #[test]
 fn every_answer_survives_a_kill() {
-    let (trees, ops) = golden(Duration::ZERO);
+    answers_survive_kills(Story::Directories);
+}
+
+/// Goal and method: as `every_answer_survives_a_kill`, with names in shards.
+#[test]
+fn every_answer_of_shards_survives_a_kill() {
+    answers_survive_kills(Story::Shards);
+}
+
+fn answers_survive_kills(story: Story) {
+    let (trees, ops) = golden(story, Duration::ZERO);
     let mut crashes = 0;
     for nth in 1..=ops {
         let place = Place::new(50, 3, 2);
@@ -109,7 +157,7 @@ fn every_answer_survives_a_kill() {
             let done = Cell::new(0);
             // Its last crash may come while it looks.
             let story = async {
-                scenario((&place, &c), Duration::ZERO, &done, None).await.expect("every step is answered");
+                scenario(story, (&place, &c), Duration::ZERO, &done, None).await.expect("every step is answered");
                 let tree = c.tree(Ino::ROOT).await.unwrap();
                 place.sim.clear_crash_at("server");
                 tree
@@ -146,8 +194,18 @@ fn every_answer_survives_a_kill() {
 /// power failure at least the zones are one clean whole. Method: client and server crash at every write.
 #[test]
 fn nothing_is_left_half_done() {
+    nothing_stays_half_done(Story::Directories);
+}
+
+/// Goal and method: as `nothing_is_left_half_done`, with names in shards.
+#[test]
+fn nothing_of_shards_is_left_half_done() {
+    nothing_stays_half_done(Story::Shards);
+}
+
+fn nothing_stays_half_done(story: Story) {
     for (pause, kind) in PAUSES.into_iter().flat_map(|p| [(p, CrashKind::Process), (p, CrashKind::Power)]) {
-        let (trees, ops) = golden(pause);
+        let (trees, ops) = golden(story, pause);
         for nth in 1..=ops {
             let place = Place::new(50, 3, 2);
             let what = format!("{kind:?} at {nth}, pauses of {pause:?}");
@@ -156,7 +214,7 @@ fn nothing_is_left_half_done() {
                 let c = place.client(1).await.unwrap();
                 place.sim.crash_at("server", nth, kind);
                 let done = Rc::new(Cell::new(0));
-                let story = scenario((&place, &c), pause, &done, None);
+                let story = scenario(story, (&place, &c), pause, &done, None);
                 let dead = async {
                     while place.sim.alive("server") {
                         place.sim.node("client").sleep(Duration::from_micros(200)).await;

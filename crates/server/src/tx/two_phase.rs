@@ -58,6 +58,7 @@ fn keys_of(part: &Part) -> Vec<(NameKey, Hold)> {
         Part::TouchDir { dir, .. } => vec![shared(dir)],
         Part::MakeInode(new) => vec![alone(&new.ino)],
         Part::SetAcls { ino, .. } | Part::SetProject { ino, .. } => vec![alone(ino)],
+        Part::SetShards { ino, .. } | Part::SetShared { ino, .. } => vec![alone(ino)],
         Part::Link { ino } | Part::Unlink { ino, .. } | Part::SetParent { ino, .. } => vec![alone(ino)],
         Part::TouchCtime { ino } => vec![shared(ino)],
     }
@@ -94,7 +95,12 @@ pub(super) fn changed_keys(parts: &[Part], named: &[(Ino, u64)]) -> Vec<Changed>
             Part::TouchDir { dir, .. } => keys.push(joint(TokenKey::Attributes(*dir), dir_named(dir))),
             // Nobody knows of it yet.
             Part::MakeInode(_) | Part::SetAcls { .. } | Part::SetProject { .. } => {}
-            Part::Link { ino } | Part::Unlink { ino, .. } | Part::SetParent { ino, .. } | Part::TouchCtime { ino } => {
+            Part::Link { ino }
+            | Part::Unlink { ino, .. }
+            | Part::SetParent { ino, .. }
+            | Part::TouchCtime { ino }
+            | Part::SetShards { ino, .. }
+            | Part::SetShared { ino, .. } => {
                 keys.push(alone(TokenKey::Attributes(*ino), false));
             }
         }
@@ -110,6 +116,8 @@ pub(super) fn growth(parts: &[Part]) -> u64 {
             Part::InsertDentry { name, .. } | Part::ReplaceDentry { name, .. } => 128 + name.as_bytes().len() as u64,
             Part::MakeInode(new) => 320 + new.symlink.len() as u64,
             Part::SetAcls { acls, .. } => acls.stored_bytes() + 128,
+            Part::SetShards { shards, .. } => 64 + 8 * shards.len() as u64,
+            Part::SetShared { now, .. } => now.growth(),
             _ => 0,
         })
         .sum()

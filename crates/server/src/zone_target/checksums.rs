@@ -170,6 +170,10 @@ fn path_of(meta: &MetaStore, ino: Ino) -> Option<String> {
             return Some(path);
         }
         let parent = meta.inode(at).ok()?.dir.parent;
+        if at.is_shard() {
+            at = parent;
+            continue;
+        }
         let mut found = None;
         let visit = |name: &[u8], named: Named| {
             looked += 1;

@@ -19,6 +19,8 @@ pub enum NameKey {
     Inode(Ino),
     /// An entry of a directory of this target.
     Entry(Ino, Name),
+    /// The shards that a directory is getting, of which nobody is told yet.
+    Shards(Ino),
 }
 
 /// The queues of one target.

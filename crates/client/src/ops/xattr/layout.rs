@@ -1,7 +1,7 @@
 //! Layouts as text: `growing`, `whole`, `striped`, with `size=` and `count=` behind a comma. The words of the settings
 //! for mounts that go with them.
 
-use amphi_types::{DataChecksums, IoMode, KernelCache, Layout, Pattern, setting};
+use amphi_types::{DataChecksums, Ino, IoMode, KernelCache, Layout, Pattern, setting};
 
 /// The word for an I/O mode.
 pub(crate) fn mode_text(mode: IoMode) -> &'static str {
@@ -90,6 +90,25 @@ pub(crate) fn parse(text: &str, old: Layout) -> Result<Layout, String> {
     layout.check().map_err(|_| "a stripe is a power of two from 64K to 1G, and the count at least 1".to_string())?;
     layout.check_asked().map_err(|_| too_many())?;
     Ok(layout)
+}
+
+/// Where the shards of a directory lie: `none`, or the numbers of their targets, with commas between them.
+pub(super) fn shards_text(shards: &[Ino]) -> String {
+    if shards.is_empty() {
+        return "none".into();
+    }
+    let targets: Vec<String> = shards.iter().map(|shard| shard.target().0.to_string()).collect();
+    targets.join(",")
+}
+
+/// How many shards a directory is to get; 0: one for each target. An error says what is wrong.
+pub(super) fn shards_of(text: &str) -> Result<u16, String> {
+    if text == "all" {
+        return Ok(0);
+    }
+    let count = text.parse().ok().filter(|count| (1..=Ino::SHARDS_MAX).contains(count));
+    let count = count.and_then(|count| u16::try_from(count).ok());
+    count.ok_or_else(|| format!("{text:?} is neither a number of shards from 1 to {} nor all", Ino::SHARDS_MAX))
 }
 
 #[cfg(test)]

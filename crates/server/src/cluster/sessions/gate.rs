@@ -45,6 +45,7 @@ pub(super) fn class_of(op: &Request) -> Class {
     match op {
         Request::Lookup { .. }
         | Request::Parent { .. }
+        | Request::Shards { .. }
         | Request::GetAttr { .. }
         | Request::GetAttrNow { .. }
         | Request::ReadLink { .. }
@@ -81,6 +82,7 @@ pub(super) fn class_of(op: &Request) -> Class {
         | Request::SetXattr { .. }
         | Request::RemoveXattr { .. }
         | Request::SetLayout { .. }
+        | Request::SetShards { .. }
         | Request::Write { .. }
         | Request::WriteBatch { .. }
         | Request::Punch { .. }
@@ -330,6 +332,7 @@ impl Gate {
             Reply::Done
             | Reply::Removed { .. }
             | Reply::Ino(_)
+            | Reply::Shards(_)
             | Reply::Bytes(_)
             | Reply::StatFs(_)
             | Reply::Data
@@ -383,6 +386,7 @@ fn is_of_a_program(op: &Request) -> bool {
             | Request::SetXattr { .. }
             | Request::RemoveXattr { .. }
             | Request::SetLayout { .. }
+            | Request::SetShards { .. }
             | Request::SetLimits { .. }
             | Request::NewProject
     )

@@ -1,0 +1,85 @@
+//! Directories whose names lie in shards: learning of them, and joining what their shards say.
+//!
+//! Owns: asking for shards, and the attributes of such a directory. Does not own: the table (`tables::coherence`), the
+//! operations on names, which go to the shard of the name.
+//!
+//! A shard is a directory of its own to all of this mount's tables: tokens, names and attributes are cached of shards.
+//! Programs and the kernel know the directory alone. Its permissions and owners are its own, which each shard has as
+//! well. Links and times of changes are joined: there is one view of them only in so far as all shards are known at
+//! once, so in company a rename of a directory from one shard to another may be counted twice or not at all by a look
+//! that is under way.
+
+use crate::api::Ctx;
+use crate::coherence::{attributes, tokens};
+use crate::conn::replies::unexpected;
+use crate::mount::Mount;
+use amphi_types::{Attr, Cred, Errno, Ino, Kind, Result, Timespec};
+use amphi_wire::{Reply, Request};
+use futures_util::future::join_all;
+use std::sync::Arc;
+
+/// The shards of a directory, which are asked for if they are not known. `None`: its names lie in itself.
+pub(crate) async fn of(mount: &Arc<Mount>, cred: &Cred, dir: Ino) -> Result<Option<Arc<[Ino]>>> {
+    if let Some(shards) = mount.coherence.shards.of(dir) {
+        return Ok(Some(shards));
+    }
+    match mount.call(dir.target(), cred, Request::Shards { dir }).await? {
+        Reply::Shards(shards) if shards.is_empty() => Ok(None),
+        Reply::Shards(shards) => {
+            // Names that this mount makes are names of shards from now on.
+            mount.coherence.new_directories.removed(dir);
+            let shards: Arc<[Ino]> = shards.into();
+            mount.coherence.shards.insert(dir, shards.clone());
+            Ok(Some(shards))
+        }
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// After a server has refused names of these directories (`Remote`): learns where they lie.
+///
+/// Errors: `Proto` if none of them has shards.
+pub(crate) async fn learn(mount: &Arc<Mount>, cred: &Cred, dirs: &[Ino]) -> Result<()> {
+    let mut any = false;
+    for &dir in dirs {
+        any |= of(mount, cred, dir).await?.is_some();
+    }
+    if any { Ok(()) } else { Err(Errno::Proto) }
+}
+
+/// A directory as programs see it, from what it and its shards say. The mtime of a shard is 0 unless its names have
+/// changed since an mtime was set explicitly.
+fn joined(own: Attr, shards: &[Attr]) -> Attr {
+    let mut attr = own;
+    let changed = shards.iter().map(|shard| shard.mtime).max().filter(|mtime| *mtime > Timespec::default());
+    attr.mtime = changed.unwrap_or(own.mtime);
+    for shard in shards {
+        attr.ctime = attr.ctime.max(shard.ctime);
+        attr.nlink = attr.nlink.saturating_add(shard.nlink.saturating_sub(2));
+    }
+    attr
+}
+
+/// What a program is shown of an inode with these attributes, which an answer has just shown.
+pub(crate) async fn shown(mount: &Arc<Mount>, ctx: &Ctx, attr: Attr) -> Result<Attr> {
+    if attr.kind != Kind::Dir || !mount.coherence.shards.has(attr.ino) {
+        return Ok(attr);
+    }
+    let Some(shards) = of(mount, &ctx.cred, attr.ino).await? else { return Ok(attr) };
+    let asked = shards.iter().map(|&shard| async move {
+        match tokens::attr(mount, shard) {
+            Some(attr) => Ok(attr),
+            None => attributes::ask(mount, &ctx.cred, shard).await.map(|(_, attr)| attr),
+        }
+    });
+    let told: Result<Vec<Attr>> = join_all(asked).await.into_iter().collect();
+    Ok(joined(attr, &told?))
+}
+
+/// As `shown`, from what is known under tokens; sends nothing.
+pub(crate) fn known(mount: &Mount, dir: Ino) -> Option<Attr> {
+    let shards = mount.coherence.shards.of(dir)?;
+    let own = tokens::view(mount, dir)?.attr;
+    let told: Option<Vec<Attr>> = shards.iter().map(|shard| tokens::attr(mount, *shard)).collect();
+    Some(joined(own, &told?))
+}

@@ -1,0 +1,122 @@
+//! Directories whose names lie in shards: cookies, attributes in common, what the checker finds.
+
+use super::harness::{dump, recover};
+use crate::plan::{self, NodeSpec};
+use crate::{MetaStore, Part, verify_cluster};
+use amphi_types::item::Txn;
+use amphi_types::{Cred, Errno, Ino, Kind, Name, SHARD_COOKIE_SHIFT, SetAttr, TargetId, TimeSet, Timespec};
+
+const NOW: Timespec = Timespec { sec: 1000, nsec: 0 };
+
+fn name(i: usize) -> Name {
+    Name::new(format!("file {i}").into_bytes()).expect("a name")
+}
+
+/// A store with a directory `d` below the root that has `count` shards.
+fn sharded(count: u8) -> (MetaStore, Ino, Vec<Ino>) {
+    let (mut store, _) = MetaStore::format(TargetId(0), 7, NOW, Some((0, 0)), 1);
+    let mut txn = Txn::default();
+    let d = Name::new(b"d".to_vec()).expect("a name");
+    let dir = store.make(&Cred::root(), Ino::ROOT, &d, &NodeSpec::dir(0o755), NOW, &mut txn).expect("made");
+    let given = (0..count).map(|_| store.alloc_ino(&mut txn).expect("a number"));
+    let shards: Vec<Ino> = given.zip(0..).map(|(ino, place)| Ino::shard(ino, place).expect("it fits")).collect();
+    let parts = plan::shards(&Cred::root(), &store.facts(dir).expect("there"), &shards).expect("empty");
+    store.check_parts(&parts).expect("nothing has changed");
+    store.apply_parts(&parts, NOW, &mut txn);
+    (store, dir, shards)
+}
+
+/// Goal: a listing over the shards has each name once, in the order of cookies, and the numbers of shards and cookies
+/// fit each other, also after a restart. Method: 2,000 names in 5 shards; the store loaded from its items.
+#[test]
+fn shards_are_ranges_of_cookies() {
+    let (mut store, dir, shards) = sharded(5);
+    let mut txn = Txn::default();
+    for i in 0..2000 {
+        let at = shards[name(i).shard(5)];
+        store.make(&Cred::root(), at, &name(i), &NodeSpec::file(0o644), NOW, &mut txn).expect("made");
+    }
+    assert_eq!(verify_cluster(&[&store]), Vec::<String>::new());
+    let store = recover(TargetId(0), &dump(&store, 100), u64::MAX).expect("it loads");
+    assert_eq!(store.shards(dir), shards);
+    let (mut found, mut last) = (Vec::new(), 0);
+    for (place, shard) in shards.iter().enumerate() {
+        let mut cookie = ((place as u64) << SHARD_COOKIE_SHIFT).saturating_sub(1);
+        loop {
+            let (entries, end) = store.readdir(*shard, cookie, 7).expect("a directory");
+            for entry in &entries {
+                assert!(entry.cookie > last && entry.cookie >> SHARD_COOKIE_SHIFT == place as u64);
+                last = entry.cookie;
+                found.push(entry.name.clone());
+            }
+            if end {
+                break;
+            }
+            cookie = last;
+        }
+        let part = found.len() / (place + 1);
+        assert!((300..500).contains(&part), "names are spread evenly: {part}");
+    }
+    found.sort();
+    found.dedup();
+    assert_eq!(found.len(), 2000);
+}
+
+/// Goal: one change of the directory gives all shards what they have in common, and what it was planned for may not
+/// have changed; the checker finds a shard that has not got it. Method: chmod and a time, with one part left out.
+#[test]
+fn shards_agree_with_their_directory() {
+    let (mut store, dir, shards) = sharded(3);
+    let mut txn = Txn::default();
+    let later = Timespec { sec: 2000, nsec: 0 };
+    store.make(&Cred::root(), shards[1], &name(0), &NodeSpec::file(0o644), later, &mut txn).expect("made");
+    assert_eq!(store.inode(shards[1]).expect("there").times.mtime, later);
+    assert_eq!(store.inode(shards[0]).expect("there").times.mtime, Timespec::default());
+    let set = |set: SetAttr, store: &MetaStore| {
+        let change =
+            |copy: &mut MetaStore| copy.setattr(&Cred::root(), dir, &set, later, &mut Txn::default()).map(drop);
+        store.plan_shared(dir, change).expect("root may").0
+    };
+    let chmod = set(SetAttr { perm: Some(0o2700), uid: Some(5), ..SetAttr::default() }, &store);
+    let times = set(SetAttr { mtime: Some(TimeSet::At(NOW)), ..SetAttr::default() }, &store);
+    assert_eq!(chmod.len(), 4);
+    let mut stale = store.clone();
+    stale.apply_parts(&chmod[..3], later, &mut txn);
+    let findings = verify_cluster(&[&stale]);
+    assert!(findings.iter().any(|finding| finding.contains("other permissions")), "{findings:?}");
+    store.apply_parts(&chmod, later, &mut txn);
+    assert_eq!(verify_cluster(&[&store]), Vec::<String>::new());
+    assert!(shards.iter().all(|shard| store.inode(*shard).expect("there").perm == 0o2700));
+    assert_eq!(store.inode(shards[1]).expect("there").times.mtime, later, "chmod is no change of names");
+    assert!(store.check_parts(&times).is_err(), "the directory has changed since that was planned");
+    let times = set(SetAttr { mtime: Some(TimeSet::At(NOW)), ..SetAttr::default() }, &store);
+    store.apply_parts(&times, later, &mut txn);
+    assert_eq!(store.inode(shards[1]).expect("there").times.mtime, Timespec::default());
+    assert_eq!(store.inode(dir).expect("there").times.mtime, NOW);
+}
+
+/// Goal: a directory goes with its shards, and only when all are empty; names get into none of them afterwards. Method:
+/// a removal that asks every shard beside one that leaves one out.
+#[test]
+fn removal_asks_every_shard() {
+    let (mut store, dir, shards) = sharded(4);
+    let mut txn = Txn::default();
+    let root = store.facts(Ino::ROOT).expect("there");
+    let d = Name::new(b"d".to_vec()).expect("a name");
+    store.make(&Cred::root(), shards[3], &name(0), &NodeSpec::file(0o644), NOW, &mut txn).expect("made");
+    let parts = plan::rmdir(&Cred::root(), &root, &d, &store.facts(dir).expect("there")).expect("planned");
+    assert_eq!(store.check_parts(&parts), Err(Errno::NotEmpty.into()));
+    let one_less: Vec<Part> =
+        parts.iter().filter(|part| **part != Part::Unlink { ino: shards[3], kind: Kind::Dir }).cloned().collect();
+    let mut wrong = store.clone();
+    wrong.apply_parts(&one_less, NOW, &mut txn);
+    assert!(!verify_cluster(&[&wrong]).is_empty(), "a shard without a directory is found");
+    store.unlink(&Cred::root(), shards[3], &name(0), NOW, &mut txn).expect("there");
+    store.check_parts(&parts).expect("all are empty");
+    store.apply_parts(&parts, NOW, &mut txn);
+    assert_eq!(verify_cluster(&[&store]), Vec::<String>::new());
+    for shard in shards {
+        let made = store.make(&Cred::root(), shard, &name(1), &NodeSpec::file(0o644), NOW, &mut txn);
+        assert_eq!(made, Err(Errno::NoEnt));
+    }
+}

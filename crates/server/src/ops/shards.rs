@@ -1,0 +1,112 @@
+//! Directories whose names lie in shards: giving a directory shards, and changing what it and its shards have in common.
+//!
+//! Owns: these two operations, and who is told of shards when. Does not own: what a shard is (`amphi_meta`), the steps
+//! over several targets (`tx`), which shard a client asks.
+//!
+//! A shard is a directory, so all operations on names work on it as on any other one. Requests that name a name in the
+//! directory itself are refused with `Remote`.
+
+use super::PLAN_TRIES;
+use crate::message::{TargetReply, TargetRequest};
+use crate::tx::run::Ran;
+use crate::worker::request::RequestCx;
+use crate::zone_target::NameKey;
+use crate::zone_target::gate::Hold;
+use amphi_dlm::Changed;
+use amphi_env::Env;
+use amphi_meta::{MetaStore, Part, plan};
+use amphi_types::item::Txn;
+use amphi_types::{Errno, Ino, Result, TargetId};
+use amphi_wire::Reply;
+
+impl<E: Env> RequestCx<E> {
+    /// `Request::Shards`. Whoever knows of the shards changes names that others may not cache as names of the directory
+    /// itself any more; so nobody is told before those are gone, also after a restart.
+    pub async fn shards(&self, dir: Ino) -> Result<Reply> {
+        if !self.target.reclaim.is_over() {
+            self.target.recovered().await;
+        }
+        // One after the other: whoever holds the second takes the first.
+        self.target.settle(vec![NameKey::Shards(dir)]).await;
+        self.target.settle(vec![NameKey::Inode(dir)]).await;
+        let meta = self.target.meta.borrow();
+        meta.inode(dir)?;
+        Ok(Reply::Shards(meta.shards(dir)))
+    }
+
+    /// `Request::SetShards`. The shards lie on consecutive targets, the first beside the directory.
+    pub async fn set_shards(&self, dir: Ino, count: u16) -> Result<Reply> {
+        let pool = self.worker.pool().max(1);
+        let count = if count == 0 { usize::from(pool).min(Ino::SHARDS_MAX) } else { usize::from(count) };
+        if count > Ino::SHARDS_MAX {
+            return Err(Errno::Inval);
+        }
+        let _untold = self.target.queues.names.take(vec![(NameKey::Shards(dir), Hold::Exclusive)]).await;
+        let mut shards = Vec::new();
+        for _ in 0..PLAN_TRIES {
+            self.target.settle(vec![NameKey::Inode(dir)]).await;
+            let facts = self.target.meta.borrow().facts(dir)?;
+            // First find out whether it may be done at all, so that refusals cost no numbers.
+            plan::shards(&self.cred, &facts, &[])?;
+            while shards.len() < count {
+                let target = TargetId(((usize::from(dir.target().0) + shards.len()) % usize::from(pool)) as u16);
+                let place = u8::try_from(shards.len()).map_err(|_| Errno::Inval)?;
+                shards.push(Ino::shard(self.number_on(target).await?, place).ok_or(Errno::NoSpace)?);
+            }
+            let parts = plan::shards(&self.cred, &facts, &shards)?;
+            let mut admitted = Vec::new();
+            for new in parts.iter().filter(|part| matches!(part, Part::MakeInode(_))) {
+                let project = Part::SetProject { ino: new.ino(), project: facts.project };
+                admitted.push(self.admit_inode(&[new.clone(), project]).await?);
+            }
+            let mut view = {
+                let meta = self.target.meta.borrow();
+                self.target.view_of(&meta, dir, &meta.inode(dir)?)
+            };
+            view.attr.ctime = self.now;
+            (view.sharded, view.xattrs) = (true, true);
+            let Ran::Done(reply) = self.run_parts(parts, &[], None, async |_| Ok(Reply::Inode(view))).await? else {
+                continue;
+            };
+            // None is granted any more, so these are all.
+            let names = self.target.coherence.tokens.names_of(dir).into_iter();
+            let names = names.map(|key| Changed::alone(key).unknown()).collect();
+            self.change(|| names).await.end();
+            return Ok(reply);
+        }
+        Err(Errno::Again)
+    }
+
+    /// A number for an inode of a target.
+    async fn number_on(&self, target: TargetId) -> Result<Ino> {
+        if target == self.target.id {
+            return self.new_ino();
+        }
+        match self.worker.ask(target, TargetRequest::NewIno).await? {
+            TargetReply::Ino(ino) => Ok(ino),
+            _ => Err(Errno::Proto),
+        }
+    }
+
+    /// Changes attributes of a directory that has shards, and of all of them. Answers `Inode`.
+    ///
+    /// Errors: those of `change`, which is tried on a copy of the directory.
+    pub(super) async fn change_shared(
+        &self,
+        dir: Ino,
+        change: impl Fn(&mut MetaStore, &mut Txn) -> Result<()>,
+    ) -> Result<Reply> {
+        for _ in 0..PLAN_TRIES {
+            self.target.settle(vec![NameKey::Inode(dir)]).await;
+            let (parts, view) = {
+                let meta = self.target.meta.borrow();
+                let (parts, copy) = meta.plan_shared(dir, |copy| change(copy, &mut Txn::default()))?;
+                (parts, self.target.view_of(&copy, dir, &copy.inode(dir)?))
+            };
+            if let Ran::Done(reply) = self.run_parts(parts, &[], None, async |_| Ok(Reply::Inode(view))).await? {
+                return Ok(reply);
+            }
+        }
+        Err(Errno::Again)
+    }
+}

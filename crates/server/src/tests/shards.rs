@@ -1,0 +1,134 @@
+//! Directories whose names lie in shards, as servers have them.
+
+use super::*;
+use amphi_types::{Caps, FileFlags, SetAttr};
+
+/// Names that lie in different shards, one for each of `count`.
+fn one_for_each(count: usize) -> Vec<String> {
+    let in_shard = |shard: usize| {
+        (0..)
+            .map(|i| format!("n{i}"))
+            .find(move |text| name(text).shard(count) == shard)
+            .expect("a name for each shard")
+    };
+    (0..count).map(in_shard).collect()
+}
+
+/// Goal: the inodes of a directory with shards lie beside their names on all targets, a look at the directory itself is
+/// refused, and it can be removed only when all shards are empty. Method: a name in each shard, removed one by one.
+#[test]
+fn names_lie_in_shards() {
+    let place = Place::new(900, 4, 2);
+    let run = async {
+        let server = place.start().await.unwrap();
+        let c = place.client(1).await.unwrap();
+        let dir = c.mkdir(Ino::ROOT, "d").await.unwrap();
+        assert_eq!(c.shards(dir).await, Ok(Vec::new()));
+        c.call(Request::SetShards { ino: dir, count: 0 }).await.unwrap();
+        let shards = c.shards(dir).await.unwrap();
+        let mut targets: Vec<_> = shards.iter().map(|shard| shard.target().0).collect();
+        targets.sort_unstable();
+        assert_eq!(targets, [0, 1, 2, 3], "one on each target");
+        assert_eq!(c.call(Request::SetShards { ino: dir, count: 2 }).await, Err(Errno::Exist));
+        let names = one_for_each(4);
+        for (text, shard) in names.iter().zip(&shards) {
+            let file = c.create(dir, text).await.unwrap();
+            assert_eq!(file.target(), shard.target(), "the inode lies beside its name");
+        }
+        let lookup = Request::Lookup { dir, name: name(&names[0]) };
+        assert_eq!(c.ask(lookup, None).await.0, Err(Errno::Remote), "nothing lies in the directory itself");
+        assert_eq!(c.list(dir).await.unwrap().len(), 4);
+        for text in &names {
+            assert_eq!(c.rmdir(Ino::ROOT, "d").await, Err(Errno::NotEmpty), "{text} is still there");
+            c.unlink(dir, text).await.unwrap();
+        }
+        c.rmdir(Ino::ROOT, "d").await.unwrap();
+        assert_eq!(c.shards(dir).await, Err(Errno::Stale));
+        let full = c.mkdir(Ino::ROOT, "full").await.unwrap();
+        c.create(full, "f").await.unwrap();
+        assert_eq!(c.call(Request::SetShards { ino: full, count: 2 }).await, Err(Errno::NotEmpty));
+        c.call(Request::Goodbye).await.unwrap();
+        server.stop().await.unwrap();
+        let report = crate::fsck(&place.sim.node("server"), "data").await.unwrap();
+        assert!(report.is_clean(), "{report:?}");
+    };
+    place.sim.block_on(run).unwrap();
+}
+
+/// Goal: what is set of a directory holds in all of its shards, when the answer is there. Method: permissions, flags,
+/// group and an access list of the directory; then names in each shard by somebody else.
+#[test]
+fn shards_have_what_the_directory_has() {
+    let place = Place::new(901, 3, 1);
+    let run = async {
+        let server = place.start().await.unwrap();
+        let (c, other) = (place.client(1).await.unwrap(), place.client(2).await.unwrap());
+        *other.cred.borrow_mut() = Cred { caps: Caps::NONE, ..Cred::new(5, 6, vec![]) };
+        let dir = c.mkdir(Ino::ROOT, "d").await.unwrap();
+        c.call(Request::SetShards { ino: dir, count: 6 }).await.unwrap();
+        let names = one_for_each(6);
+        let set = |set: SetAttr| c.call(Request::SetAttr { ino: dir, set });
+        for text in &names {
+            assert_eq!(other.make(dir, text, Make::Dir).await, Err(Errno::Access), "{text}");
+        }
+        set(SetAttr { perm: Some(0o2777), gid: Some(9), ..SetAttr::default() }).await.unwrap();
+        for text in &names {
+            let sub = other.make(dir, text, Make::Dir).await.unwrap();
+            let attr = other.stat(sub).await.unwrap();
+            assert_eq!((attr.gid, attr.perm & 0o2000), (9, 0o2000), "{text}: group and setgid bit are inherited");
+        }
+        set(SetAttr { flags: Some(FileFlags::APPEND), ..SetAttr::default() }).await.unwrap();
+        for text in &names {
+            assert_eq!(c.rmdir(dir, text).await, Err(Errno::Perm), "{text}: names are added alone");
+        }
+        set(SetAttr { flags: Some(FileFlags::NONE), project: Some(3), ..SetAttr::default() }).await.unwrap();
+        for text in &names {
+            c.rmdir(dir, text).await.unwrap();
+        }
+        c.call(Request::Goodbye).await.unwrap();
+        other.call(Request::Goodbye).await.unwrap();
+        server.stop().await.unwrap();
+        let report = crate::fsck(&place.sim.node("server"), "data").await.unwrap();
+        assert!(report.is_clean(), "{report:?}");
+    };
+    place.sim.block_on(run).unwrap();
+}
+
+/// Goal: nobody is told of shards while a name of the directory itself may be cached. Method: a mount that holds a name
+/// as absent and does not answer; shards come when it has.
+#[test]
+fn cached_names_go_before_shards_are_told() {
+    let place = Place::new(902, 2, 1);
+    let run = async {
+        let server = place.start().await.unwrap();
+        let (c, holder) = (place.client(1).await.unwrap(), place.client(2).await.unwrap());
+        let dir = c.mkdir(Ino::ROOT, "d").await.unwrap();
+        assert_eq!(holder.lookup(dir, "x").await.map(drop), Err(Errno::NoEnt));
+        holder.held.deaf.set(true);
+        let set = async { c.call(Request::SetShards { ino: dir, count: 2 }).await.unwrap() };
+        let answers = async {
+            loop {
+                let (target, id, keys) = holder.held.revoked().await;
+                let is_name = keys.contains(&TokenKey::Name(dir, name("x").token_hash()));
+                if is_name {
+                    let clock = place.sim.node("client");
+                    let asked = std::pin::pin!(holder.shards(dir));
+                    let wait = std::pin::pin!(clock.sleep(Duration::from_secs(2)));
+                    let first = futures_util::future::select(asked, wait).await;
+                    let is_late = matches!(first, futures_util::future::Either::Right(_));
+                    assert!(is_late, "the name may still be cached");
+                }
+                holder.reply(&Push::Revoke { target, id, upto: 0, keys }).await;
+                if is_name {
+                    return;
+                }
+            }
+        };
+        futures_util::future::join(set, answers).await;
+        holder.held.deaf.set(false);
+        assert_eq!(c.shards(dir).await.unwrap().len(), 2);
+        c.create(dir, "x").await.unwrap();
+        drop(server);
+    };
+    place.sim.block_on(run).unwrap();
+}
