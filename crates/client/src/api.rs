@@ -61,6 +61,8 @@ pub struct ClientConfig {
     pub job: Option<JobName>,
     /// Variables of an environment that name a job, the first that is set; none: there are no jobs.
     pub job_variables: Vec<String>,
+    /// Writes to all files are as to files of commit consistency.
+    pub commit: bool,
     /// Most connections to a server, at least 1: a server with several workers is best reached over one for each.
     pub links_max: u16,
 }
@@ -76,6 +78,7 @@ impl ClientConfig {
             owner_uid: 0,
             job: None,
             job_variables: JOB_VARIABLES.map(String::from).to_vec(),
+            commit: false,
             links_max: LINKS_MAX,
         }
     }

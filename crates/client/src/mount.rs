@@ -123,7 +123,7 @@ impl Mount {
         Mount {
             stats: Stats::new(config.clock.now_ns()),
             jobs: Jobs::new(config.job, config.job_variables),
-            policy: Policy::default(),
+            policy: Policy { commit: config.commit, ..Policy::default() },
             queue: Queue::default(),
             cluster: Cluster::default(),
             cache: PageCache::above(writeback.grants.clone()),
@@ -162,6 +162,11 @@ impl Mount {
             let until = self.clock.now_ns() + self.tunables.get(Tunable::ContendedMs) * 1_000_000;
             file.locks.contended_until_ns.store(until, Ordering::Relaxed);
         }
+    }
+
+    /// Whether a write to the file may land after it has returned, without a lock.
+    pub(crate) fn is_commit(&self, file: &Inode) -> bool {
+        self.policy.commit || file.is_commit()
     }
 
     /// Bytes that write-back may have under way: those are copies beside the cache, so of a small one only a part.

@@ -43,6 +43,8 @@ pub(crate) struct Policy {
     pub(crate) growth: Growth,
     /// Who reads in which pieces.
     pub(crate) readers: Readers,
+    /// Writes to all files may land after they have returned (docs/SEMANTICS.md, "Commit consistency").
+    pub(crate) commit: bool,
 }
 
 impl Policy {

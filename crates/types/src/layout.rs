@@ -104,19 +104,30 @@ impl DataChecksums {
     }
 }
 
+/// When other mounts see what a mount has written to a file (docs/SEMANTICS.md, "Commit consistency").
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Consistency {
+    /// From the return of each write on.
+    #[default]
+    Posix = 0,
+    /// From the next `fsync`, `close` or release of a file lock by the writer on, at the latest.
+    Commit = 1,
+}
+
 /// What a file's owner asked of mounts and servers; inherited by what is made in a directory. One byte, also in a
-/// message and on the disk: the I/O mode, three times the kernel cache, and nine times the checksums.
+/// message and on the disk: the I/O mode, three times the kernel cache, nine times the checksums, and 27 times the
+/// consistency.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "u8", into = "u8")]
 pub struct Advice(u8);
 
 impl Advice {
     /// How many there are.
-    const ALL: u8 = 27;
+    const ALL: u8 = 54;
 
     /// All settings.
-    pub fn new(mode: IoMode, kernel_cache: KernelCache, checksums: DataChecksums) -> Advice {
-        Advice(mode as u8 + 3 * kernel_cache as u8 + 9 * checksums as u8)
+    pub fn new(mode: IoMode, kernel_cache: KernelCache, checksums: DataChecksums, consistency: Consistency) -> Advice {
+        Advice(mode as u8 + 3 * kernel_cache as u8 + 9 * checksums as u8 + 27 * consistency as u8)
     }
 
     /// What is asked of the hybrid decision.
@@ -139,27 +150,35 @@ impl Advice {
 
     /// Whether what is written gets checksums.
     pub fn checksums(self) -> DataChecksums {
-        match self.0 / 9 {
+        match self.0 / 9 % 3 {
             0 => DataChecksums::Auto,
             1 => DataChecksums::On,
             _ => DataChecksums::Off,
         }
     }
 
+    /// When other mounts see what is written.
+    pub fn consistency(self) -> Consistency {
+        if self.0 / 27 == 0 { Consistency::Posix } else { Consistency::Commit }
+    }
+
     /// With what `asked` says.
     pub fn with(self, asked: AskedAdvice) -> Advice {
-        let (mode, kernel_cache, checksums) = (self.mode(), self.kernel_cache(), self.checksums());
+        let (mut mode, mut kernel_cache) = (self.mode(), self.kernel_cache());
+        let (mut checksums, mut consistency) = (self.checksums(), self.consistency());
         match asked {
-            AskedAdvice::Mode(mode) => Advice::new(mode, kernel_cache, checksums),
-            AskedAdvice::KernelCache(kernel_cache) => Advice::new(mode, kernel_cache, checksums),
-            AskedAdvice::Checksums(checksums) => Advice::new(mode, kernel_cache, checksums),
+            AskedAdvice::Mode(asked) => mode = asked,
+            AskedAdvice::KernelCache(asked) => kernel_cache = asked,
+            AskedAdvice::Checksums(asked) => checksums = asked,
+            AskedAdvice::Consistency(asked) => consistency = asked,
         }
+        Advice::new(mode, kernel_cache, checksums, consistency)
     }
 }
 
 impl From<IoMode> for Advice {
     fn from(mode: IoMode) -> Advice {
-        Advice::new(mode, KernelCache::Auto, DataChecksums::Auto)
+        Advice::new(mode, KernelCache::Auto, DataChecksums::Auto, Consistency::Posix)
     }
 }
 
@@ -173,7 +192,7 @@ impl TryFrom<u8> for Advice {
     type Error = &'static str;
 
     fn try_from(byte: u8) -> std::result::Result<Advice, &'static str> {
-        if byte < Advice::ALL { Ok(Advice(byte)) } else { Err("advice beyond 26") }
+        if byte < Advice::ALL { Ok(Advice(byte)) } else { Err("advice beyond 53") }
     }
 }
 
@@ -186,6 +205,8 @@ pub enum AskedAdvice {
     KernelCache(KernelCache),
     /// The checksums.
     Checksums(DataChecksums),
+    /// The consistency.
+    Consistency(Consistency),
 }
 
 /// A file's layout; fixed once the file has data.
@@ -425,8 +446,9 @@ mod tests {
             [0, 1, 2]
         );
         for byte in 0..=u8::MAX {
-            let read = Advice::try_from(byte).map(|a| Advice::new(a.mode(), a.kernel_cache(), a.checksums()));
-            assert_eq!(read.map(u8::from).ok(), Some(byte).filter(|byte| *byte < 27));
+            let read =
+                Advice::try_from(byte).map(|a| Advice::new(a.mode(), a.kernel_cache(), a.checksums(), a.consistency()));
+            assert_eq!(read.map(u8::from).ok(), Some(byte).filter(|byte| *byte < 54));
         }
         let off = AskedAdvice::KernelCache(KernelCache::Off);
         let both = Advice::from(IoMode::Direct).with(off);
@@ -435,6 +457,9 @@ mod tests {
         let all = both.with(AskedAdvice::Checksums(DataChecksums::On));
         assert_eq!((u8::from(all), all.mode(), all.kernel_cache()), (17, IoMode::Direct, KernelCache::Off));
         assert_eq!(all.with(AskedAdvice::Checksums(DataChecksums::Auto)), both);
+        let commit = all.with(AskedAdvice::Consistency(Consistency::Commit));
+        assert_eq!((u8::from(commit), commit.checksums()), (44, DataChecksums::On));
+        assert_eq!(commit.with(AskedAdvice::Consistency(Consistency::Posix)), all);
     }
 
     /// Goal: pieces cover a range exactly once and agree with `stripe_at` for every byte sampled.

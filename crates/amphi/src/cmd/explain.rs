@@ -166,6 +166,7 @@ fn file(path: &Path, name: &str, cluster: &Cluster) -> Outcome<Explanation> {
     // A file that is on no mount has no mode.
     let mode = control::read(path, "user.amphi.mode")?;
     let layout = control::read(path, "user.amphi.layout")?;
+    let consistency = control::read_if_any(path, "user.amphi.consistency")?.unwrap_or_default();
     // Before it is opened here, which counts.
     let counters = control::read_if_any(path, "user.amphi.counters.json")?.unwrap_or_default();
     let portrait = control::read_if_any(path, "user.amphi.portrait")?.unwrap_or_default();
@@ -176,8 +177,8 @@ fn file(path: &Path, name: &str, cluster: &Cluster) -> Outcome<Explanation> {
         Err(_) => String::new(),
     };
     let texts = FileTexts { counters: &counters, portrait: &portrait, extents: &extents, tunables: &cluster.tunables };
-    let facts =
-        FileFacts { path: name.into(), size, layout, mode, targets: cluster.targets.clone(), ..FileFacts::default() };
+    let (path, targets) = (name.into(), cluster.targets.clone());
+    let facts = FileFacts { path, size, layout, mode, consistency, targets, ..FileFacts::default() };
     Ok(of_file(&facts.read(texts).map_err(Failure::broken)?))
 }
 

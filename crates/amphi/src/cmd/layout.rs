@@ -1,5 +1,5 @@
-//! `amphi layout`: how the data of files is laid over targets, which way their I/O goes, who serves their reads, and
-//! whether their blocks get checksums.
+//! `amphi layout`: how the data of files is laid over targets, which way their I/O goes, who serves their reads, whether
+//! their blocks get checksums, and when other mounts see what is written.
 
 use amphi_host::control;
 use amphi_host::failure::{During, Failure, Outcome};
@@ -17,7 +17,10 @@ const KERNEL_CACHE: &str = "user.amphi.kernel_cache";
 /// The attribute that says whether blocks get checksums.
 const CHECKSUMS: &str = "user.amphi.checksums";
 
-/// Show or set data layout, I/O mode, use of the kernel's cache and checksums of files and directories.
+/// The attribute that says when other mounts see what is written.
+const CONSISTENCY: &str = "user.amphi.consistency";
+
+/// Show or set data layout, I/O mode, use of the kernel's cache, checksums and consistency of files and directories.
 #[derive(Args, Debug)]
 pub struct Layout {
     #[command(subcommand)]
@@ -26,7 +29,7 @@ pub struct Layout {
 
 #[derive(Subcommand, Debug)]
 enum Action {
-    /// Print layout, I/O mode, kernel cache and checksums, and of files where data lies and what is not stable yet
+    /// Print layout, I/O mode, kernel cache, checksums and consistency, and of files where data lies and what is not stable yet
     Get {
         /// Each extent of a file: offset in the file, length, target, address in the target's zone
         #[arg(long)]
@@ -35,10 +38,11 @@ enum Action {
         #[arg(required = true)]
         paths: Vec<PathBuf>,
     },
-    /// Set layout, I/O mode, kernel cache or checksums; new files and directories in a directory inherit them
+    /// Set layout, I/O mode, kernel cache, checksums or consistency; new files and directories in a directory inherit
+    /// them
     Set {
         /// growing, whole, or striped[,size=SIZE][,count=N]; a file that has data keeps its layout
-        #[arg(long, required_unless_present_any = ["mode", "kernel_cache", "checksums"], value_name = "LAYOUT")]
+        #[arg(long, required_unless_present_any = ["mode", "kernel_cache", "checksums", "consistency"], value_name = "LAYOUT")]
         layout: Option<String>,
         /// auto, buffered or direct
         #[arg(long, value_parser = ["auto", "buffered", "direct"])]
@@ -49,6 +53,10 @@ enum Action {
         /// Whether what is written from now on gets checksums; auto: as server.checksums says
         #[arg(long, value_parser = ["auto", "on", "off"])]
         checksums: Option<String>,
+        /// When other mounts see a write: posix, when it has returned; commit, at the writer's next fsync, close or
+        /// release of a file lock at the latest
+        #[arg(long, value_parser = ["posix", "commit"])]
+        consistency: Option<String>,
         /// Files or directories
         #[arg(required = true)]
         paths: Vec<PathBuf>,
@@ -65,8 +73,9 @@ impl Layout {
                     let mode = control::read(&path, "user.amphi.mode")?;
                     let kernel_cache = control::read(&path, KERNEL_CACHE)?;
                     let sums = control::read(&path, CHECKSUMS)?;
+                    let consistency = control::read(&path, CONSISTENCY)?;
                     println!(
-                        "{}: layout {layout} mode {mode} kernel-cache {kernel_cache} checksums {sums}",
+                        "{}: layout {layout} mode {mode} kernel-cache {kernel_cache} checksums {sums} consistency {consistency}",
                         path.display()
                     );
                     if path.is_file() {
@@ -74,11 +83,12 @@ impl Layout {
                     }
                 }
             }
-            Action::Set { layout, mode, kernel_cache, checksums, paths } => {
+            Action::Set { layout, mode, kernel_cache, checksums, consistency, paths } => {
                 let asked = [
                     ("user.amphi.mode", mode, "auto, buffered, direct"),
                     (KERNEL_CACHE, kernel_cache, "auto, on, off"),
                     (CHECKSUMS, checksums, "auto, on, off"),
+                    (CONSISTENCY, consistency, "posix, commit"),
                 ];
                 for (done, path) in paths.iter().enumerate() {
                     set(path, layout.as_deref(), &asked).map_err(|f| f.behind(done))?;

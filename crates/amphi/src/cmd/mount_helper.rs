@@ -234,7 +234,7 @@ fn changed(flags: MountFlags, words: &[MountWord]) -> MountFlags {
         MountWord::Exec => flags - MountFlags::NOEXEC,
         MountWord::NoDev => flags | MountFlags::NODEV,
         MountWord::Dev => flags - MountFlags::NODEV,
-        MountWord::NoAcl | MountWord::Acl => flags,
+        MountWord::NoAcl | MountWord::Acl | MountWord::Commit | MountWord::Posix => flags,
         MountWord::NoAtime => (flags | MountFlags::NOATIME) - MountFlags::RELATIME,
         MountWord::RelAtime => (flags | MountFlags::RELATIME) - MountFlags::NOATIME,
     })
@@ -248,6 +248,11 @@ fn remount(dir: &Path, words: &[MountWord]) -> Outcome {
     };
     if words.iter().any(|word| matches!(word, MountWord::Acl | MountWord::NoAcl)) {
         let why = "whether access control lists count is agreed when it is mounted: unmount it, and mount it again";
+        return Err(Failure::refused(format!("{}: {why}", dir.display())));
+    }
+    if words.iter().any(|word| matches!(word, MountWord::Commit | MountWord::Posix)) {
+        let why = "the consistency of a mount is chosen when it is mounted: unmount it, and mount it again; \
+                   `amphi layout set --consistency` changes that of files and directories";
         return Err(Failure::refused(format!("{}: {why}", dir.display())));
     }
     let before = flags_of(&now);

@@ -63,6 +63,7 @@ impl Mounting {
         let atime = no_atime.then(|| "client.atime=none".to_string());
         let set: Vec<String> = atime.into_iter().chain(self.set.iter().cloned()).collect();
         let mut config = amphi_host::client::client_config(self.cache, &set)?;
+        config.commit = words.said(MountWord::Commit, MountWord::Posix) == Some(true);
         config.job_variables = self.job_env.iter().filter(|name| !name.is_empty()).cloned().collect();
         Ok(config)
     }

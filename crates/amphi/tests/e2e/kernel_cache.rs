@@ -549,7 +549,10 @@ fn the_kernel_cache_can_be_set() {
     let shown = amphi().args(["layout", "get"]).args([&dir, &inherits]).output().expect("amphi").stdout;
     let shown = String::from_utf8(shown).expect("text");
     assert!(
-        shown.lines().next().is_some_and(|line| line.ends_with("mode auto kernel-cache on checksums auto")),
+        shown
+            .lines()
+            .next()
+            .is_some_and(|line| line.ends_with("mode auto kernel-cache on checksums auto consistency posix")),
         "{shown}"
     );
     assert!(shown.contains("d/f: layout growing,size=1M,count=4 mode auto kernel-cache auto"), "{shown}");

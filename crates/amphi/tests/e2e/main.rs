@@ -10,6 +10,7 @@ mod changes;
 mod channels;
 mod checksums;
 mod cluster;
+mod commit;
 mod crash;
 mod demo;
 mod direct;

@@ -3,9 +3,18 @@
 use super::Client;
 use crate::coherence::file_locks::{self, TakenLock};
 use crate::conn::pending::{Interrupt, Pending};
+use crate::mount::Mount;
+use crate::ops::write_behind;
 use amphi_types::{ByteRange, Ino};
 use amphi_wire::{FileLockOwner, FileLockSpec};
 use std::sync::Arc;
+
+/// Waits for the writes to a file of commit consistency that have returned: whoever gets its lock next finds them.
+async fn land(mount: &Mount, ino: Ino) {
+    if let Some(file) = mount.files.get(ino).filter(|file| file.size.unfinished_end() > 0) {
+        write_behind::drained(&file).await;
+    }
+}
 
 /// Locks of applications: `flock`, `fcntl`. Owners are numbered by the front end.
 impl Client {
@@ -15,7 +24,11 @@ impl Client {
     /// Errors: `Again` if another owner holds a conflicting lock, `NoLck`, `Inval` for an empty range; `Io` once if
     /// locks of the owner on the file were lost.
     pub fn try_lock(&self, lock: FileLockSpec) -> Pending<TakenLock> {
-        Pending::start(&self.mount, file_locks::take(self.mount.clone(), lock, false, None))
+        let mount = self.mount.clone();
+        Pending::start(&self.mount, async move {
+            land(&mount, lock.ino).await;
+            file_locks::take(mount, lock, false, None).await
+        })
     }
 
     /// As `try_lock`, but waits. `interrupt` ends the wait with `Intr`, unless the lock was granted before: then it is
@@ -23,14 +36,22 @@ impl Client {
     ///
     /// Errors: `Deadlk` if POSIX owners would wait for each other, otherwise as for `try_lock`.
     pub fn wait_lock(&self, lock: FileLockSpec, interrupt: Arc<Interrupt>) -> Pending<TakenLock> {
-        Pending::start(&self.mount, file_locks::take_interruptible(self.mount.clone(), lock, interrupt))
+        let mount = self.mount.clone();
+        Pending::start(&self.mount, async move {
+            land(&mount, lock.ino).await;
+            file_locks::take_interruptible(mount, lock, interrupt).await
+        })
     }
 
-    /// Gives up what the owner holds of the range.
+    /// Gives up what the owner holds of the range, once what this mount has written to the file can be seen by others.
     ///
     /// Errors: `NoLck` if that would cut a lock in two and the server has no room for one more.
     pub fn unlock(&self, ino: Ino, owner: FileLockOwner, range: ByteRange) -> Pending<()> {
-        Pending::start(&self.mount, file_locks::unlock(self.mount.clone(), ino, owner, range))
+        let mount = self.mount.clone();
+        Pending::start(&self.mount, async move {
+            land(&mount, ino).await;
+            file_locks::unlock(mount, ino, owner, range).await
+        })
     }
 
     /// Gives up everything the owner holds on the file, at a close. Nothing is sent if that is nothing.
@@ -38,7 +59,11 @@ impl Client {
         if !self.mount.coherence.file_locks.is_known(&(ino, owner)) {
             return Pending::ready(Ok(()));
         }
-        Pending::start(&self.mount, file_locks::release(self.mount.clone(), ino, owner))
+        let mount = self.mount.clone();
+        Pending::start(&self.mount, async move {
+            land(&mount, ino).await;
+            file_locks::release(mount, ino, owner).await
+        })
     }
 
     /// The lock with the lowest offset that stands in the way of `lock`. Its process is 0 if it belongs to another

@@ -58,9 +58,9 @@ pub(crate) async fn ask_now(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result
         }
         let alone = rule & 1 == 1;
         // In sole mode there are no locks for which the server could send a glimpse, and no other mount changes the
-        // file.
-        let own = mount.files.get(ino).filter(|_| alone).map_or(0, |file| file.size.own_end());
-        attr.size = view.attr.size.max(own);
+        // file. In shared mode there are none of writes that are unfinished.
+        let own = |file: Arc<Inode>| if alone { file.size.own_end() } else { file.size.unfinished_end() };
+        attr.size = view.attr.size.max(mount.files.get(ino).map_or(0, own));
         return Ok((view, attr));
     }
 }

@@ -22,7 +22,7 @@ use crate::telemetry::stats::FileStats;
 use amphi_pagecache::CachedBytes;
 use amphi_pagecache::Locality;
 use amphi_shm::export::Export;
-use amphi_types::{Attr, ByteRange, Errno, Ino, IoMode, Layout};
+use amphi_types::{Attr, ByteRange, Consistency, Errno, Ino, IoMode, Layout};
 use amphi_wire::{Access, InodeView};
 use parking_lot::Mutex;
 use std::sync::Arc;
@@ -215,7 +215,8 @@ impl Inode {
             self.hints.take(&view);
         }
         self.access_may_be_due(&known);
-        let own_before = self.size.own_end();
+        let own_end = || self.size.own_end().max(self.size.unfinished_end());
+        let own_before = own_end();
         let current = latest && self.size.epoch.load(SeqCst) <= asked_at.at;
         let quiet = current && self.cached.dirty_bytes.load(SeqCst) == 0;
         if quiet {
@@ -230,7 +231,7 @@ impl Inode {
         let news = if knows { quiet && whole } else { latest && self.size.turned.load(SeqCst) <= asked_at.at };
         if news {
             self.size.set(shown.size.max(if quiet { 0 } else { own_before }));
-            let own = self.size.own_end();
+            let own = own_end();
             let disturbed = self.cached.dirty_bytes.load(SeqCst) > 0 || self.size.epoch.load(SeqCst) > asked_at.at;
             if own > own_before || (quiet && disturbed) {
                 // A write that came in between.
@@ -312,6 +313,11 @@ impl Inode {
     /// Where the bytes lie.
     pub(crate) fn layout(&self) -> Layout {
         self.hints.layout()
+    }
+
+    /// Whether writes may land after they have returned, without a lock.
+    pub(crate) fn is_commit(&self) -> bool {
+        self.hints.advice().consistency() == Consistency::Commit
     }
 
     /// What the owner of the file asked of the decision.

@@ -25,6 +25,10 @@ pub(crate) struct FileSize {
     /// The same as it was before, while it is found out anew; 0 otherwise.
     own_before: AtomicU64,
     finding_own: Mutex<()>,
+    /// How many writes without a lock have returned and not landed (`write_behind`), and where the last of them ends.
+    unfinished: Mutex<(u32, u64)>,
+    /// The latter, for those who take no lock; 0 without any.
+    unfinished_end: AtomicU64,
     /// Writes past the cache that are under way.
     pub(super) direct_writes: AtomicU64,
     /// Memory of writes past the cache that have returned and not landed (`write_behind`).
@@ -60,6 +64,8 @@ impl FileSize {
             own_end: AtomicU64::new(0),
             own_before: AtomicU64::new(0),
             finding_own: Mutex::default(),
+            unfinished: Mutex::default(),
+            unfinished_end: AtomicU64::new(0),
             direct_writes: AtomicU64::new(0),
             piped_bytes: AtomicU64::new(0),
             sure_rule: AtomicU64::new(rule),
@@ -139,6 +145,30 @@ impl FileSize {
         // In this order one of them shows it at any moment of `own_is_at_least`.
         let first = self.own_end.load(SeqCst);
         first.max(self.own_before.load(SeqCst)).max(self.own_end.load(SeqCst))
+    }
+
+    /// A write without a lock that ends at `end` is about to return before it has landed. Until `finished` the file is
+    /// at least so long for this mount, whatever its server says.
+    pub(crate) fn begin_unfinished(&self, end: u64) {
+        let mut unfinished = self.unfinished.lock();
+        unfinished.0 += 1;
+        unfinished.1 = unfinished.1.max(end);
+        self.unfinished_end.store(unfinished.1, SeqCst);
+    }
+
+    /// It has landed or failed. Answers to questions from before this count no more (`turn`, by the caller, before).
+    pub(crate) fn finished(&self) {
+        let mut unfinished = self.unfinished.lock();
+        unfinished.0 -= 1;
+        if unfinished.0 == 0 {
+            unfinished.1 = 0;
+            self.unfinished_end.store(0, SeqCst);
+        }
+    }
+
+    /// Where the last write ends that has returned without a lock and not landed; 0 without any.
+    pub(crate) fn unfinished_end(&self) -> u64 {
+        self.unfinished_end.load(SeqCst)
     }
 
     /// It is at least `end`.

@@ -292,7 +292,8 @@ pub(crate) async fn write(
             len as usize
         }
         Mode::Direct => {
-            let others_wait = (begun.is_some() || pins.is_some()) && overwrite.is_none();
+            let others_wait = begun.is_some() || pins.is_some() || mount.is_commit(&file);
+            let others_wait = others_wait && overwrite.is_none();
             let may_be_early = others_wait && write_behind::may_be_early(&mount, &open, decision.reason, hints);
             if may_be_early && mount.writeback.free_space.is_ample(&file, range) {
                 let kept = Kept { guard, begun, pins };
@@ -301,7 +302,9 @@ pub(crate) async fn write(
                     Err((back, kept)) => (data, Kept { guard, begun, pins }) = (back, kept),
                 }
             }
-            let written = direct(&mount, &file, (range, local), data, (hints, may_be_early), pins.as_deref()).await;
+            // What keeps others away makes the pieces of a write one event.
+            let held = (begun.is_some() || pins.is_some()).then_some(local);
+            let written = direct(&mount, &file, (range, held), data, (hints, may_be_early), pins.as_deref()).await;
             learn(&mount, decision.reason, bytes, len, written.is_ok());
             let written = written?;
             pins.iter_mut().flatten().for_each(locks::Pin::used_once);
@@ -329,7 +332,8 @@ async fn after_overwrite(mount: &Arc<Mount>, file: &Arc<Inode>, told: Option<Byt
     }
 }
 
-/// Takes the locks that a write of `range` by `member` needs, unless its target is to lock for it. `kept`: its place
+/// Takes the locks that a write of `range` by `member` needs, unless its target is to lock for it, or each of its
+/// targets does, as under commit consistency. `kept`: its place
 /// among this mount's own requests, which changes if a group asks for the file meanwhile.
 async fn lock(
     mount: &Arc<Mount>,
@@ -342,6 +346,9 @@ async fn lock(
     let file = &open.file;
     lease::touch(mount, file, range).await?;
     let pieces = direct_pieces(file, range);
+    if decision.mode == Mode::Direct && mount.is_commit(file) {
+        return Ok(kept);
+    }
     let early =
         decision.reason == Reason::DirectContention && write_behind::admits(mount, open, range, decision.reason, hints);
     if early {
@@ -487,13 +494,13 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, data: &
     Ok(all_covered)
 }
 
-/// Writes to the targets: all pieces in flight at once, one wait. The caller holds the range lock on
-/// `held`; without `pins` the targets lock for each piece. `may_be_early`: it could have returned early where there is
-/// room, so the answers are to say what room there is for the next one.
+/// Writes to the targets: all pieces in flight at once, one wait. The caller holds the range lock, on `held` if it
+/// keeps other mounts away; without `pins` the targets lock for each piece. `may_be_early`: it could have returned early
+/// where there is room, so the answers are to say what room there is for the next one.
 async fn direct(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,
-    (range, held): (ByteRange, ByteRange),
+    (range, held): (ByteRange, Option<ByteRange>),
     data: Buf,
     (hints, may_be_early): (Hints, bool),
     pins: Option<&[Pin]>,
@@ -517,7 +524,8 @@ async fn direct(
     drop(under_way);
     let Some(e) = error else { return Ok(len) };
     let end = good_to.max(old_size);
-    if written_to > end {
+    // Under commit consistency others may have written there meanwhile.
+    if let Some(held) = held.filter(|_| written_to > end) {
         trim(mount, file, held, (end, written_to), pins.is_some()).await;
     }
     if good_to > range.start { Ok((good_to - range.start) as usize) } else { Err(e) }

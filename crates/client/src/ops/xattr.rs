@@ -25,7 +25,7 @@ use crate::mount::Mount;
 use crate::telemetry::stats::Count;
 use crate::writeback::flush;
 use amphi_dlm::TokenKey;
-use amphi_types::{AskedAdvice, ByteRange, Errno, Ino, Kind, Result, limits};
+use amphi_types::{AskedAdvice, ByteRange, Consistency, Errno, Ino, Kind, Result, limits};
 use amphi_wire::{InodeView, Reply, Request, XattrMode};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -56,7 +56,7 @@ pub(crate) async fn get(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>) ->
     mount.stats.count(Count::Xattr);
     if let Some(own) = name.strip_prefix(PREFIX) {
         return match own {
-            b"layout" | b"mode" | b"kernel_cache" | b"checksums" => {
+            b"layout" | b"mode" | b"kernel_cache" | b"checksums" | b"consistency" => {
                 let view = view(&mount, &ctx, ino).await?;
                 if !has_layout(&view) {
                     return Err(Errno::NoData);
@@ -65,6 +65,10 @@ pub(crate) async fn get(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>) ->
                     b"mode" => layout::mode_text(view.advice.mode()).into(),
                     b"kernel_cache" => layout::kernel_cache_text(view.advice.kernel_cache()).into(),
                     b"checksums" => layout::checksums_text(view.advice.checksums()).into(),
+                    b"consistency" => {
+                        let all = mount.policy.commit.then_some(Consistency::Commit);
+                        layout::consistency_text(all.unwrap_or(view.advice.consistency())).into()
+                    }
                     _ => layout::text(&view.layout).into(),
                 })
             }
@@ -172,6 +176,11 @@ pub(crate) async fn set(
                 let asked = layout::checksums_of(text)
                     .ok_or_else(|| mount.complain(format!("{text:?} is none of auto, on, off")))?;
                 Request::SetLayout { ino, layout: None, advice: Some(AskedAdvice::Checksums(asked)) }
+            }
+            b"consistency" => {
+                let asked = layout::consistency_of(text)
+                    .ok_or_else(|| mount.complain(format!("{text:?} is none of posix, commit")))?;
+                Request::SetLayout { ino, layout: None, advice: Some(AskedAdvice::Consistency(asked)) }
             }
             own if quota::is_own(own) => return quota::set(&mount, &ctx, ino, own, text).await,
             own => return control::set(&mount, &ctx, own, text).await,

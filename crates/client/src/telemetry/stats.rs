@@ -114,6 +114,7 @@ counters! {
     WriteBackFailed = "writeback_failed", "bytes";
     Adopted = "write_adopted", "bytes";
     Pipelined = "write_pipelined", "bytes";
+    Unfinished = "write_commit", "bytes";
     BatchRequests = "batch_requests", "reqs";
     BatchFiles = "batch_files", "files";
     BatchBytes = "batch_bytes", "bytes";

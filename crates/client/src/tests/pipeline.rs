@@ -98,6 +98,22 @@ fn a_large_write_returns_early() {
     w.check_clean();
 }
 
+/// Goal: a large write that is to be stable when it returns waits until it is, however its file was opened (Promise
+/// S10). Method: one with the flag of `RWF_DSYNC` beside a plain one.
+#[test]
+fn a_stable_write_waits() {
+    let mut w = World::new(2, &[]);
+    let file = spread(&mut w, OpenFlags::READ_WRITE);
+    assert!(begin(&w, &file, 8 * MIB, b'a', Hints::default()).1);
+    let (stable, done) = begin(&w, &file, 10 * MIB, b'b', Hints { stable: true, ..Hints::default() });
+    assert!(!done, "it returns when it is stable");
+    let syncs = sent(&w, "Sync");
+    assert_eq!(w.run(stable), Ok(2 << 20));
+    assert!(sent(&w, "Sync") > syncs && w.server.contents(file.ino()).len() as u64 == 12 * MIB);
+    drop(file);
+    w.check_clean();
+}
+
 /// Goal: whoever waits for what is written, dirty, under way or both, does not wait for what is written meanwhile; all
 /// that was written before is there then (Promise S10). Method: a stream through the cache and one past it go on
 /// without end, beside `fsync`, `sync`, a close and a change of times of the same file.

@@ -5,8 +5,8 @@ use crate::plan::NodeSpec;
 use crate::{Gathered, Part, Pending, Refusal, RenameMode, XattrMode};
 use amphi_types::item::Txn;
 use amphi_types::{
-    Advice, AskedAdvice, Cred, DataChecksums, Errno, Ino, IoMode, KernelCache, Kind, Layout, Name, Result, SetAttr,
-    TimeSet, Timespec, limits,
+    Advice, AskedAdvice, Consistency, Cred, DataChecksums, Errno, Ino, IoMode, KernelCache, Kind, Layout, Name, Result,
+    SetAttr, TimeSet, Timespec, limits,
 };
 
 const USER: u32 = 10;
@@ -162,7 +162,7 @@ fn inheritance() {
     let inode = s.c.stores[0].inode(his).unwrap();
     assert_eq!(
         (inode.layout, inode.advice),
-        (layout, Advice::new(IoMode::Direct, KernelCache::On, DataChecksums::Auto))
+        (layout, Advice::new(IoMode::Direct, KernelCache::On, DataChecksums::Auto, Consistency::Posix))
     );
 }
 

@@ -93,6 +93,8 @@ pub struct FileFacts {
     pub layout: String,
     /// `auto`, `buffered`, `direct`.
     pub mode: String,
+    /// `posix`, `commit`.
+    pub consistency: String,
     /// Requests by way and reason, and messages, since the mount knows the file.
     pub counters: BTreeMap<String, Row>,
     /// What its requests look like.

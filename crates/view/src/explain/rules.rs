@@ -39,6 +39,9 @@ fn slow(rule: &'static str, what: String, advice: &str, command: Option<String>)
 pub fn of_file(facts: &FileFacts) -> Explanation {
     let mut head =
         format!("{}: {}, layout {}, mode {}", facts.path, bytes(facts.size as f64), facts.layout, facts.mode);
+    if facts.consistency == "commit" {
+        head += ", commit consistency (others see a write at the writer's fsync, close or unlock at the latest)";
+    }
     if let Some(text) = served_by(&facts.portrait.reads_served_by) {
         head += &format!("; reads are served by {text}");
     }
@@ -152,7 +155,8 @@ fn contended(facts: &FileFacts) -> Option<Finding> {
              programs that know their ranges can ask for locks ahead or for a group lock (docs/IOCTL.md)"
         }
         false => {
-            "a file for each process, or ranges that do not overlap; a group lock if the program orders its writes"
+            "a file for each process, or ranges that do not overlap; a group lock if the program orders its writes; \
+             commit consistency (amphi layout set --consistency commit) if nobody reads before the writer's fsync or close"
         }
     };
     slow("contended", what, advice, None)

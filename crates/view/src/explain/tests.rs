@@ -151,6 +151,7 @@ fn words() {
     let facts = with(file(&[("read_direct_user", 1000, 1000 * 4096), ("write_direct_large", 2, 8 * MIB)]), |f| {
         f.path = "/mnt/it's a file".into();
         f.mode = "direct".into();
+        f.consistency = "commit".into();
         f.portrait.reads = side(1000, 4096, 600, 0);
         f.portrait.fsyncs = 3;
         f.portrait.reads_served_by = "open_mount_large".into();
@@ -159,7 +160,8 @@ fn words() {
     let told = of_file(&facts);
     let text = told.text();
     for wanted in [
-        "/mnt/it's a file: 1.0 GiB, layout growing, mode direct; reads are served by the mount",
+        "/mnt/it's a file: 1.0 GiB, layout growing, mode direct, commit consistency (others see",
+        "at the latest); reads are served by the mount",
         "written   8.0 MiB in        2 requests, 100 % direct: they are large (hybrid.large_write_bytes=2M)",
         "read      3.9 MiB in     1000 requests, 100 % direct: O_DIRECT, or open file",
         "reads that the cache did not have: 100 % of 4.0 KiB to 8.0 KiB, to and fro, all aligned",

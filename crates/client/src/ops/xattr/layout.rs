@@ -1,7 +1,7 @@
 //! Layouts as text: `growing`, `whole`, `striped`, with `size=` and `count=` behind a comma. The words of the settings
 //! for mounts that go with them.
 
-use amphi_types::{DataChecksums, IoMode, KernelCache, Layout, Pattern, setting};
+use amphi_types::{Consistency, DataChecksums, IoMode, KernelCache, Layout, Pattern, setting};
 
 /// The word for an I/O mode.
 pub(crate) fn mode_text(mode: IoMode) -> &'static str {
@@ -43,6 +43,19 @@ pub(crate) fn checksums_text(asked: DataChecksums) -> &'static str {
 /// Reads whether blocks get checksums.
 pub(crate) fn checksums_of(text: &str) -> Option<DataChecksums> {
     [DataChecksums::Auto, DataChecksums::On, DataChecksums::Off].into_iter().find(|c| checksums_text(*c) == text)
+}
+
+/// The word for when other mounts see what is written.
+pub(crate) fn consistency_text(asked: Consistency) -> &'static str {
+    match asked {
+        Consistency::Posix => "posix",
+        Consistency::Commit => "commit",
+    }
+}
+
+/// Reads when other mounts see what is written.
+pub(crate) fn consistency_of(text: &str) -> Option<Consistency> {
+    [Consistency::Posix, Consistency::Commit].into_iter().find(|c| consistency_text(*c) == text)
 }
 
 /// A layout as people read it.
