@@ -367,6 +367,23 @@ fn put_all(dir: &Path, id: u32) -> Outcome {
     Ok(())
 }
 
+/// The number of the tree of which a directory is the top.
+///
+/// Errors: it is none, with what to do.
+pub(super) fn tree_of(dir: &Path) -> Outcome<u32> {
+    match project(dir)? {
+        0 => Err(Failure::refused(format!(
+            "{}: is no tree; amphi quota track {} makes it one, with all that is in it",
+            dir.display(),
+            dir.display()
+        ))),
+        id if !is_top(dir, id)? => {
+            Err(Failure::refused(format!("{}: lies in tree {id} and is not its top; name the top", dir.display())))
+        }
+        id => Ok(id),
+    }
+}
+
 /// Makes a tree of a directory, unless it is one; its number.
 fn make_tree(dir: &Path) -> Outcome<u32> {
     let before = project(dir)?;

@@ -6,6 +6,7 @@ use crate::coherence::tokens::Changing;
 use crate::counters::add;
 use crate::records;
 use crate::session::in_flight::InFlight;
+use crate::session::reach::Tree;
 use crate::session::slots::SlotRecord;
 use crate::worker::Worker;
 use crate::zone_target::Target;
@@ -33,6 +34,8 @@ pub struct RequestCx<E: Env> {
     pub id: RequestId,
     /// On whose behalf.
     pub cred: Cred,
+    /// Beyond which it reaches nothing; `None`: anywhere.
+    pub tree: Option<Tree>,
     /// Wall-clock time of its start: the time stamp of what it changes.
     pub now: Timespec,
     /// What the answer will say about tokens.
