@@ -7,6 +7,7 @@
 
 use crate::error::ServerError;
 use crate::records::{HomeRecord, SessionRecord, TxId};
+use crate::session::reach::Terms;
 use crate::session::rights::Right;
 use amphi_env::Buf;
 use amphi_meta::{Facts, Gathered, Part};
@@ -14,7 +15,6 @@ use amphi_quota::Share;
 use amphi_types::{
     Account, Amount, Cred, Errno, Ino, Kind, Layout, Name, Owner, Result, SessionId, TargetId, Timespec,
 };
-use crate::session::reach::Terms;
 use amphi_wire::keys::KeyRegistry;
 use amphi_wire::{Access, Answer, Call, ClusterMap, InodeView, Push, RequestId, TargetStatus, TokenGrant};
 use serde::{Deserialize, Serialize};

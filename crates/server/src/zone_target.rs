@@ -144,7 +144,12 @@ impl<E: Env> Target<E> {
 
     /// Whether the registry that is kept here binds a key to the tree of this project.
     pub fn is_bound(&self, project: u32) -> bool {
-        self.place.keys.borrow().iter().flat_map(|r| &r.keys).any(|e| e.subtree.as_ref().is_some_and(|s| s.project == project))
+        self.place
+            .keys
+            .borrow()
+            .iter()
+            .flat_map(|r| &r.keys)
+            .any(|e| e.subtree.as_ref().is_some_and(|s| s.project == project))
     }
 
     /// Keeps the registry of keys: it is stable when this returns.

@@ -1,6 +1,7 @@
 //! Hostile peers: whatever somebody sends to a server, it goes on, and so do those who keep to the rules.
 //!
-//! Owns: inputs of a stranger, a mount, a mount that is bound to a tree, a server and an administrator, sent to the real server in the simulator, and
+//! Owns: inputs of a stranger, a mount, a mount that is bound to a tree, a server and an administrator, sent to the real
+//! server in the simulator, and
 //! what must be so meanwhile and afterwards. Does not own: single cases with their right answers (`amphi_transport` and
 //! `amphi_server` have those).
 //!
@@ -47,8 +48,7 @@ pub enum Guise {
 
 impl Guise {
     /// All of them.
-    pub const ALL: [Guise; 6] =
-        [Guise::Stranger, Guise::User, Guise::Mount, Guise::Bound, Guise::Server, Guise::Admin];
+    pub const ALL: [Guise; 6] = [Guise::Stranger, Guise::User, Guise::Mount, Guise::Bound, Guise::Server, Guise::Admin];
 
     fn role(self) -> Role {
         match self {

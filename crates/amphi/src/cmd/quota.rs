@@ -296,7 +296,13 @@ impl Who {
             None if is_here() => here,
             None => control::find_mount(None, " with -m")?,
         };
-        let mut accounts = vec![account(&mount, "user", rustix::process::getuid().as_raw())?];
+        let tree = project(&mount)?;
+        let mut accounts = match account(&mount, "user", rustix::process::getuid().as_raw()) {
+            Ok(own) => vec![own],
+            // A mount whose key is bound to a tree is told of that alone.
+            Err(_) if tree != 0 => return Ok(vec![account(&mount, "project", tree)?]),
+            Err(e) => return Err(e),
+        };
         let mut groups: Vec<u32> =
             rustix::process::getgroups().unwrap_or_default().iter().map(|g| g.as_raw()).collect();
         groups.push(rustix::process::getgid().as_raw());
@@ -305,9 +311,8 @@ impl Who {
         for group in groups {
             accounts.push(account(&mount, "group", group)?);
         }
-        match project(&mount)? {
-            0 => {}
-            id => accounts.push(account(&mount, "project", id)?),
+        if tree != 0 {
+            accounts.push(account(&mount, "project", tree)?);
         }
         Ok(accounts)
     }

@@ -29,8 +29,7 @@ pub(crate) enum Attack {
     Cut,
 }
 
-pub(crate) const ATTACKS: [Attack; 5] =
-    [Attack::Flip, Attack::Drop, Attack::Repeat, Attack::Reorder, Attack::Cut];
+pub(crate) const ATTACKS: [Attack; 5] = [Attack::Flip, Attack::Drop, Attack::Repeat, Attack::Reorder, Attack::Cut];
 
 /// What the relay does next; shared by its threads.
 #[derive(Default)]

@@ -65,7 +65,7 @@ impl Scene {
 #[test]
 fn rights_within_a_tree() {
     let Some(scene) = Scene::new() else { return };
-    scene.compare("tree", &["--root", "keep"], Versus::compare);
+    scene.compare("tree", &["--root", "keep"], |versus| versus.compare());
 }
 
 /// Goal: where root is squashed, others are themselves, with what they may on the machine's own file system (NFS:

@@ -80,7 +80,8 @@ fn subtree_mounts_see_their_tree_alone() {
     let shown = here.display();
     for uid in ["0", "1000", "1001"] {
         assert_eq!(succeeds(uid, &format!("cat {shown}/sub/f {shown}/link")), "of aof a");
-        let listed = succeeds(uid, &format!("cd {shown}/sub; ls -i .. | wc -l; cd ..; pwd -P; stat -c %F {shown}/pipe"));
+        let listed =
+            succeeds(uid, &format!("cd {shown}/sub; ls -i .. | wc -l; cd ..; pwd -P; stat -c %F {shown}/pipe"));
         assert_eq!(listed, format!("4\n{shown}\nfifo"));
         // A link that leads out of the tree leads to where it would on any mount: beside the mount point.
         assert!(!as_user(uid, &format!("cat {shown}/out")).status.success());
@@ -168,14 +169,8 @@ fn subtree_changes_with_its_tree() {
     done(&["quota", "untrack", name(0).to_str().expect("UTF-8")]);
     cluster.as_boss(&["key", "set", "node", "--subtree", other]);
     fs::remove_dir_all(&b).expect("rm -r");
-    let said = run(&[
-        "mount",
-        "--cluster",
-        &cluster.tcp,
-        "--identity",
-        &cluster.id("node"),
-        &cluster.place.text("node"),
-    ]);
+    let said =
+        run(&["mount", "--cluster", &cluster.tcp, "--identity", &cluster.id("node"), &cluster.place.text("node")]);
     assert!(!said.status.success() && text(&said).contains("is gone"), "{}", text(&said));
     let audit = cluster.audit();
     assert!(audit.contains("subtree=none") && audit.contains("subtree="), "{audit}");

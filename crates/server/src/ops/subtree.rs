@@ -149,7 +149,8 @@ impl<E: Env> RequestCx<E> {
     ///
     /// Errors: `Busy` if not.
     pub(super) async fn keep_border(&self, ino: Ino, project: u32) -> Result<()> {
-        let before = project_here(&self.target, ino).await?;
+        // The inode is held by the operation that asks.
+        let before = self.target.meta.borrow().charged(ino)?.project;
         if before == 0 || before == project {
             return Ok(());
         }

@@ -188,7 +188,9 @@ mod tests {
         for (word, why) in [("bytes", "NAME=NUMBER"), ("bytes=-1", "no number"), ("size=1", "none of")] {
             assert!(changed(before, &[word]).is_err_and(|text| text.contains(why)), "{word}");
         }
-        for (digits, bytes) in [("", Some(&b""[..])), ("6162ff", Some(b"ab\xff")), ("6", None), ("6g", None), ("+1", None)] {
+        for (digits, bytes) in
+            [("", Some(&b""[..])), ("6162ff", Some(b"ab\xff")), ("6", None), ("6g", None), ("+1", None)]
+        {
             assert_eq!(unhex(digits).as_deref(), bytes, "{digits}");
         }
         assert_eq!(account_of("user", "7").map(|a| a.to_string()), Some("user 7".into()));
