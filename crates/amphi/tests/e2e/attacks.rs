@@ -60,11 +60,17 @@ impl Cluster {
         format!("unix:{}", self.place.text("s0.sock"))
     }
 
+    /// A command of whoever has the cluster key, on the first server's machine.
+    fn administers(&self, args: &[&str]) {
+        let (unix, key) = (self.unix(), self.place.text("key"));
+        done(&[args, &["--cluster", &unix, "--key", &key]].concat());
+    }
+
     /// Makes a key, and adds it with these options.
     fn add(&self, name: &str, options: &[&str]) -> String {
         let file = self.place.text(&format!("{name}.id"));
         let public = done(&["key", "make", &file, "--server", &self.fingerprint]);
-        done(&[&["key", "add", name, &public, "--cluster", &self.unix()], options].concat());
+        self.administers(&[&["key", "add", name, &public], options].concat());
         file
     }
 
@@ -250,7 +256,7 @@ fn attacks_with_keys_between_machines() {
         fs::write(at.join(format!("d{n}/f")), b"x").expect("write");
     }
     cluster.network.cut(1);
-    done(&["key", "remove", "client", "--cluster", &cluster.unix()]);
+    cluster.administers(&["key", "remove", "client"]);
     cluster.refused(3, &["status", to[0], to[1], to[2], to[3]], &["is not one of this cluster's"]);
     cluster.network.heal(1);
     let gone = |n: u32| fs::write(at.join(format!("d{n}/g")), b"x").is_err();

@@ -237,8 +237,9 @@ fn plant(top: &Path, shift: u32) {
     file("set", 0o6777, OWNER, GROUP);
 }
 
-/// All that there is below `top`, by name: kind, mode, owners, links of files, length of files.
-fn picture(top: &Path) -> BTreeMap<String, String> {
+/// All that there is below `top`, by name: kind, mode, owners without what was added to their numbers, links of files,
+/// length of files.
+fn picture(top: &Path, shift: u32) -> BTreeMap<String, String> {
     let mut all = BTreeMap::new();
     let mut left = vec![top.to_path_buf()];
     while let Some(path) = left.pop() {
@@ -256,7 +257,12 @@ fn picture(top: &Path) -> BTreeMap<String, String> {
             'f'
         };
         let (links, len) = if is_dir { (0, 0) } else { (meta.nlink(), meta.len()) };
-        let text = format!("{kind} {:o} {}:{} {links} {len}", meta.mode() & 0o7777, meta.uid(), meta.gid());
+        let text = format!(
+            "{kind} {:o} {}:{} {links} {len}",
+            meta.mode() & 0o7777,
+            meta.uid().wrapping_sub(shift),
+            meta.gid().wrapping_sub(shift)
+        );
         all.insert(path.strip_prefix(top).expect("below").display().to_string(), text);
         if is_dir {
             left.extend(fs::read_dir(&path).expect("list").map(|e| e.expect("entry").path()));
@@ -291,6 +297,8 @@ pub(crate) struct Versus<'a> {
     pub own_called: &'a Path,
     /// Who calls, and as whom he counts elsewhere.
     pub users: &'a [(u32, u32)],
+    /// Whether root of the mount with the calls sees everything, so that what is there is looked at there too.
+    pub sees: bool,
     /// What is added to numbers of users and groups where trees are made.
     pub shift: u32,
     /// Whether a call that is refused there may be refused with another errno here.
@@ -301,12 +309,13 @@ pub(crate) struct Versus<'a> {
 /// afterwards.
 fn compare(planted: &Path, called: &Path, own: &Path) {
     let users = [(0, 0), (OWNER, OWNER), (OTHER, OTHER)];
-    Versus { planted, called, own, own_called: own, users: &users, shift: 0, may_differ: |_, _, _| false }.compare();
+    Versus { planted, called, own, own_called: own, users: &users, sees: true, shift: 0, may_differ: |_, _, _| false }
+        .compare();
 }
 
 impl Versus<'_> {
     pub(crate) fn compare(&self) {
-        let Versus { planted, called, own, own_called, users, shift, may_differ } = *self;
+        let Versus { planted, called, own, own_called, users, sees, shift, may_differ } = *self;
         let mut odd = Vec::new();
         // What a call has left as it was serves the next one.
         let mut untouched: Option<(String, BTreeMap<String, String>)> = None;
@@ -316,7 +325,7 @@ impl Versus<'_> {
                     let name = format!("t{number}-{user}");
                     plant(&planted.join(&name), shift);
                     plant(&own.join(&name), 0);
-                    let before = picture(&own.join(&name));
+                    let before = picture(&own.join(&name), 0);
                     (name, before)
                 });
                 let there = own.join(&name);
@@ -325,10 +334,10 @@ impl Versus<'_> {
                 if got != want && !(want.is_err() && may_differ(what, user, &got)) {
                     odd.push(format!("{what} by {user}: {got:?}, elsewhere {want:?}"));
                 }
-                let want = picture(&there);
-                let seen = if planted == called || shift > 0 { vec![called] } else { vec![planted, called] };
-                for seen in seen {
-                    let got = picture(&seen.join(&name));
+                let want = picture(&there, 0);
+                let too = (sees && planted != called).then_some((called, 0));
+                for (seen, shift) in std::iter::once((planted, shift)).chain(too) {
+                    let got = picture(&seen.join(&name), shift);
                     for key in got.keys().chain(want.keys()) {
                         if got.get(key) != want.get(key) {
                             odd.push(format!(

@@ -49,6 +49,7 @@ impl Scene {
             own: &self.own,
             own_called: &self.own,
             users: &USERS,
+            sees: true,
             shift: 0,
             may_differ: |_, _, _| false,
         });
@@ -73,7 +74,7 @@ fn rights_within_a_tree() {
 #[test]
 fn rights_where_root_is_squashed() {
     let Some(scene) = Scene::new() else { return };
-    scene.compare("", &[], |versus| Versus { users: &USERS[1..], ..*versus }.compare());
+    scene.compare("", &[], |versus| Versus { users: &USERS[1..], sees: false, ..*versus }.compare());
 }
 
 /// Goal: where everybody is one user, nobody has the rights of another one (NFS: `all_squash`). Method: as above; the
@@ -85,7 +86,7 @@ fn rights_where_all_are_one() {
     let one = format!("{NOBODY}:{NOBODY}");
     scene.compare("", &["--all", &one], |versus| {
         // What a call makes belongs to somebody else here; so calls by him alone are the same all through.
-        Versus { users: &[(NOBODY, NOBODY)], ..*versus }.compare();
+        Versus { users: &[(NOBODY, NOBODY)], sees: false, ..*versus }.compare();
     });
 }
 
@@ -95,7 +96,7 @@ fn rights_where_all_are_one() {
 fn rights_of_mapped_users() {
     let Some(scene) = Scene::new() else { return };
     let maps = ["--root", "keep", "--uids", "0:50000:30000", "--gids", "0:50000:30000"];
-    scene.compare("", &maps, |versus| Versus { users: &USERS[1..], shift: 50_000, ..*versus }.compare());
+    scene.compare("", &maps, |versus| Versus { users: &USERS[1..], sees: false, shift: 50_000, ..*versus }.compare());
 }
 
 /// A read-only view of a folder of the machine.
