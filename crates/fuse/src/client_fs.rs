@@ -71,7 +71,6 @@ const NEW_WHITEOUT: u32 = libc::RENAME_WHITEOUT | libc::RENAME_NOREPLACE;
 /// The file system of a mount, in front of a client.
 pub struct ClientFs {
     client: Client,
-    top: Top,
     groups: Arc<GroupCache>,
     environments: Environments,
     handles: Handles,
@@ -95,7 +94,6 @@ impl ClientFs {
         let top = Top(client.root());
         ClientFs {
             client,
-            top,
             groups: Arc::default(),
             environments: Environments::default(),
             handles: Handles::default(),
@@ -273,7 +271,7 @@ impl ClientFs {
 
 impl FileSystem for ClientFs {
     fn root(&self) -> Ino {
-        self.top.0
+        self.moved.top().0
     }
 
     fn mounted(&self, notifier: Notifier, limits: &Limits) {

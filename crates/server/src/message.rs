@@ -96,7 +96,8 @@ pub enum TargetRequest {
     Facts(Ino),
     /// `Project`: to which project an inode belongs, when no operation is about to make it.
     Project(Ino),
-    /// `Outcome`: whether a key is bound to the tree of this project. Asked of target 0 alone, which keeps the registry.
+    /// `Outcome`: whether a key is bound to the tree of this project. Asked of target 0 alone, which keeps the
+    /// registry.
     IsBound(u32),
     /// `Place`: a directory and where a name in it leads.
     Place(Ino, Name),

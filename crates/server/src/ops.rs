@@ -50,7 +50,6 @@ use crate::zone_target::Target;
 use amphi_env::{Buf, Env};
 use amphi_types::{Errno, Result, SessionId};
 use amphi_wire::{Answer, Call, Cover, Reply, Request, RequestId, Tokens};
-use std::cell::Cell;
 use std::rc::Rc;
 
 /// How often an operation over several targets is planned again when what it was planned for has changed meanwhile.
@@ -133,11 +132,8 @@ pub async fn execute<E: Env>(
         // The session was evicted or never began: what its client still sends must not count.
         return (failed(Errno::Io), None);
     }
-    let (now, tokens) = (worker.env.wall(), Cell::new(Tokens::default()));
-    let (worker_of, target_of, directory) = (worker.clone(), target.clone(), Cell::default());
-    let (cred, tree) = (call.cred, terms.tree);
-    let cx = RequestCx { worker: worker_of, target: target_of, session, id, cred, tree, now, tokens, directory };
-    if tree.is_some()
+    let cx = RequestCx::new((worker, target), session, id, call.cred, terms.tree);
+    if terms.tree.is_some()
         && let Err(e) = Box::pin(cx.stay_within(&mut call.op)).await
     {
         return (failed(e), None);

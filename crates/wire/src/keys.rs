@@ -121,8 +121,8 @@ pub struct Squash {
     pub gids: Vec<IdRange>,
 }
 
-/// The tree of directories to which a key is bound. The tree is a project: what does not belong to it does not exist for
-/// the holder of the key.
+/// The tree of directories to which a key is bound. The tree is a project: what does not belong to it does not exist
+/// for the holder of the key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Subtree {
     /// Its top, which is the root of mounts with the key.

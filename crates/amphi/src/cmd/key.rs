@@ -170,8 +170,8 @@ struct Set {
     /// Most mounts at a time; 0: no bound. Mounts that are there stay
     #[arg(long, value_name = "N")]
     mounts: Option<u32>,
-    /// The top of the tree beyond which nothing is reached, on a mount of this machine; none: all of the file system is.
-    /// Mounts that are there keep their root, so mount again
+    /// The top of the tree beyond which nothing is reached, on a mount of this machine; none: all of the file system
+    /// is. Mounts that are there keep their root, so mount again
     #[arg(long, value_name = "DIR|none")]
     subtree: Option<PathBuf>,
     #[command(flatten)]
@@ -232,8 +232,8 @@ fn subtree(dir: &Path, reach: &Reach) -> Outcome<Subtree> {
     let root = Ino(std::fs::metadata(&shown).during(|| format!("look at {}", dir.display()))?.ino());
     let status: serde_json::Value = serde_json::from_str(&status::of_mount(shown.clone())?)
         .map_err(|e| Failure::broken(format!("the status of {}: {e}", dir.display())))?;
-    let theirs = match reach.ask_master(Request::Map)? {
-        Reply::Map(map) => format!("{:016x}", map.cluster),
+    let theirs = match reach.ask_master(Request::Status)? {
+        Reply::Status { cluster, .. } => format!("{cluster:016x}"),
         _ => return Err(Failure::broken("the server's answer makes no sense")),
     };
     match status.get("cluster").and_then(serde_json::Value::as_str) {

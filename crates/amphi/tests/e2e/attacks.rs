@@ -1,5 +1,5 @@
-//! Attacks on connections and on keys between machines: network name spaces with a switch between them, real servers and
-//! mounts in them, a relay on a machine in the middle. `channels` and `keys` try more of each over loopback.
+//! Attacks on connections and on keys between machines: network name spaces with a switch between them, real servers
+//! and mounts in them, a relay on a machine in the middle. `channels` and `keys` try more of each over loopback.
 
 use crate::channels::{ATTACKS, Attack, Orders, serve_relay};
 use crate::harness::{Daemon, Place, errno, eventually, pattern};
@@ -63,7 +63,8 @@ impl Cluster {
     /// A command of whoever has the cluster key, on the first server's machine.
     fn administers(&self, args: &[&str]) {
         let (unix, key) = (self.unix(), self.place.text("key"));
-        done(&[args, &["--cluster", &unix, "--key", &key]].concat());
+        let out = self.network.run(0, &[args, &["--cluster", &unix, "--key", &key]].concat());
+        assert!(out.status.success(), "{args:?}: {}", text(&out));
     }
 
     /// Makes a key, and adds it with these options.
@@ -152,23 +153,23 @@ fn work(dir: &Path, n: u64) {
     assert!(out.status.success(), "{n} by {user}: {}", text(&out));
 }
 
-/// Goal: a machine between a mount and its server that flips, drops, repeats, reorders and cuts what passes, either way,
-/// or tells another level than the server's, ends connections and changes nothing; the mount, which is bound to a tree,
-/// goes on as root and as two users. Method: a relay in a name space of its own; what was written is compared on a mount
-/// of another machine that goes to the server itself.
+/// Goal: a machine between a mount and its server that flips, drops, repeats, reorders and cuts what passes, either
+/// way, or tells another level than the server's, ends connections and changes nothing; the mount, which is bound to a
+/// tree, goes on as root and as two users. Method: a relay in a name space of its own; what was written is compared on
+/// a mount of another machine.
 #[test]
 fn attacks_from_a_machine_between() {
     for level in ["mac", "tls"] {
         let Some(cluster) = Cluster::new(3) else { return };
         let through = address(1);
         let server = cluster.server(0, &["--secure", level, "--advertise", &through]);
+        let mallory = Mallory::new(&cluster.network, 1, level == "mac");
         let whole = cluster.whole();
         let (tree, base) = (cluster.place.text("whole/tree"), cluster.place.path("whole"));
         fs::create_dir(&tree).expect("mkdir");
         chmod(&tree, Mode::from_raw_mode(0o777)).expect("chmod");
         done(&["quota", "track", &tree]);
         let identity = cluster.add("host", &["--role", "client", "--root", "keep", "--subtree", &tree]);
-        let mallory = Mallory::new(&cluster.network, 1, level == "mac");
         let mount = cluster.mount(2, &through, &identity, "mount");
         let (dir, orders) = (cluster.place.path("mount"), mallory.orders.clone());
         let mut n = 0;
@@ -212,8 +213,8 @@ fn attacks_from_a_machine_between() {
 
 /// Goal: a key that is removed while a server is away is over there from when it is back, for a mount that is connected
 /// and for one that comes; a client's key makes no server and no administrator; users, groups and capabilities that a
-/// mount claims count within the ranges of its key alone. Method: two servers, of which one is cut off; hosts on machines
-/// of their own, as root and as users.
+/// mount claims count within the ranges of its key alone. Method: two servers, of which one is cut off; hosts on
+/// machines of their own, as root and as users.
 #[test]
 fn attacks_with_keys_between_machines() {
     let Some(cluster) = Cluster::new(4) else { return };
@@ -228,7 +229,9 @@ fn attacks_with_keys_between_machines() {
     // What a key is not.
     let data = cluster.place.text("evil");
     let evil = ["server", "--data", &data, "--identity", &client, "--join", "tcp:10.77.0.1:7100", "--format"];
-    let evil = [&evil[..], &["--targets", "1", "--zone-size", "64M", "--listen", "tcp:10.77.0.4:7100"]].concat();
+    let evil =
+        [&evil[..], &["--targets", "1", "--zone-size", "256M", "--log-size", "16M", "--listen", "tcp:10.77.0.4:7100"]]
+            .concat();
     cluster.refused(3, &evil, &["the key of a client", "is not one of"]);
     let to = ["--cluster", "tcp:10.77.0.1:7100", "--identity", &client];
     for args in [

@@ -203,6 +203,12 @@ impl Moved {
         has_failed
     }
 
+    /// The root of the mount.
+    #[inline]
+    pub(crate) fn top(&self) -> Top {
+        self.top
+    }
+
     /// The node id under which the kernel has a directory.
     pub(crate) fn node(&self, ino: Ino) -> Ino {
         self.shown.lock().node(ino)

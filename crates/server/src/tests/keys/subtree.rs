@@ -213,8 +213,8 @@ fn nothing_crosses_the_border() {
 }
 
 /// Goal: stripes of a file outside, which lie on other targets than its inode, are not reached by their numbers, those
-/// of files within are; a file that leaves the tree by an administrator's hand takes its stripes along. Method: files of
-/// three stripes.
+/// of files within are; a file that leaves the tree by an administrator's hand takes its stripes along. Method: files
+/// of three stripes.
 #[test]
 fn stripes_are_within_as_their_files_are() {
     with_server(203, 3, 1, async |place, root| {
@@ -333,8 +333,8 @@ fn trees_of_keys_change() {
     }
 }
 
-/// Goal: after a restart a mount gets back what it has open in its tree, and nothing outside by presenting it. Method: a
-/// restart, before which the key is bound; the client presents opens and locks on both sides.
+/// Goal: after a restart a mount gets back what it has open in its tree, and nothing outside by presenting it. Method:
+/// a restart, before which the key is bound; the client presents opens and locks on both sides.
 #[test]
 fn what_is_presented_is_within() {
     let place = Place::new(205, 2, 1);
