@@ -133,9 +133,7 @@ pub async fn execute<E: Env>(
         return (failed(Errno::Io), None);
     }
     let cx = RequestCx::new((worker, target), session, id, call.cred, terms.tree);
-    if terms.tree.is_some()
-        && let Err(e) = Box::pin(cx.stay_within(&mut call.op)).await
-    {
+    if let Err(e) = cx.stay_within(&mut call.op).await {
         return (failed(e), None);
     }
     let tokens = |cx: &RequestCx<E>, result: &Result<Reply>| {

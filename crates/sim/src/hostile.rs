@@ -1,8 +1,8 @@
 //! Hostile peers: whatever somebody sends to a server, it goes on, and so do those who keep to the rules.
 //!
 //! Owns: inputs of a stranger, a mount, a mount that is bound to a tree, a server and an administrator, sent to the
-//! real server in the simulator, and what must be so meanwhile and afterwards. Does not own: single cases with their right answers (`amphi_transport` and
-//! `amphi_server` have those).
+//! real server in the simulator, and what must be so meanwhile and afterwards. Does not own: single cases with their
+//! right answers (`amphi_transport` and `amphi_server` have those).
 //!
 //! An input is a frame. Most are sound: a request that decodes, made of numbers that are likely to hit something
 //! (inodes that are there, ends of ranges, sizes that are too large), so it reaches the operations. The others are cut,

@@ -163,9 +163,9 @@ fn relay(server: u16, is_mac: bool) -> (u16, Arc<Orders>) {
     (port, orders)
 }
 
-/// Goal: somebody between a mount and its server who flips, drops, repeats, reorders or cuts what passes, either way, ends
-/// a connection and nothing else: the mount connects again, and no byte is lost or another one. Who tells the mount
-/// another level than the server offers keeps it away, and when he is gone the mount goes on. Method: a relay on
+/// Goal: somebody between a mount and its server who flips, drops, repeats, reorders or cuts what passes, either way,
+/// ends a connection and nothing else: the mount connects again, and no byte is lost or another one. Who tells the
+/// mount another level than the server offers keeps it away, and when he is gone the mount goes on. Method: a relay on
 /// loopback, levels mac and tls; files are written, synced, read and renamed all the time, and compared at the end on
 /// another mount.
 #[test]

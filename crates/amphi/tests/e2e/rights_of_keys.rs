@@ -1,6 +1,6 @@
 //! The calls of `rights` on mounts with keys: one that is bound to a tree, one whose root is squashed, one that
-//! everybody is somebody else on, one that is read-only and one with maps of users; beside the machine's own file system, used as
-//! NFS with the options of these names would have it used.
+//! everybody is somebody else on, one that is read-only and one with maps of users; beside the machine's own file
+//! system, used as NFS with the options of these names would have it used.
 
 use crate::harness::Place;
 use crate::keys::{Cluster, done};
@@ -91,7 +91,8 @@ fn rights_where_all_are_one() {
 }
 
 /// Goal: users and groups that are others on the servers have, by their numbers at the client, the rights that they
-/// have on the machine's own file system with these numbers. Method: trees whose owners are the servers' numbers; maps back.
+/// have on the machine's own file system with these numbers. Method: trees whose owners are the servers'
+/// numbers; maps back.
 #[test]
 fn rights_of_mapped_users() {
     let Some(scene) = Scene::new() else { return };

@@ -119,9 +119,9 @@ fn subtree_mounts_see_their_tree_alone() {
 }
 
 /// Goal: limits of the tree count on a mount that is bound to it and are what df shows there; `amphi quota` does not
-/// take the border away; a tree that is moved stays that of its keys, with mounts that go on; another tree, or none, counts
-/// with the next call of mounts that are there, and for their root when they mount again; a tree that is gone is said
-/// to be. Method: a story.
+/// take the border away; a tree that is moved stays that of its keys, with mounts that go on; another tree, or none,
+/// counts with the next call of mounts that are there, and for their root when they mount again; a tree that is gone is
+/// said to be. Method: a story.
 #[test]
 fn subtree_changes_with_its_tree() {
     if !is_root() {

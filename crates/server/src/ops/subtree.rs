@@ -8,7 +8,7 @@
 //! whoever follows it.
 
 use crate::message::{TargetReply, TargetRequest};
-use crate::session::reach::{Reach, reach_of};
+use crate::session::reach::{Reach, Tree, reach_of};
 use crate::worker::request::RequestCx;
 use crate::zone_target::{NameKey, Target};
 use amphi_env::{Env, timeout};
@@ -54,7 +54,13 @@ impl<E: Env> RequestCx<E> {
     ///
     /// Errors: `Stale`, whether there is such an inode or not; `Perm` for what is about more than a tree.
     pub(super) async fn stay_within(&self, op: &mut Request) -> Result<()> {
-        let Some(tree) = self.tree else { return Ok(()) };
+        match self.tree {
+            None => Ok(()),
+            Some(tree) => Box::pin(self.stay_within_tree(op, tree)).await,
+        }
+    }
+
+    async fn stay_within_tree(&self, op: &mut Request, tree: Tree) -> Result<()> {
         match reach_of(op, &tree) {
             Reach::Beyond => return Err(Errno::Perm),
             Reach::Inodes(inos) => {
