@@ -364,7 +364,7 @@ enum Way<'a> {
 impl At {
     fn way(&self) -> Way<'_> {
         match self {
-            At::Fs(Fs::Cluster(cluster)) => Way::Cluster(cluster, amphi_types::Ino::ROOT),
+            At::Fs(Fs::Cluster(cluster)) => Way::Cluster(cluster, cluster.root()),
             At::Fs(Fs::Node(node)) => Way::Node(node.base()),
             At::Dir(Dir::Cluster(dir)) => Way::Cluster(&dir.fs, dir.ino),
             At::Dir(Dir::Node(dir)) => Way::Node(dir.base()),

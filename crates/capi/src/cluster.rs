@@ -87,6 +87,11 @@ fn unreachable(failure: Failure) -> Fail {
 }
 
 impl Cluster {
+    /// The root of the paths.
+    pub(crate) fn root(&self) -> Ino {
+        self.client.root()
+    }
+
     pub(crate) fn open(how: How) -> Done<Cluster> {
         let name = how.servers.join(" ");
         let mut config = amphi_host::client::client_config(how.cache_bytes, &how.tunables).map_err(refused)?;
@@ -303,7 +308,7 @@ impl Cluster {
     pub(crate) fn rmdir(&self, base: Ino, path: &[u8]) -> Done<()> {
         self.walked(|ctx| match walk::last(&self.client, ctx, base, path)? {
             Last::Name { dir, name, .. } => Ok(self.client.rmdir(ctx, dir, &name).wait(None)?),
-            Last::Dot(ino) if ino == Ino::ROOT => fail(libc::EBUSY),
+            Last::Dot(ino) if ino == self.client.root() => fail(libc::EBUSY),
             Last::Dot(_) => fail(libc::EINVAL),
             Last::DotDot(_) => fail(libc::ENOTEMPTY),
         })

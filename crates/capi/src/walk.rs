@@ -48,7 +48,7 @@ impl<'a> Walk<'a> {
             PATH_MAX.. => return fail(libc::ENAMETOOLONG),
             _ => {}
         }
-        let at = if path.starts_with(b"/") { Ino::ROOT } else { base };
+        let at = if path.starts_with(b"/") { client.root() } else { base };
         let slash = path.ends_with(b"/");
         Ok(Walk { client, ctx, at, rest: components(path).rev().collect(), slash, links: 0 })
     }
@@ -68,7 +68,7 @@ impl<'a> Walk<'a> {
             return fail(libc::ENOENT);
         }
         if target.starts_with(b"/") {
-            self.at = Ino::ROOT;
+            self.at = self.client.root();
         }
         if self.rest.is_empty() {
             self.slash |= target.ends_with(b"/");

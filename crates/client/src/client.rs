@@ -330,6 +330,17 @@ impl Client {
         self.start(ops::attr::getattr(self.mount.clone(), ctx.clone(), ino))
     }
 
+    /// The root of the mount: that of the file system, or the top of the tree to which the client's key is bound. Known
+    /// when anything has been answered.
+    pub fn root(&self) -> Ino {
+        self.mount.cluster.root()
+    }
+
+    /// Attributes of the root of the mount. Errors: `Stale` if the tree to which the client's key is bound is gone.
+    pub fn root_attr(&self, ctx: &Ctx) -> Pending<Attr> {
+        self.start(ops::attr::of_root(self.mount.clone(), ctx.clone()))
+    }
+
     /// The project to which an inode is charged, 0: none. Errors: `Stale`.
     pub fn project(&self, ctx: &Ctx, ino: Ino) -> Pending<u32> {
         let (mount, ctx) = (self.mount.clone(), ctx.clone());

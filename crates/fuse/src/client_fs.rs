@@ -52,7 +52,7 @@ use crate::front::rollback::Rollbacks;
 use crate::groups::GroupCache;
 use crate::kernel::structs::{LseekOut, WriteOut};
 use crate::later::Later;
-use crate::node::inode_of;
+use crate::node::{Top, inode_of};
 use crate::notify::Notifier;
 use crate::request::Caller;
 use amphi_client::{Client, Ctx, Fallocate, FrontCache, Hints, OpenFile, Pending, RenameMode, Whence, XattrMode};
@@ -89,8 +89,9 @@ pub struct ClientFs {
 }
 
 impl ClientFs {
-    /// A file system for `client`, whose I/O half runs on another thread.
+    /// A file system for `client`, whose I/O half runs on another thread and has had its first answer.
     pub fn new(client: Client) -> ClientFs {
+        let top = Top(client.root());
         ClientFs {
             client,
             groups: Arc::default(),
@@ -98,8 +99,8 @@ impl ClientFs {
             handles: Handles::default(),
             listings: Listings::default(),
             kept_listings: Arc::default(),
-            moved: Arc::default(),
-            names: Names::default(),
+            moved: Arc::new(Moved::below(top)),
+            names: Names::below(top),
             file_locks: Arc::default(),
             patience: Patience::default(),
             pages: Pages::default(),
@@ -269,6 +270,10 @@ impl ClientFs {
 }
 
 impl FileSystem for ClientFs {
+    fn root(&self) -> Ino {
+        self.moved.top().0
+    }
+
     fn mounted(&self, notifier: Notifier, limits: &Limits) {
         self.kernel_view.mounted(notifier.clone());
         let (listings, moved, names) = (self.kept_listings.clone(), self.moved.clone(), self.names.lender.clone());

@@ -11,6 +11,7 @@ use crate::file_system::FileSystem;
 use crate::interrupt::Interrupt;
 use crate::kernel::structs as k;
 use crate::later::{LateTable, Later};
+use crate::node::Top;
 use crate::reply::{ReplyTo, absent_out, attr_out, entry_out, lk_out, open_out, statfs_out, statx_out};
 use crate::request::Caller;
 use crate::request::{Deferral, Operation as Op, Request};
@@ -218,7 +219,8 @@ impl Deferral for Deferred<'_> {
 /// was answered with bytes.
 pub(crate) fn handle(fs: &dyn FileSystem, caller: Caller<'_>, lent: Lent<'_>, to: &ReplyTo<'_>) -> Option<ReadHow> {
     let mut read = None;
-    let Ok(request) = crate::request::parse(lent.receive) else {
+    let top = Top(fs.root());
+    let Ok(request) = crate::request::parse(lent.receive).map(|request| request.below(top)) else {
         to.error(Errno::Io);
         lent.answered.store(true, Relaxed);
         return None;

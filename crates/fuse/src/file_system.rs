@@ -24,6 +24,11 @@ use std::time::Duration;
 /// A file system behind a mount. See the module's head for threads, blocking and errors.
 #[expect(unused_variables, reason = "default methods answer without looking at their arguments")]
 pub trait FileSystem: Send + Sync + 'static {
+    /// The directory that is the root of the mount.
+    fn root(&self) -> Ino {
+        Ino::ROOT
+    }
+
     /// Called once, before any other method, with the negotiated limits and the way to send invalidations.
     fn mounted(&self, notifier: Notifier, limits: &Limits) {}
 

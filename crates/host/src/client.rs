@@ -177,10 +177,14 @@ pub fn start_client(
 
 /// The first answer says that the session is accepted and the client knows its cluster; a refusal ends the thread.
 pub fn first_answer(running: Running) -> Outcome<Running> {
-    match running.client.getattr(&amphi_client::Ctx::root(), Ino::ROOT).wait(None) {
+    match running.client.root_attr(&amphi_client::Ctx::root()).wait(None) {
         Ok(_) => Ok(running),
         Err(e) => match running.stop() {
             Err(refused) => Err(refused),
+            Ok(()) if e == amphi_types::Errno::Stale => Err(Failure::refused(
+                "the directory of the tree to which the key is bound is gone; an administrator binds it to another one \
+                 with amphi key set NAME --subtree DIR",
+            )),
             Ok(()) => Err(Failure::broken(format!("the server did not answer: {e}"))),
         },
     }

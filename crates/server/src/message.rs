@@ -7,6 +7,7 @@
 
 use crate::error::ServerError;
 use crate::records::{HomeRecord, SessionRecord, TxId};
+use crate::session::reach::Terms;
 use crate::session::rights::Right;
 use amphi_env::Buf;
 use amphi_meta::{Facts, Gathered, Part};
@@ -32,8 +33,8 @@ pub enum Message {
         call: Box<Call>,
         /// Payload.
         payload: Option<Buf>,
-        /// When its client stops waiting, monotonic ns.
-        until_ns: Option<u64>,
+        /// On what terms.
+        terms: Terms,
     },
     /// The answer to a `Call`.
     Called {
@@ -93,6 +94,11 @@ pub enum TargetRequest {
     },
     /// `Facts`: an inode as plans see it.
     Facts(Ino),
+    /// `Project`: to which project an inode belongs, when no operation is about to make it.
+    Project(Ino),
+    /// `Outcome`: whether a key is bound to the tree of this project. Asked of target 0 alone, which keeps the
+    /// registry.
+    IsBound(u32),
     /// `Place`: a directory and where a name in it leads.
     Place(Ino, Name),
     /// `Ancestors`: whether `sought` is `from` or above it, as far as the target can say.
@@ -383,6 +389,8 @@ pub enum TargetReply {
     View(Box<InodeView>, Option<TokenGrant>),
     /// An inode.
     Facts(Box<Facts>),
+    /// The project of an inode, 0: none.
+    Project(u32),
     /// A directory and where a name in it leads.
     Place(Box<Place>),
     /// Whether the directory was found, or where to ask on.

@@ -30,6 +30,7 @@ mod remove;
 mod rename;
 mod rights;
 pub(crate) mod scrub;
+pub(crate) mod subtree;
 mod way;
 mod xattr;
 
@@ -41,6 +42,7 @@ pub use open::{Opening, after_close, open_here, present};
 pub use rights::right_of;
 
 use crate::counters::add;
+use crate::session::reach::Terms;
 use crate::session::slots::Begin;
 use crate::worker::Worker;
 use crate::worker::request::RequestCx;
@@ -48,7 +50,6 @@ use crate::zone_target::Target;
 use amphi_env::{Buf, Env};
 use amphi_types::{Errno, Result, SessionId};
 use amphi_wire::{Answer, Call, Cover, Reply, Request, RequestId, Tokens};
-use std::cell::Cell;
 use std::rc::Rc;
 
 /// How often an operation over several targets is planned again when what it was planned for has changed meanwhile.
@@ -112,17 +113,17 @@ fn failed(errno: Errno) -> Answer {
 }
 
 /// Executes a client's request on one of this worker's targets. One that has not begun when its client has stopped
-/// waiting (`until_ns`) is refused: `TimedOut`, also when it is sent again.
+/// waiting (`Terms::until_ns`) is refused: `TimedOut`, also when it is sent again.
 pub async fn execute<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
     session: SessionId,
     id: RequestId,
-    call: Call,
+    mut call: Call,
     payload: Option<Buf>,
-    until_ns: Option<u64>,
+    terms: Terms,
 ) -> (Answer, Option<Buf>) {
-    let expired = || until_ns.is_some_and(|end| worker.now_ns() >= end);
+    let expired = || terms.until_ns.is_some_and(|end| worker.now_ns() >= end);
     tracing::trace!(?session, ?id, op = ?call.op, "a request");
     if matches!(call.op, Request::StatFs) {
         return (Answer::of(Ok(Reply::StatFs(target.space()))), None);
@@ -131,9 +132,10 @@ pub async fn execute<E: Env>(
         // The session was evicted or never began: what its client still sends must not count.
         return (failed(Errno::Io), None);
     }
-    let (now, tokens) = (worker.env.wall(), Cell::new(Tokens::default()));
-    let (worker_of, target_of, directory) = (worker.clone(), target.clone(), Cell::default());
-    let cx = RequestCx { worker: worker_of, target: target_of, session, id, cred: call.cred, now, tokens, directory };
+    let cx = RequestCx::new((worker, target), session, id, call.cred, terms.tree);
+    if let Err(e) = cx.stay_within(&mut call.op).await {
+        return (failed(e), None);
+    }
     let tokens = |cx: &RequestCx<E>, result: &Result<Reply>| {
         let mut tokens = cx.tokens.get();
         if result.is_err() {

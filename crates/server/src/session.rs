@@ -6,6 +6,7 @@
 pub(crate) mod in_flight;
 pub(crate) mod open_files;
 pub(crate) mod opens;
+pub(crate) mod reach;
 pub(crate) mod reclaim;
 pub(crate) mod rights;
 pub(crate) mod slots;

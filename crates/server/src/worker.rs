@@ -18,6 +18,7 @@ use crate::config::SharedConfig;
 use crate::counters::{Counters, add};
 use crate::error::ServerError;
 use crate::message::{Message, TargetReply, TargetRequest};
+use crate::session::reach::Terms;
 use crate::tunables::SharedTunables;
 use crate::turns::{Turn, Turns};
 use crate::worker::above::{Above, AnswerTarget, Clients, Peers};
@@ -264,14 +265,14 @@ impl<E: Env> Worker<E> {
         id: RequestId,
         call: Call,
         payload: Option<Buf>,
-        until_ns: Option<u64>,
+        terms: Terms,
     ) -> Called {
         add(&self.counters.forwarded, 1);
         let (sender, receiver) = oneshot::channel();
         let token = self.waiters.token();
         self.waiters.calls.borrow_mut().insert(token, sender);
         let lane = lane_of(&call.op);
-        self.send(to, lane, Message::Call { token, session, id, call: Box::new(call), payload, until_ns });
+        self.send(to, lane, Message::Call { token, session, id, call: Box::new(call), payload, terms });
         receiver.await.unwrap_or((Answer::of(Err(Errno::Io)), None))
     }
 

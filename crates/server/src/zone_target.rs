@@ -142,6 +142,16 @@ impl<E: Env> Target<E> {
         self.zone.stable(lsn).await
     }
 
+    /// Whether the registry that is kept here binds a key to the tree of this project.
+    pub fn is_bound(&self, project: u32) -> bool {
+        self.place
+            .keys
+            .borrow()
+            .iter()
+            .flat_map(|r| &r.keys)
+            .any(|e| e.subtree.as_ref().is_some_and(|s| s.project == project))
+    }
+
     /// Keeps the registry of keys: it is stable when this returns.
     ///
     /// Errors: `NoSpace` if it is too large for a record of this log; else as for a map.

@@ -63,8 +63,8 @@ struct Args {
     /// The same around directories that are kept open, whose listings the kernels keep.
     #[arg(long)]
     directories: bool,
-    /// In place of seeds: so many hostile inputs from each of a stranger, a mount of a user, a mount of root, a server,
-    /// an administrator.
+    /// In place of seeds: so many hostile inputs from each of a stranger, a mount of a user, a mount of root, a mount
+    /// that is bound to a tree, a server, an administrator.
     #[arg(long)]
     hostile: Option<u64>,
     /// Prints every call as it happens.

@@ -46,6 +46,7 @@ impl Handler for Bytes {
             mounts: 1,
             links: 1,
             rotating: Vec::new(),
+            root: Ino::ROOT,
         })
     }
 

@@ -215,6 +215,7 @@ impl Handler for TestServer {
             mounts: 1,
             links: 1,
             rotating: Vec::new(),
+            root: Ino::ROOT,
         })
     }
 

@@ -4,6 +4,7 @@
 //! not own: what a key proves (`transport::identity`), the rules of a change (`server::membership::keys`), what a
 //! request of a key's session may do (`server::cluster::sessions::gate`).
 
+use amphi_types::Ino;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -13,6 +14,8 @@ pub const PUBLIC_KEY_BYTES: usize = 32;
 pub const KEYS_MAX: usize = 2048;
 /// Most bytes of a key's name.
 pub const KEY_NAME_MAX: usize = 64;
+/// Most bytes of the path by which an administrator named the tree of a key.
+pub const KEY_PATH_MAX: usize = 1024;
 /// Most ranges of each kind of one key.
 pub const KEY_RANGES_MAX: usize = 16;
 /// The user and group as whom everybody counts who has no number of his own: `nobody` of Linux.
@@ -118,6 +121,18 @@ pub struct Squash {
     pub gids: Vec<IdRange>,
 }
 
+/// The tree of directories to which a key is bound. The tree is a project: what does not belong to it does not exist
+/// for the holder of the key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Subtree {
+    /// Its top, which is the root of mounts with the key.
+    pub root: Ino,
+    /// The project to which everything in it belongs; not 0.
+    pub project: u32,
+    /// Where the administrator saw it, for people.
+    pub path: String,
+}
+
 /// What the registry says of a key.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeyEntry {
@@ -139,6 +154,8 @@ pub struct KeyEntry {
     pub sessions_max: u32,
     /// Number that no other key of the cluster has or had; given by the master.
     pub id: u64,
+    /// The tree beyond which nothing is reached by it; `None`: all of the file system is.
+    pub subtree: Option<Subtree>,
 }
 
 /// All keys of a cluster.
@@ -171,6 +188,8 @@ pub struct KeySettings {
     pub addresses: Option<Vec<AddressRange>>,
     /// `KeyEntry::sessions_max`.
     pub sessions_max: Option<u32>,
+    /// `KeyEntry::subtree`.
+    pub subtree: Option<Option<Subtree>>,
 }
 
 /// What an administrator asks for.

@@ -1,7 +1,7 @@
 //! What messages are made of. Bodies are encoded with postcard; payload bytes travel beside the body.
 
 use crate::request::Request;
-use amphi_types::{ByteRange, Cred, Kind, ObjectId, SessionId, TargetId, Timespec};
+use amphi_types::{ByteRange, Cred, Ino, Kind, ObjectId, SessionId, TargetId, Timespec};
 use serde::{Deserialize, Serialize};
 
 /// Protocol version; peers of another version are refused in the handshake.
@@ -103,6 +103,9 @@ pub struct Welcome {
     pub links: u16,
     /// Targets of this server on rotating storage, at most `ROTATING_MAX`; of further ones mounts know nothing.
     pub rotating: Vec<TargetId>,
+    /// The directory that is the root of the mount: that of the file system, or the top of the tree to which its key is
+    /// bound.
+    pub root: Ino,
 }
 
 /// Most targets in a `Welcome`: it has to fit `HANDSHAKE_BODY_MAX`.

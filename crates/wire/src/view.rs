@@ -156,6 +156,8 @@ pub struct SessionStatus {
     pub locks: u64,
     /// Name of the key with which it came; empty if with none of its own.
     pub key: String,
+    /// The tree to which that key is bound, as its administrator named it; empty if to none.
+    pub subtree: String,
     /// How its connection is protected; `None`: there is none, or it does not leave the machine.
     pub secure: Option<Secure>,
 }

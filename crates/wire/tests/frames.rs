@@ -274,6 +274,7 @@ fn every_message_round_trips() {
         mounts: 1,
         links: 1,
         rotating: Vec::new(),
+        root: Ino::ROOT,
     };
     // The longest one fits a handshake.
     let longest = Welcome {

@@ -234,7 +234,10 @@ fn render(status: &Value) -> String {
             text(&s, "name"),
             match s.get("key").and_then(Value::as_str) {
                 None | Some("") => String::new(),
-                Some(key) => format!(" key {key}"),
+                Some(key) => match s.get("subtree").and_then(Value::as_str) {
+                    None | Some("") => format!(" key {key}"),
+                    Some(tree) => format!(" key {key} in {}", tree.escape_debug()),
+                },
             },
             if is(&s, "connected") { "connected" } else { "not connected" },
             match s.get("secure").and_then(Value::as_str) {

@@ -9,26 +9,26 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
-fn text(out: &Output) -> String {
+pub(crate) fn text(out: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr))
 }
 
 /// Runs a command that has to succeed; what it printed.
-fn done(args: &[&str]) -> String {
+pub(crate) fn done(args: &[&str]) -> String {
     let out = run(args);
     assert!(out.status.success(), "{args:?}: {}", text(&out));
     String::from_utf8_lossy(&out.stdout).trim().to_string()
 }
 
 /// Runs a command that has to be refused with these words.
-fn refused(args: &[&str], words: &str) {
+pub(crate) fn refused(args: &[&str], words: &str) {
     let out = run(args);
     assert_eq!(out.status.code(), Some(2), "{args:?}: {}", text(&out));
     assert!(text(&out).contains(words), "{args:?}: {}", text(&out));
 }
 
 /// A shell script as a user of this machine.
-fn as_user(uid: &str, script: &str) -> Output {
+pub(crate) fn as_user(uid: &str, script: &str) -> Output {
     Command::new("setpriv")
         .args(["--reuid", uid, "--regid", uid, "--clear-groups", "bash", "-euc", script])
         .output()
@@ -36,29 +36,29 @@ fn as_user(uid: &str, script: &str) -> Output {
 }
 
 /// Takes away what a killed mount left.
-fn detach(dir: &Path) {
+pub(crate) fn detach(dir: &Path) {
     let command = if is_root() { "umount" } else { "fusermount3" };
     let how: &[&str] = if is_root() { &["-l"] } else { &["-u", "-z"] };
     let _ = Command::new(command).args(how).arg(dir).status();
 }
 
-fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
 /// A server with an identity and its administrator, on a Unix socket and on loopback.
-struct Cluster {
-    place: Place,
-    server: Daemon,
+pub(crate) struct Cluster {
+    pub(crate) place: Place,
+    pub(crate) server: Daemon,
     /// Where it listens on loopback.
-    tcp: String,
+    pub(crate) tcp: String,
     /// Its public key.
-    fingerprint: String,
+    pub(crate) fingerprint: String,
 }
 
 impl Cluster {
     /// The administrator of the cluster comes over the network.
-    fn start() -> Cluster {
+    pub(crate) fn start() -> Cluster {
         let place = Place::new();
         chmod(place.path(""), Mode::from_raw_mode(0o755)).expect("chmod");
         let fingerprint = done(&["key", "make", &place.text("alpha.id")]);
@@ -78,11 +78,11 @@ impl Cluster {
     }
 
     /// Makes the identity `name`, which trusts the server; its public key.
-    fn make(&self, name: &str) -> String {
+    pub(crate) fn make(&self, name: &str) -> String {
         done(&["key", "make", &self.id(name), "--server", &self.fingerprint])
     }
 
-    fn id(&self, name: &str) -> String {
+    pub(crate) fn id(&self, name: &str) -> String {
         self.place.text(&format!("{name}.id"))
     }
 
@@ -91,36 +91,36 @@ impl Cluster {
         (vec!["--cluster".into(), self.tcp.clone(), "--identity".into(), self.id("boss")], args.to_vec())
     }
 
-    fn as_boss(&self, args: &[&str]) -> String {
+    pub(crate) fn as_boss(&self, args: &[&str]) -> String {
         let (who, args) = self.boss(args);
         done(&args.into_iter().chain(who.iter().map(String::as_str)).collect::<Vec<_>>())
     }
 
-    fn boss_is_refused(&self, args: &[&str], words: &str) {
+    pub(crate) fn boss_is_refused(&self, args: &[&str], words: &str) {
         let (who, args) = self.boss(args);
         refused(&args.into_iter().chain(who.iter().map(String::as_str)).collect::<Vec<_>>(), words);
     }
 
     /// A new host with its key, added with these options, and its mount.
-    fn host(&self, name: &str, options: &[&str]) -> Daemon {
+    pub(crate) fn host(&self, name: &str, options: &[&str]) -> Daemon {
         let key = self.make(name);
         self.as_boss(&[&["key", "add", name, &key, "--role", "client"], options].concat());
         self.mount(name, name)
     }
 
     /// Mounts with an identity at a place of that name.
-    fn mount(&self, name: &str, identity: &str) -> Daemon {
+    pub(crate) fn mount(&self, name: &str, identity: &str) -> Daemon {
         // It may be there, and that of a mount whose process was killed.
         let _ = fs::create_dir(self.place.path(name));
         Daemon::start(&["mount", "--cluster", &self.tcp, "--identity", &self.id(identity), &self.place.text(name)])
     }
 
     /// A mount of whoever is root of the cluster.
-    fn trusted(&self) -> Daemon {
+    pub(crate) fn trusted(&self) -> Daemon {
         self.place.mount_at("trusted", &[])
     }
 
-    fn audit(&self) -> String {
+    pub(crate) fn audit(&self) -> String {
         fs::read_to_string(self.place.path("data/audit/audit.log")).expect("an audit log")
     }
 }

@@ -3,6 +3,7 @@
 
 mod acl;
 mod asynchronous;
+mod attacks;
 mod bad_input;
 mod bench;
 mod capi;
@@ -53,6 +54,7 @@ mod reasons;
 mod refused;
 mod removed_directories;
 mod rights;
+mod rights_of_keys;
 mod service;
 mod set_id;
 mod small_files;
@@ -61,6 +63,7 @@ mod soak_records;
 mod space;
 mod stage;
 mod stopped;
+mod subtree;
 mod surroundings;
 mod together;
 mod told_sizes;

@@ -38,6 +38,18 @@ pub(crate) async fn getattr(mount: Arc<Mount>, ctx: Ctx, ino: Ino) -> Result<Att
     }
 }
 
+/// Attributes of the root of the mount, which the first answer names.
+pub(crate) async fn of_root(mount: Arc<Mount>, ctx: Ctx) -> Result<Attr> {
+    let asked = mount.cluster.root();
+    match getattr(mount.clone(), ctx.clone(), asked).await {
+        Err(Errno::Stale) if mount.cluster.root() != asked => {
+            let root = mount.cluster.root();
+            getattr(mount, ctx, root).await
+        }
+        answer => answer,
+    }
+}
+
 /// Finds out where the file ends, behind the caller's back, and keeps that if this mount has all of its locks.
 pub(crate) fn learn_end(mount: &Arc<Mount>, file: &Arc<Inode>) {
     let now = mount.clock.now_ns();

@@ -116,13 +116,14 @@ pub fn json(map: &ClusterMap, answers: &[Option<Reply>]) -> String {
         let _ = write!(
             out,
             "{{\"session\":\"{:016x}\",\"name\":\"{}\",\"connected\":{},\"opens\":{},\"locks\":{},\"key\":\"{}\",\
-             \"secure\":\"{}\"}}",
+             \"subtree\":\"{}\",\"secure\":\"{}\"}}",
             s.session.0,
             plain(&s.name),
             s.connected,
             s.opens,
             s.locks,
             plain(&s.key),
+            plain(&s.subtree),
             match s.secure {
                 Some(level) => level.to_string(),
                 None if s.connected => "local".into(),

@@ -128,6 +128,7 @@ impl Handler for Served {
             mounts: self.shared.begun.get() + self.shared.others.get(),
             links: self.shared.links.get().min(hello.links),
             rotating: Vec::new(),
+            root: Ino::ROOT,
         })
     }
     fn connected(&self, _: Guest, _: &Peer) {}

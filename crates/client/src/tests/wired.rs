@@ -36,6 +36,7 @@ impl Handler for Served {
             mounts: 1,
             links: 1,
             rotating: Vec::new(),
+            root: Ino::ROOT,
         })
     }
     fn connected(&self, _: Guest, _: &Peer) {}

@@ -55,7 +55,7 @@ impl ClientFs {
         self.tells_size(caller, &found, asked_ns);
         let entry = self.entry(found);
         let attr_ttl = if node == found.ino { entry.attr_ttl } else { Duration::ZERO };
-        let entry = Entry { node, attr_ttl, ..entry };
+        let entry = Entry { node: self.moved.top().node(node), attr_ttl, ..entry };
         self.shown(caller, parent, name, Some(&entry));
         Ok(entry)
     }

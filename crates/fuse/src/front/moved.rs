@@ -28,7 +28,7 @@
 //! Bounds: two generations of `DIRECTORIES_MAX` directories, about 150 bytes each; a forgotten one counts as never
 //! shown. `THREADS_MAX` threads. Each directory has `OTHERS` ids, which are used in turn.
 
-use crate::node::{inode_of, next};
+use crate::node::{Top, inode_of, next};
 use amphi_client::{LentName, NameShows};
 use amphi_types::Ino;
 use parking_lot::Mutex;
@@ -129,9 +129,15 @@ pub(crate) struct Moved {
     shown: Mutex<Shown>,
     moving: Mutex<BTreeMap<u32, Moving>>,
     threads: AtomicUsize,
+    top: Top,
 }
 
 impl Moved {
+    /// Of a mount with this root.
+    pub(crate) fn below(top: Top) -> Moved {
+        Moved { top, ..Moved::default() }
+    }
+
     /// A lookup by `thread` in `dir` (a node id) finds a directory. `moves`: whether this is a move thread.
     /// `changes_names`: whether the thread is in a call that makes or moves names. Returns the node id under which the
     /// directory is shown.
@@ -197,6 +203,12 @@ impl Moved {
         has_failed
     }
 
+    /// The root of the mount.
+    #[inline]
+    pub(crate) fn top(&self) -> Top {
+        self.top
+    }
+
     /// The node id under which the kernel has a directory.
     pub(crate) fn node(&self, ino: Ino) -> Ino {
         self.shown.lock().node(ino)
@@ -212,7 +224,7 @@ impl Moved {
         let shown = self.shown.lock();
         let mut at = last.dir;
         let mut steps = vec![last];
-        while at != Ino::ROOT {
+        while at != self.top.0 {
             let spot = shown.spot(at).filter(|spot| spot.node == at && steps.len() < DEPTH_MAX)?;
             let (dir, name) = spot.place.clone();
             steps.push(LentName { dir, name, shows: NameShows::Directory(at) });

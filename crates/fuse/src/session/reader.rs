@@ -18,6 +18,7 @@ use crate::kernel::flags::bits;
 use crate::kernel::opcode::Opcode;
 use crate::kernel::structs::{InHeader, ReadIn, WriteIn};
 use crate::mount;
+use crate::node::Top;
 use crate::reply::ReplyTo;
 use crate::request::Caller;
 use crate::request::{BeforeBlocking, Operation, parse};
@@ -330,7 +331,7 @@ impl Reader {
             uid: header.uid,
             gid: header.gid,
             tid: header.pid,
-            node: Ino(header.nodeid),
+            node: Top(self.shared.fs.root()).named(Ino(header.nodeid)),
             create_group: None,
             umask: 0,
             interrupt: &interrupt,

@@ -14,12 +14,12 @@
 use crate::cluster::peers::Cluster;
 use crate::membership::keys;
 use crate::membership::peer_message::{PeerReply, PeerRequest};
-use crate::message::{OpenReport, TargetRequest};
+use crate::message::{OpenReport, TargetReply, TargetRequest};
 use crate::turns::Turns;
 use amphi_env::Env;
 use amphi_transport::Identity;
-use amphi_types::{Errno, Result, SessionId, TargetId};
-use amphi_wire::keys::{Fingerprint, KeyChange, KeyEntry, KeyRegistry, KeyRole};
+use amphi_types::{Errno, Kind, Result, SessionId, TargetId};
+use amphi_wire::keys::{Fingerprint, KeyChange, KeyEntry, KeyRegistry, KeyRole, Subtree};
 use futures_util::future::join_all;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -77,6 +77,15 @@ impl KeyBook {
     }
 }
 
+/// The tree to which a change binds a key.
+fn subtree_in(change: &KeyChange) -> Option<&Subtree> {
+    match change {
+        KeyChange::Add(entry) => entry.subtree.as_ref(),
+        KeyChange::Set { settings, .. } => settings.subtree.as_ref()?.as_ref(),
+        _ => None,
+    }
+}
+
 impl<E: Env> Cluster<E> {
     /// Takes the registry that the zones keep.
     pub(crate) fn remember_keys(&self, reports: &[OpenReport]) {
@@ -111,6 +120,9 @@ impl<E: Env> Cluster<E> {
         if change == KeyChange::RequireIdentity(true) {
             self.check_servers_have_keys()?;
         }
+        if let Some(tree) = subtree_in(&change) {
+            self.check_tree(tree).await?;
+        }
         let next = keys::apply(&self.keys.registry(), change, self.worker.env.rand())?;
         let kept = self.worker.tell(TargetId(0), TargetRequest::PutKeys(Box::new(next.clone()))).await;
         kept.map_err(|e| match e {
@@ -132,6 +144,18 @@ impl<E: Env> Cluster<E> {
         }))
         .await;
         Ok(self.keys.registry())
+    }
+
+    /// Whether a tree is what an administrator says of it.
+    async fn check_tree(self: &Rc<Self>, tree: &Subtree) -> std::result::Result<(), String> {
+        let path = tree.path.escape_debug();
+        match self.worker.ask(tree.root.target(), TargetRequest::Facts(tree.root)).await {
+            Ok(TargetReply::Facts(top)) if top.kind == Kind::Dir && top.project == tree.project => Ok(()),
+            Ok(TargetReply::Facts(_)) => Err(format!("{path} is not the top of tree {} (any more)", tree.project)),
+            Ok(_) => Err("the target's answer makes no sense".into()),
+            Err(Errno::Stale | Errno::Inval) => Err(format!("{path} is not a directory of this cluster (any more)")),
+            Err(e) => Err(format!("{path} cannot be looked at: {e}; try again")),
+        }
     }
 
     /// Without keys of their own the other servers would be shut out.

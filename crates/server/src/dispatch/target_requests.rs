@@ -32,6 +32,8 @@ async fn reply<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, question:
             ops::view(worker, target, ino, asker).await.map(|(view, token)| TargetReply::View(Box::new(view), token))
         }
         TargetRequest::Facts(ino) => Ok(TargetReply::Facts(Box::new(target.meta.borrow().facts(ino)?))),
+        TargetRequest::Project(ino) => ops::subtree::project_here(target, ino).await.map(TargetReply::Project),
+        TargetRequest::IsBound(project) => Ok(TargetReply::Outcome(target.is_bound(project))),
         TargetRequest::Place(dir, name) => {
             ops::names::place(target, dir, &name).await.map(|p| TargetReply::Place(Box::new(p)))
         }

@@ -11,8 +11,8 @@ use amphi_types::acl::Who;
 use amphi_types::limits::BODY_MAX;
 use amphi_types::{Caps, Cred};
 use amphi_wire::keys::{
-    AddressRange, Fingerprint, IdRange, KEY_NAME_MAX, KEY_RANGES_MAX, KEYS_MAX, KeyChange, KeyEntry, KeyRegistry,
-    KeyRole, KeySettings, NOBODY, Squash, SquashTo,
+    AddressRange, Fingerprint, IdRange, KEY_NAME_MAX, KEY_PATH_MAX, KEY_RANGES_MAX, KEYS_MAX, KeyChange, KeyEntry,
+    KeyRegistry, KeyRole, KeySettings, NOBODY, Squash, SquashTo, Subtree,
 };
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -76,6 +76,16 @@ fn check_ranges(what: &str, ranges: &[IdRange]) -> Result<(), String> {
     Ok(())
 }
 
+fn check_subtree(tree: &Subtree) -> Result<(), String> {
+    if tree.project == 0 {
+        return Err("a tree has a project, whose number is not 0".into());
+    }
+    if tree.path.is_empty() || tree.path.len() > KEY_PATH_MAX || tree.path.chars().any(char::is_control) {
+        return Err(format!("the path of a tree has 1 to {KEY_PATH_MAX} bytes and no control characters"));
+    }
+    Ok(())
+}
+
 /// Whether an entry makes sense by itself.
 ///
 /// Errors: what does not, for people.
@@ -83,10 +93,12 @@ pub fn check_entry(entry: &KeyEntry) -> Result<(), String> {
     check_name(&entry.name)?;
     let named = |e: String| format!("key {}: {e}", entry.name);
     if entry.role != KeyRole::Client {
-        let plain = !entry.read_only && entry.squash == Squash::default() && entry.sessions_max == 0;
+        let plain = !entry.read_only && entry.squash == Squash::default();
+        let plain = plain && entry.sessions_max == 0 && entry.subtree.is_none();
         if !plain {
             return Err(named(format!(
-                "a key of a {} does not mount, so it is not read-only, squashes nobody and has no number of mounts",
+                "a key of a {} does not mount, so it is not read-only, squashes nobody, and has no number of mounts \
+                 and no tree",
                 entry.role
             )));
         }
@@ -94,6 +106,9 @@ pub fn check_entry(entry: &KeyEntry) -> Result<(), String> {
     let Squash { root, all, uids, gids } = &entry.squash;
     if root.iter().chain(all).any(|to| to.uid == 0 || to.uid == u32::MAX || to.gid == u32::MAX) {
         return Err(named("nobody is squashed to root, or to the number that stands for none".into()));
+    }
+    if let Some(tree) = &entry.subtree {
+        check_subtree(tree).map_err(named)?;
     }
     check_ranges("users", uids).map_err(named)?;
     check_ranges("groups", gids).map_err(named)?;
@@ -172,7 +187,7 @@ fn set(entry: &mut KeyEntry, settings: KeySettings) {
             *to = value;
         }
     }
-    let KeySettings { read_only, root, all, uids, gids, addresses, sessions_max } = settings;
+    let KeySettings { read_only, root, all, uids, gids, addresses, sessions_max, subtree } = settings;
     put(&mut entry.read_only, read_only);
     put(&mut entry.squash.root, root);
     put(&mut entry.squash.all, all);
@@ -180,6 +195,7 @@ fn set(entry: &mut KeyEntry, settings: KeySettings) {
     put(&mut entry.squash.gids, gids);
     put(&mut entry.addresses, addresses);
     put(&mut entry.sessions_max, sessions_max);
+    put(&mut entry.subtree, subtree);
 }
 
 /// Removes a name, or one public key: of a name that has two the other one stays.
@@ -308,6 +324,7 @@ pub(crate) mod tests {
             addresses: Vec::new(),
             sessions_max: 0,
             id: 0,
+            subtree: None,
         }
     }
 

@@ -155,6 +155,9 @@ impl<E: Env> RequestCx<E> {
         self.reserve(if self.may_extend(ino, &set)? { 256 } else { 0 }).await?;
         let guard = self.target.queues.names.take(vec![(NameKey::Inode(ino), Hold::Exclusive)]).await;
         self.target.meta.borrow().check_setattr(&self.cred, ino, &set, self.now)?;
+        if let Some(project) = set.project {
+            self.keep_border(ino, project).await?;
+        }
         let _admitted = self.admit_gift(ino, set.uid, set.gid, set.project).await?;
         let mut changing = self.change_attributes(ino).await;
         let reply = match set.size {

@@ -103,7 +103,14 @@ impl<E: Env> RequestCx<E> {
     /// `Request::RepresentFileLocks`.
     pub fn represent_file_locks(&self, locks: &[FileLockSpec], converted: &[FileLockSpec]) -> Result<Reply> {
         locks.iter().chain(converted).try_for_each(|lock| self.file_lock_target(lock.ino))?;
-        let lost = self.target.coherence.file_locks.restore(self.session, locks, converted);
+        // What lies outside the tree of the session is lost to it.
+        let within = |at: &usize| self.may_present(locks[*at].ino);
+        let (kept, mut lost): (Vec<usize>, Vec<usize>) = (0..locks.len()).partition(within);
+        let presented: Vec<FileLockSpec> = kept.iter().map(|at| locks[*at]).collect();
+        let conflicting = self.target.coherence.file_locks.restore(self.session, &presented, converted);
+        lost.extend(conflicting.into_iter().map(|at| kept[at as usize]));
+        lost.sort_unstable();
+        let lost: Vec<u32> = lost.into_iter().map(|at| at as u32).collect();
         add(&self.worker.counters.file_locks_lost, lost.len() as u64);
         tell(&self.worker, &self.target);
         Ok(Reply::FileLocksLost(lost))

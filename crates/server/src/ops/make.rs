@@ -145,6 +145,7 @@ impl<E: Env> RequestCx<E> {
     }
 
     async fn open_existing(&self, child: Ino, open: Option<Access>) -> Result<Reply> {
+        self.leads_within(child).await?;
         let inode = match open {
             None => self.view_anywhere(child, true).await?,
             Some(access) => self.open_anywhere(child, access).await?,

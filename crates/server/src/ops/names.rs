@@ -65,6 +65,11 @@ impl<E: Env> RequestCx<E> {
                 self.grant_name(dir, name);
             }
             let child = found?;
+            match self.leads_within(child).await {
+                // As below.
+                Err(Errno::Stale) => continue,
+                other => other?,
+            }
             match self.view_anywhere(child, true).await {
                 // Removed between the look at the name and the look at the inode.
                 Err(Errno::Stale) => {}
@@ -77,7 +82,8 @@ impl<E: Env> RequestCx<E> {
     /// `Request::Parent`.
     pub async fn parent(&self, dir: Ino) -> Result<Reply> {
         self.target.settle(vec![NameKey::Inode(dir)]).await;
-        Ok(Reply::Ino(self.target.meta.borrow().parent(dir)?))
+        let parent = self.target.meta.borrow().parent(dir)?;
+        Ok(Reply::Ino(self.shown_parent(dir, parent)))
     }
 
     /// `Request::ReadLink`.
@@ -91,7 +97,7 @@ impl<E: Env> RequestCx<E> {
         two_phase::settle_names(&self.target, dir).await;
         let (parent, mut entries, end) = self.list(dir, cookie, max, plus)?;
         self.worker.send_revocations(&self.target);
-        if plus && !self.target.coherence.tokens.on() {
+        if plus && self.tree.is_none() && !self.target.coherence.tokens.on() {
             self.add_directories(&mut entries).await;
         }
         Ok(Reply::Entries { parent, entries, end })
@@ -104,13 +110,14 @@ impl<E: Env> RequestCx<E> {
         if cookie == 0 {
             perm::access(&self.cred, &facts, perm::Want::READ)?;
         }
-        let parent = if cookie == 0 { Some(meta.parent(dir)?) } else { None };
+        let parent = if cookie == 0 { Some(self.shown_parent(dir, meta.parent(dir)?)) } else { None };
         let (found, end) = meta.readdir(dir, cookie, (max as usize).clamp(1, ENTRIES_MAX))?;
         // What others are writing, and what is gathered over targets, is not at hand.
         let known =
             |ino: &Ino| !self.target.coherence.tokens.on() || !self.target.written_elsewhere(self.session, *ino);
         let view = |ino: Ino| {
             let inode = meta.inode(ino).ok().filter(|i| !i.objects.spread && (i.kind == Kind::Dir || known(&ino)));
+            let inode = inode.filter(|i| self.has_project(i.charged().project).is_ok());
             inode.map(|i| self.target.view_of(&meta, ino, &i))
         };
         let tokens = |name: &Name, inode: Option<&InodeView>| {

@@ -90,6 +90,9 @@ impl<E: Env> RequestCx<E> {
                 },
                 other => other?,
             };
+            for facts in [Some(&found.source), found.target.as_ref()].into_iter().flatten() {
+                self.has_project(facts.project)?;
+            }
             match (mode, &found.target) {
                 (plan::RenameMode::NoReplace, Some(_)) => return Err(Errno::Exist),
                 (plan::RenameMode::Exchange, None) => return Err(Errno::NoEnt),

@@ -6,6 +6,7 @@ use super::*;
 use crate::message::{TargetReply, TargetRequest};
 use crate::ops::KEPT_FOR;
 use crate::records::TxId;
+use crate::session::reach::Terms;
 use amphi_env::sim::CrashKind;
 use amphi_meta::Part;
 use amphi_wire::RequestId;
@@ -172,7 +173,7 @@ fn an_answer_that_is_asked_for_late_opens_again() {
         let mut made = Vec::new();
         for (slot, text) in [(900, "stays"), (901, "goes")] {
             let (answer, _) =
-                crate::dispatch::call(&server.worker, SessionId(1), id(slot), call(text), None, None).await;
+                crate::dispatch::call(&server.worker, SessionId(1), id(slot), call(text), None, Terms::default()).await;
             let Ok(Reply::Made { inode, .. }) = answer.result else { panic!("{answer:?}") };
             made.push(inode.attr.ino);
         }
@@ -184,7 +185,10 @@ fn an_answer_that_is_asked_for_late_opens_again() {
         place.sim.node("client").sleep(KEPT_FOR + Duration::from_secs(1)).await;
         assert_eq!(c.stat(made[1]).await, Err(Errno::Stale));
         let again = async |slot, text| {
-            crate::dispatch::call(&server.worker, SessionId(1), id(slot), call(text), None, None).await.0.result
+            crate::dispatch::call(&server.worker, SessionId(1), id(slot), call(text), None, Terms::default())
+                .await
+                .0
+                .result
         };
         assert_eq!(again(901, "goes").await, Err(Errno::Stale));
         assert!(matches!(again(900, "stays").await, Ok(Reply::Made { inode, .. }) if inode.attr.ino == made[0]));

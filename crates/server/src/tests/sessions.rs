@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::ServerErrorKind;
+use crate::session::reach::Terms;
 use amphi_env::sim::CrashKind;
 
 /// Goal: mounts are shown with what they hold, administrators may ask and do nothing else; a mount that has gone keeps
@@ -219,8 +220,9 @@ fn expired_requests_are_refused() {
         };
         // A slot that the link does not use.
         let id = |seq| amphi_wire::RequestId { slot: 900, seq };
-        let (passed, ahead) = (Some(worker.now_ns()), Some(worker.now_ns() + 3_600_000_000_000));
-        for until in [passed, None] {
+        let until = |until_ns| Terms { until_ns: Some(until_ns), ..Terms::default() };
+        let (passed, ahead) = (until(worker.now_ns()), until(worker.now_ns() + 3_600_000_000_000));
+        for until in [passed, Terms::default()] {
             let (answer, _) = crate::dispatch::call(worker, session, id(1), create("late"), None, until).await;
             assert_eq!(answer.result, Err(Errno::TimedOut), "sent again it is as late");
         }

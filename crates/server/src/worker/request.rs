@@ -6,6 +6,7 @@ use crate::coherence::tokens::Changing;
 use crate::counters::add;
 use crate::records;
 use crate::session::in_flight::InFlight;
+use crate::session::reach::Tree;
 use crate::session::slots::SlotRecord;
 use crate::worker::Worker;
 use crate::zone_target::Target;
@@ -33,6 +34,8 @@ pub struct RequestCx<E: Env> {
     pub id: RequestId,
     /// On whose behalf.
     pub cred: Cred,
+    /// Beyond which it reaches nothing; `None`: anywhere.
+    pub tree: Option<Tree>,
     /// Wall-clock time of its start: the time stamp of what it changes.
     pub now: Timespec,
     /// What the answer will say about tokens.
@@ -42,6 +45,19 @@ pub struct RequestCx<E: Env> {
 }
 
 impl<E: Env> RequestCx<E> {
+    /// A request that begins now.
+    pub fn new(
+        (worker, target): (&Rc<Worker<E>>, &Rc<Target<E>>),
+        session: SessionId,
+        id: RequestId,
+        cred: Cred,
+        tree: Option<Tree>,
+    ) -> RequestCx<E> {
+        let (worker, target, now) = (worker.clone(), target.clone(), worker.env.wall());
+        let (tokens, directory) = (Cell::default(), Cell::default());
+        RequestCx { worker, target, session, id, cred, tree, now, tokens, directory }
+    }
+
     /// Adds to `txn` the record that the request was answered with `reply`, having opened `open`. Nothing is added when
     /// the session has ended meanwhile, or has given the request up and uses its slot for a later one: nobody will ask
     /// again.

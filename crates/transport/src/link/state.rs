@@ -527,6 +527,7 @@ mod tests {
             mounts: 1,
             links: 1,
             rotating: Vec::new(),
+            root: Ino::ROOT,
         };
         let mut state = State::new(welcome, SlotTable::new(normal_credits, urgent_credits).unwrap());
         state.resume(Time(0));

@@ -242,6 +242,7 @@ fn a_server_proves_its_key() {
         mounts: 1,
         links: 1,
         rotating: Vec::new(),
+        root: amphi_types::Ino::ROOT,
     };
     for how in ["right", "no signature", "another key", "another client", "another welcome", "untrusted"] {
         let place = Place::new(61, Net::Socket);

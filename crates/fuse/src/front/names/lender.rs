@@ -43,6 +43,7 @@ pub(crate) use threads::{Surroundings, Threads};
 pub(crate) use trial::{Trial, trial};
 
 use crate::front::sizes::Sizes;
+use crate::node::Top;
 use amphi_client::{LentName, NameShows};
 use amphi_types::Ino;
 use mover::Moves;
@@ -116,6 +117,7 @@ struct Own {
 #[derive(Default)]
 pub(crate) struct Lender {
     own: Own,
+    top: Top,
     /// Sizes of files, which further threads look at through the root of the clone.
     pub(crate) sizes: Sizes,
     walker: AtomicU32,
@@ -172,6 +174,11 @@ fn is_directory(lent: &LentName) -> bool {
 }
 
 impl Lender {
+    /// Of a mount with this root.
+    pub(crate) fn below(top: Top) -> Lender {
+        Lender { top, ..Lender::default() }
+    }
+
     /// Whether requests of a thread are the mount's own.
     #[inline]
     pub(crate) fn is_own(&self, tid: u32) -> bool {

@@ -15,7 +15,7 @@ use crate::records::SessionRecord;
 use crate::tunables::Tunable;
 use amphi_env::Env;
 use amphi_transport::Peer;
-use amphi_types::{Result, SessionId};
+use amphi_types::{Ino, Result, SessionId};
 use amphi_wire::slots::{NORMAL_CREDITS, URGENT_CREDITS};
 use amphi_wire::{Hello, Role, VERSION, Welcome};
 use futures_channel::oneshot;
@@ -104,6 +104,7 @@ impl<E: Env> SessionManager<E> {
             mounts: self.admission.mounts_started(),
             links: self.links_for(hello),
             rotating: self.facts.rotating.clone(),
+            root: keyed.and_then(|(_, entry)| entry.subtree).map_or(Ino::ROOT, |tree| tree.root),
         })
     }
 

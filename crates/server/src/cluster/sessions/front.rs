@@ -20,6 +20,7 @@ use super::trust::{self, Owner};
 use crate::coherence::glimpse;
 use crate::dispatch;
 use crate::message::{Message, TargetReply, TargetRequest};
+use crate::session::reach::Terms;
 use crate::worker::Worker;
 use crate::worker::above::Clients;
 use amphi_env::Env;
@@ -254,8 +255,10 @@ impl<E: Env> Front<E> {
 
     /// Executes a request that has passed, and answers it.
     pub(super) fn execute(self: &Rc<Self>, incoming: Incoming, gate: Option<Arc<Gate>>) {
+        let tree = gate.as_ref().and_then(|gate| gate.tree());
         let gate = gate.filter(|gate| gate.translates());
         if incoming.deadline.is_none()
+            && tree.is_none()
             && let Some(mut answer) = dispatch::at_once(&self.worker, incoming.session, &incoming.call)
         {
             if let Some(gate) = gate {
@@ -275,7 +278,8 @@ impl<E: Env> Front<E> {
                 call.target = glimpse::target_of(id);
             }
             let acl = gate.is_some() && Gate::asks_for_acl(&call.op);
-            let (mut answer, payload) = dispatch::call(&front.worker, session, id, call, payload, until_ns).await;
+            let terms = Terms { until_ns, tree };
+            let (mut answer, payload) = dispatch::call(&front.worker, session, id, call, payload, terms).await;
             if let Some(gate) = gate {
                 gate.show(&mut answer, acl);
             }

@@ -10,6 +10,9 @@
 //! what they were replaced with. Numbers of users in requests (`chown`, access control lists) and in answers are
 //! translated here as well.
 //!
+//! A session that is bound to a tree has a second table beside `class_of`: what each request names (`session::reach`).
+//! What is about more than a tree is refused here; inodes are compared where they lie, before the request is executed.
+//!
 //! Invariant: a request is refused unless its class is named for the role of its connection.
 
 use amphi_transport::Incoming;
@@ -20,6 +23,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::membership::keys::{to_client, to_server};
+use crate::session::reach::{Tree, may_reach};
 
 /// What a request is about, as far as it decides who may make it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,6 +202,11 @@ impl Gate {
         !uids.is_empty() || !gids.is_empty()
     }
 
+    /// The tree beyond which nothing is reached.
+    pub(super) fn tree(&self) -> Option<Tree> {
+        self.entry.subtree.as_ref().map(Tree::of)
+    }
+
     /// Whether the holder may ask this; then the call is as it counts.
     ///
     /// Errors: `Perm`; `ReadOnly`; `Io` once its key has been removed.
@@ -222,6 +231,9 @@ impl Gate {
                 return Err(Errno::ReadOnly);
             }
             forget_access_times(&mut incoming.call.op);
+        }
+        if let Some(tree) = self.tree() {
+            may_reach(&incoming.call.op, &tree)?;
         }
         if self.role == Role::Mount {
             self.act_as(&mut incoming.call)?;

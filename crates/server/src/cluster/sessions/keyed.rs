@@ -16,7 +16,7 @@ use amphi_env::Env;
 use amphi_transport::{ConnId, Guest, Peer, Proved};
 use amphi_types::{Errno, Result, SessionId};
 use amphi_wire::keys::{
-    Fingerprint, IdRange, KeyChange, KeyEntry, KeyRegistry, KeyRole, KeySettings, Squash, SquashTo,
+    Fingerprint, IdRange, KeyChange, KeyEntry, KeyRegistry, KeyRole, KeySettings, Squash, SquashTo, Subtree,
 };
 use amphi_wire::{Hello, Reply, Role};
 use std::rc::Rc;
@@ -48,6 +48,7 @@ fn provisional(key: Fingerprint) -> KeyEntry {
         addresses: Vec::new(),
         sessions_max: 0,
         id: 0,
+        subtree: None,
     }
 }
 
@@ -310,6 +311,13 @@ impl<E: Env> SessionManager<E> {
         self.sessions.borrow().get(&session).and_then(|e| Some(e.key.as_ref()?.name.clone())).unwrap_or_default()
     }
 
+    /// The tree to which the key of a session is bound, as its administrator named it; empty if to none.
+    pub(super) fn subtree_of(&self, entry: &Entry) -> String {
+        let (Some(cluster), Some(key)) = (self.cluster(), &entry.key) else { return String::new() };
+        let found = cluster.keys.find(key.fingerprint).filter(|found| found.id == key.id);
+        found.and_then(|found| found.subtree).map(|tree| tree.path).unwrap_or_default()
+    }
+
     /// A client was let in, or is about to be. Returns whether it may.
     pub(super) fn note_admitted(&self, hello: &Hello, peer: &Peer, keyed: Option<&Keyed>) -> bool {
         let (session, role) = (format!("{:016x}", hello.session.0), format!("{:?}", hello.role));
@@ -358,7 +366,7 @@ fn proved(peer: &Peer) -> &'static str {
 
 /// The settings of a change as the audit log has them.
 fn settings_described(settings: &KeySettings) -> String {
-    let KeySettings { read_only, root, all, uids, gids, addresses, sessions_max } = settings;
+    let KeySettings { read_only, root, all, uids, gids, addresses, sessions_max, subtree } = settings;
     let mut text = String::new();
     let to = |to: &Option<SquashTo>| to.map_or("keep".into(), |to| format!("{}:{}", to.uid, to.gid));
     let ranges = |ranges: &Vec<IdRange>| {
@@ -373,11 +381,16 @@ fn settings_described(settings: &KeySettings) -> String {
         ("gids", gids.as_ref().map(ranges)),
         ("from", addresses.as_ref().map(|a| format!("{} ranges", a.len()))),
         ("mounts", sessions_max.map(|n| n.to_string())),
+        ("subtree", subtree.as_ref().map(|tree| tree.as_ref().map_or("none".into(), subtree_described))),
     ];
     for (name, value) in shown.into_iter().filter_map(|(name, value)| Some((name, value?))) {
         text.push_str(&format!(" {name}={value}"));
     }
     text
+}
+
+fn subtree_described(tree: &Subtree) -> String {
+    format!("{} (inode {}, project {})", tree.path, tree.root, tree.project)
 }
 
 /// A change as the audit log has it.
@@ -390,6 +403,9 @@ fn described(change: &KeyChange) -> String {
             }
             if e.squash.root.is_some() || e.squash.all.is_some() {
                 text.push_str(" squashed");
+            }
+            if let Some(tree) = &e.subtree {
+                text.push_str(&format!(" subtree {}", subtree_described(tree)));
             }
             text
         }

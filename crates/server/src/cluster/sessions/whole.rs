@@ -115,12 +115,17 @@ impl<E: Env> SessionManager<E> {
                 opens,
                 locks,
                 key: e.key.as_ref().map(|key| key.name.clone()).unwrap_or_default(),
+                subtree: self.subtree_of(e),
                 secure: e.secure.filter(|_| connected),
             })
         };
         let sessions = self.sessions.borrow().iter().filter_map(mounts).collect();
         let map_epoch = self.worker.routes.epoch();
-        let servers = self.cluster().map(|c| c.servers(&targets)).unwrap_or_default();
+        let mut servers = self.cluster().map(|c| c.servers(&targets)).unwrap_or_default();
+        if viewer != Viewer::Anybody {
+            // What other servers have said has names of files as well.
+            servers.iter_mut().flat_map(|server| &mut server.targets).for_each(|target| target.findings.clear());
+        }
         let uptime_s = self.worker.now_ns().saturating_sub(self.facts.started_ns) / 1_000_000_000;
         Ok(Reply::Status { uptime_s, cluster: self.facts.cluster, targets, sessions, map_epoch, servers })
     }

@@ -146,7 +146,12 @@ impl<E: Env> RequestCx<E> {
         }
         let limited = self.target.counts.quota.ledger.borrow().all().map(|(account, _)| account).collect::<Vec<_>>();
         let limited = limited.into_iter().filter(|account| account.kind == AccountKind::Project).map(|a| a.id).max();
-        let next = last.max(limited.unwrap_or(0)).max(self.target.counts.quota.last_project.get());
+        // A key that is bound to a tree which is gone shall not get another one.
+        let keys = self.target.place.keys.borrow();
+        let bound = keys.iter().flat_map(|r| &r.keys).filter_map(|e| Some(e.subtree.as_ref()?.project)).max();
+        drop(keys);
+        let given = self.target.counts.quota.last_project.get();
+        let next = last.max(limited.unwrap_or(0)).max(bound.unwrap_or(0)).max(given);
         let next = next.checked_add(1).ok_or(Errno::NoSpace)?;
         self.target.counts.quota.last_project.set(next);
         Ok(Reply::Project(next))

@@ -162,7 +162,7 @@ impl Lender {
     /// Whether the kernel has the directory at its place now.
     fn place(&self, root: &OwnedFd, wake: &OwnedFd, tid: u32, place: &NewPlace) -> bool {
         // The directory in which it lies may be gone.
-        let Ok(dir) = system::by_handle(root, place.dir) else { return false };
+        let Ok(dir) = system::by_handle(root, self.top.node(place.dir)) else { return false };
         for tries in 1..=TRIES {
             match system::look(&dir, &place.name) {
                 Ok(found) => return system::inode(&found) == Some(place.ino),

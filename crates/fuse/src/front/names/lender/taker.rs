@@ -216,7 +216,7 @@ impl Lender {
     /// Opens a directory by its node id. `None`: the kernel does not have it, and so no name in it.
     fn by_handle(&self, root: &OwnedFd, node: Ino) -> Option<OwnedFd> {
         loop {
-            match system::by_handle(root, node) {
+            match system::by_handle(root, self.top.node(node)) {
                 Ok(dir) => return Some(dir),
                 // When the connection is gone, the kernel has no names either.
                 Err(Raw::STALE | Raw::NOENT | Raw::NOTCONN | Raw::CONNABORTED) => return None,

@@ -44,7 +44,7 @@ impl Lender {
     pub(crate) fn tried(&self, dir: Ino, name: &[u8]) -> Option<(NameShows, Duration)> {
         let mut state = self.state.lock();
         let shows = match (dir, name) {
-            (Ino::ROOT, DIR) if state.trial.is_there => NameShows::Directory(DIR_NODE),
+            (dir, DIR) if dir == self.top.0 && state.trial.is_there => NameShows::Directory(DIR_NODE),
             (DIR_NODE, FILE) => NameShows::Other(FILE_NODE, Kind::File),
             (DIR_NODE, KEPT_BACK) => {
                 state.trial.keeps_back = true;
@@ -53,7 +53,8 @@ impl Lender {
                 }
                 return None;
             }
-            (Ino::ROOT, DIR) | (DIR_NODE, NONE) => NameShows::Nothing,
+            (DIR_NODE, NONE) => NameShows::Nothing,
+            (dir, DIR) if dir == self.top.0 => NameShows::Nothing,
             _ => return None,
         };
         state.trial.lookups += 1;
