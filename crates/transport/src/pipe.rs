@@ -6,18 +6,20 @@
 //! Invariants: lengths are checked before memory is taken for them. A request is admitted by the caller's `Gate` before
 //! its payload is received, and after its header and body are known to be the peer's, if the channel protects them.
 
-use crate::bell::Ending;
+use crate::bell::{Ending, step_aside};
+use crate::beside::{self, Beside, OtherEnd, Taken};
 use crate::local::{LocalRx, LocalTx};
 use crate::secure::records::{Opened, RECORD_BODY_MAX, RECORD_HEAD, RECORD_MAX, RECORD_MORE, SEALED_BYTES, body_bytes};
 use crate::secure::tags::{TAGS_BYTES_MAX, tags_bytes};
 use crate::secure::{Channel, ChannelError, ReceiveChannel, SendChannel};
-use amphi_env::{Buf, Conn, Env, Rx as _, Tx as _};
+use amphi_env::{Buf, Conn, Ends as _, Env, PeerMemory as _, Rx as _, Tx as _};
 use amphi_types::TargetId;
-use amphi_wire::frame::{EncodeError, FrameError, FrameKind, HEAD_BYTES, Head, MAGIC, payload_sum};
+use amphi_wire::frame::{EncodeError, FrameError, FrameKind, HEAD_BYTES, Head, MAGIC, Place, payload_sum};
 use amphi_wire::handshake::{Challenge, Refuse, SignedHello, SignedWelcome};
 use amphi_wire::{Answer, Call, Lane, Push, RequestId};
 use std::io;
 use std::ops::Range;
+use std::rc::Rc;
 
 /// Bytes of frames without payload that share one write, and of the body buffer that is kept between messages.
 pub(crate) const STAGE_BYTES: usize = 16 << 10;
@@ -83,27 +85,39 @@ pub(crate) struct StreamTx<E: Env> {
     channel: SendChannel,
     /// Records of a `tls` channel that are sent next.
     sealed: Buf,
+    beside: Beside<E>,
 }
 
 impl<E: Env> StreamTx<E> {
-    /// Adds a request, whose payload has to follow with the next flush. `Full`: flush first.
+    /// Adds a request, and says whether its payload has to follow with the next flush. That of the reply may be put into
+    /// `room`. `Full`: flush first.
     pub(crate) fn stage_request(
         &mut self,
         (lane, id, deadline_ms): (Lane, RequestId, u32),
         call: &Call,
         payload: Option<&Buf>,
-    ) -> Result<(), EncodeError> {
-        self.stage_with(request_head(lane, id, call.target, deadline_ms), call, payload)
+        room: Option<&Buf>,
+    ) -> Result<bool, EncodeError> {
+        let mut head = request_head(lane, id, call.target, deadline_ms);
+        if let (None, Some(room)) = (payload, room) {
+            self.beside.describe_room(&mut head, room);
+        }
+        self.stage_with(head, call, payload)
     }
 
-    /// Adds a reply, whose payload has to follow with the next flush. `Full`: flush first.
+    /// Adds a reply, and says whether its payload has to follow with the next flush. `Full`: flush first.
     pub(crate) fn stage_reply(
         &mut self,
         id: RequestId,
         answer: &Answer,
         payload: Option<&Buf>,
-    ) -> Result<(), EncodeError> {
+    ) -> Result<bool, EncodeError> {
         self.stage_with(reply_head(id), answer, payload)
+    }
+
+    /// Whether the other end has memory of this process, so that places for replies can be named.
+    pub(crate) fn has_passed_memory(&self) -> bool {
+        matches!(self.beside, Beside::Passed)
     }
 
     /// See `Tx::breaker`.
@@ -113,7 +127,7 @@ impl<E: Env> StreamTx<E> {
 
     /// Adds a frame without a payload. `Full`: flush first.
     pub(crate) fn stage<T: serde::Serialize>(&mut self, head: Head, body: &T) -> Result<(), EncodeError> {
-        self.stage_with(head, body, None)
+        self.stage_with(head, body, None).map(drop)
     }
 
     fn stage_with<T: serde::Serialize>(
@@ -121,14 +135,16 @@ impl<E: Env> StreamTx<E> {
         head: Head,
         body: &T,
         payload: Option<&Buf>,
-    ) -> Result<(), EncodeError> {
+    ) -> Result<bool, EncodeError> {
         let head = self.describe(head, payload);
         loop {
             let room = self.room();
             match head.encode(body, &mut self.stage[self.filled..room]) {
                 Ok(bytes) => {
-                    self.add(bytes, payload);
-                    return Ok(());
+                    let inline = payload.filter(|_| head.place.is_none());
+                    self.add(bytes, inline);
+                    self.beside.carry_out(&head, payload);
+                    return Ok(inline.is_some());
                 }
                 Err(EncodeError::Full) if self.filled == 0 && self.stage.len() < STAGE_BYTES_MAX => {
                     self.stage = Buf::zeroed(STAGE_BYTES_MAX);
@@ -159,9 +175,12 @@ impl<E: Env> StreamTx<E> {
     fn describe(&self, mut head: Head, payload: Option<&Buf>) -> Head {
         head.sealed = !matches!(self.channel, SendChannel::Off);
         if let Some(p) = payload {
-            head.payload_crc = (self.sums && !head.sealed).then(|| payload_sum(p));
             head.payload_len = u32::try_from(p.len()).unwrap_or(u32::MAX);
             head.pad = (p.window().start % amphi_env::buf::ALIGN) as u16;
+            self.beside.describe(&mut head, p);
+            if head.place.is_none() {
+                head.payload_crc = (self.sums && !head.sealed).then(|| payload_sum(p));
+            }
         }
         head
     }
@@ -198,6 +217,17 @@ impl<E: Env> StreamTx<E> {
         }
         self.stage = head;
         (done, payload)
+    }
+
+    /// Sends what was added, and the memory of this process's buffers with it if possible; whether it was.
+    async fn flush_with_memory(&mut self) -> io::Result<bool> {
+        let mut head = std::mem::take(&mut self.stage);
+        head.set_window(0..self.filled);
+        self.filled = 0;
+        let (passed, mut head) = self.tx.send_with_memory(head).await;
+        head.set_window(0..head.capacity());
+        self.stage = head;
+        passed
     }
 
     /// Sends `first` and `second` in records.
@@ -248,6 +278,9 @@ pub(crate) struct StreamRx<E: Env> {
     record: Buf,
     /// What of it has been opened and not been delivered.
     opened: Range<usize>,
+    beside: Beside<E>,
+    /// The payload of the last message did not come in the stream.
+    was_beside: bool,
 }
 
 /// Sending half of any connection.
@@ -267,7 +300,7 @@ pub(crate) fn over_stream<E: Env>(conn: E::Conn) -> (Outbound<E>, Inbound<E>) {
     let sums = conn.is_network();
     let (tx, rx) = conn.split();
     let stage = Buf::zeroed(STAGE_BYTES);
-    let out = StreamTx { tx, stage, filled: 0, sums, channel: SendChannel::Off, sealed: Buf::default() };
+    let out = StreamTx { tx, stage, filled: 0, sums, channel: SendChannel::Off, sealed: Buf::default(), beside: Beside::Nothing };
     let inb = StreamRx {
         rx,
         frame: Buf::zeroed(FRAME_BYTES),
@@ -276,6 +309,8 @@ pub(crate) fn over_stream<E: Env>(conn: E::Conn) -> (Outbound<E>, Inbound<E>) {
         channel: ReceiveChannel::Off,
         record: Buf::default(),
         opened: 0..0,
+        beside: Beside::Nothing,
+        was_beside: false,
     };
     (Outbound::Stream(out), Inbound::Stream(inb))
 }
@@ -288,12 +323,31 @@ pub(crate) fn protect<E: Env>(out: &mut Outbound<E>, inb: &mut Inbound<E>, chann
     }
 }
 
+/// From now on payloads may lie in the memory that the client at the other end has passed; without any, nothing changes.
+pub(crate) fn take_memory<E: Env>(out: &mut Outbound<E>, inb: &mut Inbound<E>) {
+    if let (Outbound::Stream(tx), Inbound::Stream(rx)) = (out, inb)
+        && let Some(memory) = rx.rx.memory()
+    {
+        let taken = Rc::new(Taken::new(memory, tx.tx.ends()));
+        (tx.beside, rx.beside) = (Beside::Taken(taken.clone()), Beside::Taken(taken));
+    }
+}
+
+/// From now on payloads may lie in the memory of this process that the server at the other end has. Returns that end.
+pub(crate) fn passed_memory<E: Env>(out: &mut Outbound<E>, inb: &mut Inbound<E>) -> Option<OtherEnd> {
+    let (Outbound::Stream(tx), Inbound::Stream(rx)) = (out, inb) else { return None };
+    (tx.beside, rx.beside) = (Beside::Passed, Beside::Passed);
+    Some(OtherEnd::new(tx.tx.ends()))
+}
+
 /// A connection after its handshake, on its way to another thread: all that travels with it is in here.
 pub(crate) struct Moved<E: Env> {
     conn: <E::Conn as Conn>::Moved,
     channel: Channel,
     /// What was opened of a record and has not been delivered.
     opened: Vec<u8>,
+    /// Payloads may lie in the client's memory.
+    takes_memory: bool,
 }
 
 /// Takes a connection off this thread. Nothing of it may be under way, and no message may wait to be taken or sent.
@@ -306,13 +360,19 @@ pub(crate) fn detach<E: Env>((out, inb): (Outbound<E>, Inbound<E>)) -> io::Resul
     debug_assert!(!tx.is_staged() && rx.payload.is_none(), "a connection is moved between two messages");
     let opened = rx.record.get(rx.opened).unwrap_or_default().to_vec();
     let channel = Channel { send: tx.channel, receive: rx.channel };
-    Ok(Moved { conn: E::Conn::detach(tx.tx, rx.rx)?, channel, opened })
+    let takes_memory = matches!(tx.beside, Beside::Taken(_));
+    drop((tx.beside, rx.beside));
+    Ok(Moved { conn: E::Conn::detach(tx.tx, rx.rx)?, channel, opened, takes_memory })
 }
 
 /// Takes a connection over from another thread.
-pub(crate) fn adopt<E: Env>(env: &E, Moved { conn, channel, opened }: Moved<E>) -> (Outbound<E>, Inbound<E>) {
+pub(crate) fn adopt<E: Env>(env: &E, moved: Moved<E>) -> (Outbound<E>, Inbound<E>) {
+    let Moved { conn, channel, opened, takes_memory } = moved;
     let (mut out, mut inb) = over_stream::<E>(env.adopt(conn));
     protect(&mut out, &mut inb, channel);
+    if takes_memory {
+        take_memory(&mut out, &mut inb);
+    }
     if let (Inbound::Stream(rx), false) = (&mut inb, opened.is_empty()) {
         (rx.record, rx.opened) = (Buf::copy_of(&opened), 0..opened.len());
     }
@@ -360,6 +420,18 @@ impl<E: Env> Outbound<E> {
         }
     }
 
+    /// Sends the hello, and with it the memory of this process's buffers, if it can be passed; whether it was.
+    pub(crate) async fn send_with_memory(&mut self, hello: SignedHello) -> Result<bool, Ending> {
+        match self {
+            Outbound::Stream(tx) if matches!(tx.channel, SendChannel::Off) => {
+                let staged = tx.stage(Head::new(FrameKind::Hello), &hello);
+                staged.map_err(|e| Ending::Lost(format!("a hello cannot be encoded: {e:?}")))?;
+                tx.flush_with_memory().await.map_err(|e| lost(&e))
+            }
+            _ => self.send(Message::Hello(hello)).await.map(|()| false),
+        }
+    }
+
     /// Sends bytes of the key exchange.
     pub(crate) async fn send_clear(&mut self, bytes: &[u8]) -> Result<(), Ending> {
         match self {
@@ -384,6 +456,11 @@ pub(crate) trait Gate {
     fn room(&mut self, bytes: usize) -> impl Future<Output = Self::Room>;
 
     fn admit(&mut self, kind: FrameKind, lane: Lane, id: RequestId, pad: u16) -> Result<usize, String>;
+
+    /// The memory of this process, as named for the reply to a request, in which the server has put `len` bytes.
+    fn placed(&mut self, id: RequestId, _at: u64, _len: usize) -> Result<Buf, String> {
+        Err(format!("slot {} number {} has named no memory", id.slot, id.seq))
+    }
 
     /// Most bytes of the body of such a frame that may come before it is admitted.
     fn body_max(&self, kind: FrameKind) -> usize {
@@ -410,6 +487,14 @@ impl Gate for HandshakeOnly {
 }
 
 impl<E: Env> Inbound<E> {
+    /// Whether the client at the other end has passed memory that can be used.
+    pub(crate) fn has_memory(&mut self) -> bool {
+        match self {
+            Inbound::Stream(rx) => rx.rx.memory().is_some(),
+            Inbound::Local(_) => false,
+        }
+    }
+
     /// The next record of the key exchange, header and all. `None`: a frame comes instead; nothing more can be
     /// received then. Not to be called again after an error, or if the future was dropped.
     pub(crate) async fn clear_record(&mut self) -> Result<Option<Vec<u8>>, Ending> {
@@ -439,6 +524,11 @@ impl<E: Env> Inbound<E> {
                 Ok(())
             }
         }
+    }
+
+    /// Whether the payload of the message that was taken last came beside the stream.
+    pub(crate) fn was_beside(&self) -> bool {
+        matches!(self, Inbound::Stream(rx) if rx.was_beside)
     }
 
     /// Takes the message that has arrived.
@@ -551,7 +641,7 @@ impl<E: Env> StreamRx<E> {
             return Err(Ending::Violation(format!("a {:?} of {body} bytes before the handshake is done", head.kind)));
         }
         let tags = match self.channel {
-            ReceiveChannel::Mac(_) => tags_bytes(head.payload_len > 0),
+            ReceiveChannel::Mac(_) => tags_bytes(head.inline_len() > 0),
             ReceiveChannel::Off | ReceiveChannel::Tls(_) => 0,
         };
         let whole = HEAD_BYTES + body + tags;
@@ -568,10 +658,15 @@ impl<E: Env> StreamRx<E> {
         (self.frame, self.body) = (frame, body);
         match &mut self.channel {
             ReceiveChannel::Off => Head::check(head_bytes(&self.frame), self.body()).map_err(bad)?,
-            ReceiveChannel::Mac(verifier) => verifier.check(&self.frame, head.payload_len > 0).map_err(broken)?,
+            ReceiveChannel::Mac(verifier) => verifier.check(&self.frame, head.inline_len() > 0).map_err(broken)?,
             ReceiveChannel::Tls(_) => {}
         }
         let pad = gate.admit(head.kind, head.lane, head.id, head.pad).map_err(Ending::Violation)?;
+        self.was_beside = head.place.is_some();
+        if self.was_beside {
+            self.payload = self.beside_stream(gate, &head, pad).await?;
+            return Ok(());
+        }
         self.payload = match head.payload_len as usize {
             0 => None,
             len => {
@@ -586,6 +681,42 @@ impl<E: Env> StreamRx<E> {
             }
         };
         Ok(())
+    }
+
+    /// The payload of a frame that says where it lies. A server copies it; a client finds it in what it has named.
+    async fn beside_stream(&self, gate: &mut impl Gate, head: &Head, pad: usize) -> Result<Option<Buf>, Ending> {
+        let foreign = |why: &str| Ending::Violation(format!("a {:?} names memory {why}", head.kind));
+        let len = head.payload_len as usize;
+        match (&self.beside, head.place) {
+            (Beside::Taken(taken), Some(Place::At(page))) if head.kind == FrameKind::Request => {
+                let at = beside::at(page, head.pad);
+                if !taken.memory.has(at, len) {
+                    return Err(foreign("beyond its end"));
+                }
+                let _room = gate.room(len).await;
+                let mut payload = Buf::scratch_padded(pad, len);
+                for (n, part) in payload.chunks_mut(beside::COPY_BYTES).enumerate() {
+                    if n > 0 {
+                        step_aside(1).await;
+                    }
+                    taken.memory.read(at + (n * beside::COPY_BYTES) as u64, part);
+                }
+                // A client that has given the connection up may use the memory for something else.
+                if taken.ends.is_abandoned() {
+                    return Err(gone());
+                }
+                Ok(Some(payload).filter(|_| len > 0))
+            }
+            (Beside::Taken(taken), Some(Place::ForReply(page))) => {
+                let is_there = taken.note_room(head.id, beside::at(page, head.pad), len);
+                if is_there { Ok(None) } else { Err(foreign("for its reply that it does not have")) }
+            }
+            (Beside::Passed, Some(Place::At(page))) if head.kind == FrameKind::Reply => {
+                let placed = gate.placed(head.id, beside::at(page, head.pad), len).map_err(Ending::Violation)?;
+                Ok(Some(placed).filter(|_| len > 0))
+            }
+            _ => Err(foreign("where none was passed")),
+        }
     }
 
     fn body(&self) -> &[u8] {

@@ -5,7 +5,7 @@ use amphi_types::{ByteRange, Cred, Kind, ObjectId, SessionId, TargetId, Timespec
 use serde::{Deserialize, Serialize};
 
 /// Protocol version; peers of another version are refused in the handshake.
-pub const VERSION: u32 = 24;
+pub const VERSION: u32 = 25;
 
 /// Which credits a message uses. Flush and cancel never wait behind ordinary requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]

@@ -286,9 +286,9 @@ fn every_message_round_trips() {
         cluster: u64::MAX,
         ..welcome.clone()
     };
-    let longest = SignedWelcome { welcome: longest, proof: Some([255; 32]), signature: Some(signature) };
+    let longest = SignedWelcome { welcome: longest, proof: Some([255; 32]), signature: Some(signature), memory: true };
     assert!(proven_bytes(&longest).len() <= HANDSHAKE_BODY_MAX, "{}", proven_bytes(&longest).len());
-    round_trip(Head::new(FrameKind::Welcome), &SignedWelcome { welcome, proof: None, signature: None });
+    round_trip(Head::new(FrameKind::Welcome), &SignedWelcome { welcome, proof: None, signature: None, memory: false });
     round_trip(Head::new(FrameKind::Refuse), &Refuse { reason: "no".into() });
 }
 

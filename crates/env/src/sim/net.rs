@@ -12,7 +12,8 @@ use super::courier::{Carried, Courier, Leg};
 use super::world::{Core, Event, Kind, World};
 use super::{CrashKind, SimEnv};
 use crate::addr::Addr;
-use crate::{Buf, Conn, IoBuf, Listener, Rx, Time, Tx};
+use crate::buf::arena;
+use crate::{Buf, Conn, Ends, IoBuf, Listener, PeerMemory, Rx, Time, Tx};
 use amphi_types::Cred;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, VecDeque};
@@ -64,6 +65,10 @@ impl Pipe {
 pub(super) struct ConnState {
     nodes: [usize; 2],
     open: [bool; 2],
+    /// Sides that have given the connection up.
+    abandoned: [bool; 2],
+    /// Sides that have passed the memory of their process.
+    passed: [bool; 2],
     /// `pipes[s]` carries what side `s` sends.
     pipes: [Pipe; 2],
     broken: bool,
@@ -464,7 +469,77 @@ impl SimTx {
     }
 }
 
+/// What is known of the other end of a simulated connection.
+#[derive(Clone)]
+pub struct SimEnds(Rc<End>);
+
+impl SimEnds {
+    fn look(&self, of: impl Fn(&ConnState, usize) -> bool) -> bool {
+        let core = self.0.env.world.core.borrow();
+        core.conns.get(&self.0.id).is_none_or(|conn| !conn.open[1 - self.0.side] || of(conn, 1 - self.0.side))
+    }
+}
+
+impl Ends for SimEnds {
+    fn abandon(&self) {
+        let End { env, id, side } = &*self.0;
+        let mut core = env.world.core.borrow_mut();
+        let Some(conn) = core.conns.get_mut(id).filter(|conn| conn.open[*side]) else { return };
+        if !std::mem::replace(&mut conn.abandoned[*side], true) && !conn.broken {
+            core.queue(*id, *side, Piece::End, &env.world.config.net_ns);
+        }
+    }
+
+    fn is_abandoned(&self) -> bool {
+        self.look(|conn, other| conn.abandoned[other] || conn.broken)
+    }
+
+    fn is_closed(&self) -> bool {
+        self.look(|_, _| false)
+    }
+}
+
+/// Memory of another simulated process: the arena, which all of them share, as long as that process lives.
+#[derive(Clone)]
+pub struct SimMemory {
+    env: SimEnv,
+    node: usize,
+    life: u64,
+}
+
+impl PeerMemory for SimMemory {
+    fn has(&self, at: u64, len: usize) -> bool {
+        at.checked_add(len as u64).is_some_and(|end| end <= arena::passed_bytes())
+    }
+
+    fn read(&self, at: u64, into: &mut [u8]) {
+        arena::copy_out(at, into);
+    }
+
+    fn write(&self, at: u64, from: &[u8]) {
+        if self.env.world.lives(self.node, self.life) {
+            arena::copy_in(at, from);
+        }
+    }
+}
+
 impl Tx for SimTx {
+    type Ends = SimEnds;
+
+    async fn send_with_memory(&mut self, head: Buf) -> (io::Result<bool>, Buf) {
+        let End { env, id, side } = &*self.end;
+        let passes = env.world.config.passes_memory && arena::passed_bytes() > 0;
+        if passes && let Some(conn) = env.world.core.borrow_mut().conns.get_mut(id) {
+            conn.passed[*side] = true;
+        }
+        let (sent, head, _) = self.send(head, None).await;
+        (sent.map(|()| passes), head)
+    }
+
+    fn ends(&self) -> SimEnds {
+        SimEnds(self.end.clone())
+    }
+
     fn breaker(&self) -> impl Fn() + 'static {
         let end = self.end.clone();
         move || {
@@ -527,6 +602,16 @@ impl SimRx {
 }
 
 impl Rx for SimRx {
+    type Memory = SimMemory;
+
+    fn memory(&mut self) -> Option<SimMemory> {
+        let End { env, id, side } = &*self.end;
+        let core = env.world.core.borrow();
+        let conn = core.conns.get(id).filter(|conn| conn.passed[1 - side])?;
+        let node = conn.nodes[1 - side];
+        Some(SimMemory { env: env.clone(), node, life: core.nodes[node].life })
+    }
+
     async fn recv_exact(&mut self, mut buf: Buf) -> IoBuf<()> {
         let mut filled = 0;
         while filled < buf.len() {
@@ -622,6 +707,8 @@ impl SimEnv {
         let state = ConnState {
             nodes: [self.node, node],
             open: [true; 2],
+            abandoned: [false; 2],
+            passed: [false; 2],
             pipes: Default::default(),
             broken: false,
             stalled: false,

@@ -116,6 +116,7 @@ impl<E: Env> SessionManager<E> {
                 locks,
                 key: e.key.as_ref().map(|key| key.name.clone()).unwrap_or_default(),
                 secure: e.secure.filter(|_| connected),
+                memory: e.memory && connected,
             })
         };
         let sessions = self.sessions.borrow().iter().filter_map(mounts).collect();
