@@ -76,7 +76,10 @@ impl<E: Env> Taken<E> {
     }
 
     fn forget_room(&self, id: RequestId) {
-        self.rooms.borrow_mut().remove(&id.slot);
+        let mut rooms = self.rooms.borrow_mut();
+        if rooms.get(&id.slot).is_some_and(|(of, ..)| *of == id) {
+            rooms.remove(&id.slot);
+        }
     }
 }
 

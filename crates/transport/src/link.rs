@@ -354,12 +354,12 @@ impl<E: Env> Link<E> {
 
     /// Whether the server has the memory of this process's buffers by the present connection.
     pub fn passes_memory(&self) -> bool {
-        self.state.borrow().other_end.is_some()
+        self.state.borrow().payloads.other_end.is_some()
     }
 
     /// What it has carried so far.
     pub fn carried(&self) -> Carried {
-        self.state.borrow().carried
+        self.state.borrow().payloads.carried
     }
 
     /// The server's welcome on the present connection.

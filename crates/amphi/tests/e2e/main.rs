@@ -54,6 +54,7 @@ mod removed_directories;
 mod rights;
 mod service;
 mod set_id;
+mod shared_memory;
 mod small_files;
 mod soak;
 mod soak_records;

@@ -98,6 +98,16 @@ enum CellState {
     Done(Box<Outcome>),
 }
 
+/// The ways of payloads.
+#[derive(Default)]
+pub(super) struct Payloads {
+    /// The server's end of the present connection, if it has memory of this process.
+    pub(super) other_end: Option<OtherEnd>,
+    pub(super) carried: Carried,
+    /// What of that the owner has been told.
+    told: Carried,
+}
+
 /// The bookkeeping of a link.
 pub(super) struct State {
     pub(super) phase: Phase,
@@ -106,11 +116,7 @@ pub(super) struct State {
     pub(super) ping_due: bool,
     pub(super) pong_due: bool,
     pub(super) heard: bool,
-    /// The server's end of the present connection, if it has memory of this process.
-    pub(super) other_end: Option<OtherEnd>,
-    pub(super) carried: Carried,
-    /// What of it the owner has been told.
-    pub(super) told: Carried,
+    pub(super) payloads: Payloads,
     /// Requests to send, in order. Ids that are no longer outstanding are skipped.
     pub(super) queue: VecDeque<RequestId>,
     table: SlotTable,
@@ -133,9 +139,7 @@ impl State {
             ping_due: false,
             pong_due: false,
             heard: false,
-            other_end: None,
-            carried: Carried::default(),
-            told: Carried::default(),
+            payloads: Payloads::default(),
             queue: VecDeque::new(),
             table,
             pending,
@@ -242,10 +246,11 @@ impl State {
 
     /// What was carried and not told yet, which counts as told now.
     pub(super) fn news_of_carried(&mut self) -> Option<Carried> {
-        let before = std::mem::replace(&mut self.told, self.carried);
-        (before != self.carried).then(|| Carried {
-            beside_bytes: self.carried.beside_bytes - before.beside_bytes,
-            inline_bytes: self.carried.inline_bytes - before.inline_bytes,
+        let carried = self.payloads.carried;
+        let before = std::mem::replace(&mut self.payloads.told, carried);
+        (before != carried).then(|| Carried {
+            beside_bytes: carried.beside_bytes - before.beside_bytes,
+            inline_bytes: carried.inline_bytes - before.inline_bytes,
         })
     }
 
@@ -345,7 +350,7 @@ impl State {
 
     /// Gives the present connection up: nothing counts any more that the server reads of this process's memory by it.
     pub(super) fn abandon_connection(&mut self) {
-        if let Some(end) = &self.other_end {
+        if let Some(end) = &self.payloads.other_end {
             end.abandon();
         }
     }
@@ -354,7 +359,7 @@ impl State {
     pub(super) fn part_from_connection(&mut self) -> Option<Lost> {
         self.abandon_connection();
         let rooms = self.pending.iter_mut().flatten().filter_map(|p| p.room.take()).collect();
-        self.other_end.take().map(|end| Lost::new(rooms, end))
+        self.payloads.other_end.take().map(|end| Lost::new(rooms, end))
     }
 
     /// The connection is gone: recovery calls fail, and the others wait for the next connection.

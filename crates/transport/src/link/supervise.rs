@@ -167,7 +167,7 @@ impl<E: Env> Link<E> {
         let mut owes_recovery = false;
         let error = loop {
             let conn = Rc::new(Attachment::default());
-            self.state.borrow_mut().other_end = pipe.2;
+            self.state.borrow_mut().payloads.other_end = pipe.2;
             conn.spawn(&self.env, traffic::read(self.clone(), pipe.1, conn.clone(), events.clone()));
             conn.spawn(&self.env, traffic::write(self.clone(), pipe.0, conn.clone()));
             conn.spawn(&self.env, traffic::watch(self.clone(), conn.clone()));

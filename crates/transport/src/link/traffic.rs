@@ -50,7 +50,7 @@ impl Gate for Expected<'_> {
         let mut room =
             room.ok_or_else(|| format!("a reply to slot {} number {} that was put elsewhere", id.slot, id.seq))?;
         room.narrow(0..len);
-        state.carried.beside_bytes += len as u64;
+        state.payloads.carried.beside_bytes += len as u64;
         Ok(room)
     }
 }
@@ -69,7 +69,7 @@ fn hand_over<E: Env, H: LinkEvents<E>>(link: &Link<E>, inb: &mut Inbound<E>, eve
             } else {
                 if !inb.was_beside() {
                     let bytes = payload.as_ref().map_or(0, |payload| payload.len() as u64);
-                    link.state.borrow_mut().carried.inline_bytes += bytes;
+                    link.state.borrow_mut().payloads.carried.inline_bytes += bytes;
                 }
                 let news = link.state.borrow_mut().news_of_carried();
                 if let Some(news) = news {
@@ -194,20 +194,20 @@ fn stage<E: Env>(state: &mut State, tx: &mut StreamTx<E>) -> Option<(RequestId, 
         };
         match staged {
             Err(EncodeError::Full) if tx.is_staged() => {
-                state.carried.add(sent);
+                state.payloads.carried.add(sent);
                 return None;
             }
             Err(_) => state.complete(id, Err(LinkError::TooLarge)),
             Ok(Some(payload)) => {
                 state.queue.pop_front();
-                state.carried.add(sent);
+                state.payloads.carried.add(sent);
                 return Some((id, payload));
             }
             Ok(None) => {}
         }
         state.queue.pop_front();
     }
-    state.carried.add(sent);
+    state.payloads.carried.add(sent);
     None
 }
 

@@ -217,7 +217,7 @@ async fn greet<E: Env, H: Handler>(
     }
     let place = if peer.in_process { None } else { handler.place(&hello, &welcome, &peer) };
     // Others than mounts send nothing that is worth it.
-    let memory = hello.role == Role::Mount && inb.has_memory();
+    let memory = inb.has_memory() && hello.role == Role::Mount;
     guest.admit(&mut out, welcome, memory, auth).await?;
     let peer = Peer { memory, ..peer };
     if memory {

@@ -11,7 +11,7 @@
 //! range has one owner, and one that comes back reads as zeros. A child of `fork` does not have the mapping: it cannot
 //! change the buffers of its parent.
 
-use super::{RUN_BYTES, lock};
+use super::{ALIGN, RUN_BYTES, lock};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, mmap_anonymous};
@@ -32,6 +32,8 @@ static ARENA: OnceLock<Option<Arena>> = OnceLock::new();
 
 struct Arena {
     fd: OwnedFd,
+    /// A page whose first byte is 1, and 0 in a child of `fork`, which does not have the mapping.
+    here: usize,
     /// Where it is mapped.
     base: usize,
     bytes: usize,
@@ -94,18 +96,33 @@ impl Arena {
             madvise(base as *mut c_void, bytes, Advice::LinuxDontFork)?;
             let _ = madvise(base as *mut c_void, bytes, Advice::LinuxHugepage);
         }
-        Ok(Arena { fd, base, bytes, ranges: Mutex::new(Ranges::new()) })
+        // SAFETY: a new mapping at an address of the system's choice, of which this is the only user.
+        let here = unsafe {
+            let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
+            let page = mmap_anonymous(std::ptr::null_mut(), ALIGN, protection, flags)?;
+            madvise(page, ALIGN, Advice::LinuxWipeOnFork)?;
+            page.cast::<u8>().write_volatile(1);
+            page as usize
+        };
+        Ok(Arena { fd, here, base, bytes, ranges: Mutex::new(Ranges::new()) })
+    }
+
+    #[inline]
+    fn is_here(&self) -> bool {
+        // SAFETY: the page is mapped for good, and only changes when the process is forked.
+        unsafe { (self.here as *const u8).read_volatile() == 1 }
     }
 }
 
+#[inline]
 fn arena() -> Option<&'static Arena> {
-    ARENA.get()?.as_ref()
+    ARENA.get()?.as_ref().filter(|arena| arena.is_here())
 }
 
 /// From now on buffers of 64 KiB and more come from memory that other processes can be given. False where there is no
 /// such memory: without memfd or seals, or with a bound on the size of files or of the address space.
 pub fn pass_memory() -> bool {
-    ARENA.get_or_init(Arena::make).is_some()
+    ARENA.get_or_init(Arena::make).is_some() && arena().is_some()
 }
 
 /// The file of the arena, if there is one.
