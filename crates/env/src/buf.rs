@@ -25,8 +25,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-pub use memory::arena::{give_back_passable, pass_memory, take_passable};
 pub(crate) use memory::arena;
+pub use memory::arena::{give_back_passable, pass_memory, take_passable};
 pub use memory::{ALIGN, decay, in_use_bytes, keep_bytes, populate, waiting_bytes};
 pub use stream::copy_streaming;
 

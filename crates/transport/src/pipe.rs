@@ -1,25 +1,30 @@
 //! One direction of a connection in whole messages, over a stream or a local queue.
 //!
 //! Owns: encoding into and decoding from reused buffers, the memory of received payloads, where tags and records of the
-//! channel lie. Does not own: the order of messages (`handshake`, `link`, `server`), what protects them (`secure`).
+//! channel lie. Its parts: `gate`, what may come in, and `memory`, payloads beside the stream. Does not own: the order of messages (`handshake`, `link`, `server`), what protects them (`secure`).
 //!
 //! Invariants: lengths are checked before memory is taken for them. A request is admitted by the caller's `Gate` before
 //! its payload is received, and after its header and body are known to be the peer's, if the channel protects them.
 
-use crate::bell::{Ending, step_aside};
-use crate::beside::{self, Beside, OtherEnd, Taken};
+mod gate;
+mod memory;
+
+pub(crate) use gate::{Gate, HandshakeOnly};
+pub(crate) use memory::{passed_memory, take_memory};
+
+use crate::bell::Ending;
+use crate::beside::Beside;
 use crate::local::{LocalRx, LocalTx};
 use crate::secure::records::{Opened, RECORD_BODY_MAX, RECORD_HEAD, RECORD_MAX, RECORD_MORE, SEALED_BYTES, body_bytes};
 use crate::secure::tags::{TAGS_BYTES_MAX, tags_bytes};
 use crate::secure::{Channel, ChannelError, ReceiveChannel, SendChannel};
-use amphi_env::{Buf, Conn, Ends as _, Env, PeerMemory as _, Rx as _, Tx as _};
+use amphi_env::{Buf, Conn, Env, Rx as _, Tx as _};
 use amphi_types::TargetId;
-use amphi_wire::frame::{EncodeError, FrameError, FrameKind, HEAD_BYTES, Head, MAGIC, Place, payload_sum};
+use amphi_wire::frame::{EncodeError, FrameError, FrameKind, HEAD_BYTES, Head, MAGIC, payload_sum};
 use amphi_wire::handshake::{Challenge, Refuse, SignedHello, SignedWelcome};
 use amphi_wire::{Answer, Call, Lane, Push, RequestId};
 use std::io;
 use std::ops::Range;
-use std::rc::Rc;
 
 /// Bytes of frames without payload that share one write, and of the body buffer that is kept between messages.
 pub(crate) const STAGE_BYTES: usize = 16 << 10;
@@ -113,11 +118,6 @@ impl<E: Env> StreamTx<E> {
         payload: Option<&Buf>,
     ) -> Result<bool, EncodeError> {
         self.stage_with(reply_head(id), answer, payload)
-    }
-
-    /// Whether the other end has memory of this process, so that places for replies can be named.
-    pub(crate) fn has_passed_memory(&self) -> bool {
-        matches!(self.beside, Beside::Passed)
     }
 
     /// See `Tx::breaker`.
@@ -219,17 +219,6 @@ impl<E: Env> StreamTx<E> {
         (done, payload)
     }
 
-    /// Sends what was added, and the memory of this process's buffers with it if possible; whether it was.
-    async fn flush_with_memory(&mut self) -> io::Result<bool> {
-        let mut head = std::mem::take(&mut self.stage);
-        head.set_window(0..self.filled);
-        self.filled = 0;
-        let (passed, mut head) = self.tx.send_with_memory(head).await;
-        head.set_window(0..head.capacity());
-        self.stage = head;
-        passed
-    }
-
     /// Sends `first` and `second` in records.
     async fn send_sealed(&mut self, mut first: &[u8], mut second: &[u8]) -> io::Result<()> {
         while !first.is_empty() || !second.is_empty() {
@@ -290,6 +279,7 @@ pub(crate) enum Outbound<E: Env> {
 }
 
 /// Receiving half of any connection.
+#[expect(clippy::large_enum_variant, reason = "one for each connection, and nearly all are streams")]
 pub(crate) enum Inbound<E: Env> {
     Stream(StreamRx<E>),
     Local(LocalRx),
@@ -300,7 +290,15 @@ pub(crate) fn over_stream<E: Env>(conn: E::Conn) -> (Outbound<E>, Inbound<E>) {
     let sums = conn.is_network();
     let (tx, rx) = conn.split();
     let stage = Buf::zeroed(STAGE_BYTES);
-    let out = StreamTx { tx, stage, filled: 0, sums, channel: SendChannel::Off, sealed: Buf::default(), beside: Beside::Nothing };
+    let out = StreamTx {
+        tx,
+        stage,
+        filled: 0,
+        sums,
+        channel: SendChannel::Off,
+        sealed: Buf::default(),
+        beside: Beside::Nothing,
+    };
     let inb = StreamRx {
         rx,
         frame: Buf::zeroed(FRAME_BYTES),
@@ -321,23 +319,6 @@ pub(crate) fn protect<E: Env>(out: &mut Outbound<E>, inb: &mut Inbound<E>, chann
         assert!(!tx.is_staged() && rx.opened.is_empty(), "a channel begins between two frames");
         (tx.channel, rx.channel) = (channel.send, channel.receive);
     }
-}
-
-/// From now on payloads may lie in the memory that the client at the other end has passed; without any, nothing changes.
-pub(crate) fn take_memory<E: Env>(out: &mut Outbound<E>, inb: &mut Inbound<E>) {
-    if let (Outbound::Stream(tx), Inbound::Stream(rx)) = (out, inb)
-        && let Some(memory) = rx.rx.memory()
-    {
-        let taken = Rc::new(Taken::new(memory, tx.tx.ends()));
-        (tx.beside, rx.beside) = (Beside::Taken(taken.clone()), Beside::Taken(taken));
-    }
-}
-
-/// From now on payloads may lie in the memory of this process that the server at the other end has. Returns that end.
-pub(crate) fn passed_memory<E: Env>(out: &mut Outbound<E>, inb: &mut Inbound<E>) -> Option<OtherEnd> {
-    let (Outbound::Stream(tx), Inbound::Stream(rx)) = (out, inb) else { return None };
-    (tx.beside, rx.beside) = (Beside::Passed, Beside::Passed);
-    Some(OtherEnd::new(tx.tx.ends()))
 }
 
 /// A connection after its handshake, on its way to another thread: all that travels with it is in here.
@@ -420,18 +401,6 @@ impl<E: Env> Outbound<E> {
         }
     }
 
-    /// Sends the hello, and with it the memory of this process's buffers, if it can be passed; whether it was.
-    pub(crate) async fn send_with_memory(&mut self, hello: SignedHello) -> Result<bool, Ending> {
-        match self {
-            Outbound::Stream(tx) if matches!(tx.channel, SendChannel::Off) => {
-                let staged = tx.stage(Head::new(FrameKind::Hello), &hello);
-                staged.map_err(|e| Ending::Lost(format!("a hello cannot be encoded: {e:?}")))?;
-                tx.flush_with_memory().await.map_err(|e| lost(&e))
-            }
-            _ => self.send(Message::Hello(hello)).await.map(|()| false),
-        }
-    }
-
     /// Sends bytes of the key exchange.
     pub(crate) async fn send_clear(&mut self, bytes: &[u8]) -> Result<(), Ending> {
         match self {
@@ -446,55 +415,7 @@ impl<E: Env> Outbound<E> {
     }
 }
 
-/// Decides about a frame whose header and body are sound, before its payload is received: where the payload has to lie
-/// relative to an aligned address, or why the connection ends.
-pub(crate) trait Gate {
-    /// The right to memory for a payload, dropped when the payload has arrived.
-    type Room;
-
-    /// Waits until memory for a payload may be taken.
-    fn room(&mut self, bytes: usize) -> impl Future<Output = Self::Room>;
-
-    fn admit(&mut self, kind: FrameKind, lane: Lane, id: RequestId, pad: u16) -> Result<usize, String>;
-
-    /// The memory of this process, as named for the reply to a request, in which the server has put `len` bytes.
-    fn placed(&mut self, id: RequestId, _at: u64, _len: usize) -> Result<Buf, String> {
-        Err(format!("slot {} number {} has named no memory", id.slot, id.seq))
-    }
-
-    /// Most bytes of the body of such a frame that may come before it is admitted.
-    fn body_max(&self, kind: FrameKind) -> usize {
-        kind.body_max()
-    }
-}
-
-/// Admits nothing but the handshake.
-pub(crate) struct HandshakeOnly;
-
-impl Gate for HandshakeOnly {
-    type Room = ();
-
-    async fn room(&mut self, _bytes: usize) {}
-
-    fn admit(&mut self, kind: FrameKind, _: Lane, _: RequestId, _: u16) -> Result<usize, String> {
-        if kind.is_handshake() { Ok(0) } else { Err(format!("a {kind:?} before the handshake is done")) }
-    }
-
-    /// A client before the end of its handshake gets no more memory than a handshake needs.
-    fn body_max(&self, kind: FrameKind) -> usize {
-        kind.body_max().min(FrameKind::Hello.body_max())
-    }
-}
-
 impl<E: Env> Inbound<E> {
-    /// Whether the client at the other end has passed memory that can be used.
-    pub(crate) fn has_memory(&mut self) -> bool {
-        match self {
-            Inbound::Stream(rx) => rx.rx.memory().is_some(),
-            Inbound::Local(_) => false,
-        }
-    }
-
     /// The next record of the key exchange, header and all. `None`: a frame comes instead; nothing more can be
     /// received then. Not to be called again after an error, or if the future was dropped.
     pub(crate) async fn clear_record(&mut self) -> Result<Option<Vec<u8>>, Ending> {
@@ -524,11 +445,6 @@ impl<E: Env> Inbound<E> {
                 Ok(())
             }
         }
-    }
-
-    /// Whether the payload of the message that was taken last came beside the stream.
-    pub(crate) fn was_beside(&self) -> bool {
-        matches!(self, Inbound::Stream(rx) if rx.was_beside)
     }
 
     /// Takes the message that has arrived.
@@ -681,42 +597,6 @@ impl<E: Env> StreamRx<E> {
             }
         };
         Ok(())
-    }
-
-    /// The payload of a frame that says where it lies. A server copies it; a client finds it in what it has named.
-    async fn beside_stream(&self, gate: &mut impl Gate, head: &Head, pad: usize) -> Result<Option<Buf>, Ending> {
-        let foreign = |why: &str| Ending::Violation(format!("a {:?} names memory {why}", head.kind));
-        let len = head.payload_len as usize;
-        match (&self.beside, head.place) {
-            (Beside::Taken(taken), Some(Place::At(page))) if head.kind == FrameKind::Request => {
-                let at = beside::at(page, head.pad);
-                if !taken.memory.has(at, len) {
-                    return Err(foreign("beyond its end"));
-                }
-                let _room = gate.room(len).await;
-                let mut payload = Buf::scratch_padded(pad, len);
-                for (n, part) in payload.chunks_mut(beside::COPY_BYTES).enumerate() {
-                    if n > 0 {
-                        step_aside(1).await;
-                    }
-                    taken.memory.read(at + (n * beside::COPY_BYTES) as u64, part);
-                }
-                // A client that has given the connection up may use the memory for something else.
-                if taken.ends.is_abandoned() {
-                    return Err(gone());
-                }
-                Ok(Some(payload).filter(|_| len > 0))
-            }
-            (Beside::Taken(taken), Some(Place::ForReply(page))) => {
-                let is_there = taken.note_room(head.id, beside::at(page, head.pad), len);
-                if is_there { Ok(None) } else { Err(foreign("for its reply that it does not have")) }
-            }
-            (Beside::Passed, Some(Place::At(page))) if head.kind == FrameKind::Reply => {
-                let placed = gate.placed(head.id, beside::at(page, head.pad), len).map_err(Ending::Violation)?;
-                Ok(Some(placed).filter(|_| len > 0))
-            }
-            _ => Err(foreign("where none was passed")),
-        }
     }
 
     fn body(&self) -> &[u8] {

@@ -8,15 +8,20 @@
 //! connection after `stall_timeout_ns`. When a process dies its peers see an orderly end or a break; when power
 //! fails they see a break after `power_break_ns`.
 
+mod moved;
+mod passed;
+
+pub use moved::SimMoved;
+pub use passed::{SimEnds, SimMemory};
+
 use super::courier::{Carried, Courier, Leg};
 use super::world::{Core, Event, Kind, World};
 use super::{CrashKind, SimEnv};
 use crate::addr::Addr;
 use crate::buf::arena;
-use crate::{Buf, Conn, Ends, IoBuf, Listener, PeerMemory, Rx, Time, Tx};
+use crate::{Buf, Conn, IoBuf, Listener, Rx, Time, Tx};
 use amphi_types::Cred;
-use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
@@ -328,35 +333,6 @@ pub struct SimConn {
     cred: Option<Cred>,
 }
 
-thread_local! {
-    /// Connections between two tasks that stand for threads, by number: all of a world is on one thread.
-    static MOVING: RefCell<(u64, BTreeMap<u64, SimConn>)> = const { RefCell::new((0, BTreeMap::new())) };
-}
-
-/// A simulated connection between two threads of a node.
-pub struct SimMoved(u64);
-
-impl Drop for SimMoved {
-    fn drop(&mut self) {
-        drop(self.take());
-    }
-}
-
-impl SimMoved {
-    fn new(conn: SimConn) -> SimMoved {
-        MOVING.with_borrow_mut(|(last, moving)| {
-            *last += 1;
-            moving.insert(*last, conn);
-            SimMoved(*last)
-        })
-    }
-
-    fn take(&self) -> Option<SimConn> {
-        // At the end of the thread nothing is left to be taken.
-        MOVING.try_with(|moving| moving.borrow_mut().1.remove(&self.0)).ok().flatten()
-    }
-}
-
 impl SimConn {
     /// Takes a connection over.
     pub(super) fn adopt(moved: SimMoved) -> SimConn {
@@ -469,60 +445,6 @@ impl SimTx {
     }
 }
 
-/// What is known of the other end of a simulated connection.
-#[derive(Clone)]
-pub struct SimEnds(Rc<End>);
-
-impl SimEnds {
-    fn look(&self, of: impl Fn(&ConnState, usize) -> bool) -> bool {
-        let core = self.0.env.world.core.borrow();
-        core.conns.get(&self.0.id).is_none_or(|conn| !conn.open[1 - self.0.side] || of(conn, 1 - self.0.side))
-    }
-}
-
-impl Ends for SimEnds {
-    fn abandon(&self) {
-        let End { env, id, side } = &*self.0;
-        let mut core = env.world.core.borrow_mut();
-        let Some(conn) = core.conns.get_mut(id).filter(|conn| conn.open[*side]) else { return };
-        if !std::mem::replace(&mut conn.abandoned[*side], true) && !conn.broken {
-            core.queue(*id, *side, Piece::End, &env.world.config.net_ns);
-        }
-    }
-
-    fn is_abandoned(&self) -> bool {
-        self.look(|conn, other| conn.abandoned[other] || conn.broken)
-    }
-
-    fn is_closed(&self) -> bool {
-        self.look(|_, _| false)
-    }
-}
-
-/// Memory of another simulated process: the arena, which all of them share, as long as that process lives.
-#[derive(Clone)]
-pub struct SimMemory {
-    env: SimEnv,
-    node: usize,
-    life: u64,
-}
-
-impl PeerMemory for SimMemory {
-    fn has(&self, at: u64, len: usize) -> bool {
-        at.checked_add(len as u64).is_some_and(|end| end <= arena::passed_bytes())
-    }
-
-    fn read(&self, at: u64, into: &mut [u8]) {
-        arena::copy_out(at, into);
-    }
-
-    fn write(&self, at: u64, from: &[u8]) {
-        if self.env.world.lives(self.node, self.life) {
-            arena::copy_in(at, from);
-        }
-    }
-}
-
 impl Tx for SimTx {
     type Ends = SimEnds;
 
@@ -537,7 +459,7 @@ impl Tx for SimTx {
     }
 
     fn ends(&self) -> SimEnds {
-        SimEnds(self.end.clone())
+        SimEnds::of(&self.end)
     }
 
     fn breaker(&self) -> impl Fn() + 'static {
@@ -609,7 +531,7 @@ impl Rx for SimRx {
         let core = env.world.core.borrow();
         let conn = core.conns.get(id).filter(|conn| conn.passed[1 - side])?;
         let node = conn.nodes[1 - side];
-        Some(SimMemory { env: env.clone(), node, life: core.nodes[node].life })
+        Some(SimMemory::of(env, node, core.nodes[node].life))
     }
 
     async fn recv_exact(&mut self, mut buf: Buf) -> IoBuf<()> {

@@ -212,7 +212,8 @@ fn without_memory_all_is_in_the_stream() {
         let place = place(4, sim);
         place.run(async {
             let link = place.try_connect(LinkConfig { role, ..place.config() }).await.expect("a connection");
-            let done = link.call(Lane::Normal, write(5, 0), Some(pattern(5, 0, 300 * KIB)), 0).await.expect("an answer");
+            let done =
+                link.call(Lane::Normal, write(5, 0), Some(pattern(5, 0, 300 * KIB)), 0).await.expect("an answer");
             assert_eq!(done.0.result, Ok(Reply::Written { roomy: true }));
             assert!(!link.passes_memory());
             assert_eq!(link.carried(), Carried { beside_bytes: 0, inline_bytes: 300 << 10 });

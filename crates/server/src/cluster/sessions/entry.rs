@@ -97,6 +97,21 @@ impl Entry {
     pub(super) fn new(name: &str, role: Role, state: State, now_ns: u64) -> Entry {
         let (owner, conn, epoch, known, asked_ns) = (Owner::Unknown, None, 0, 0, 0);
         let (kept_ns, heard_ns, key, secure, more, name) = (0, now_ns, None, None, BTreeMap::new(), name.into());
-        Entry { name, role, owner, key, state, conn, more, secure, memory: false, epoch, known, asked_ns, kept_ns, heard_ns }
+        Entry {
+            name,
+            role,
+            owner,
+            key,
+            state,
+            conn,
+            more,
+            secure,
+            memory: false,
+            epoch,
+            known,
+            asked_ns,
+            kept_ns,
+            heard_ns,
+        }
     }
 }
