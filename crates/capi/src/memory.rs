@@ -3,9 +3,9 @@
 //! Owns: the memory that `amphi_alloc` gives, and lending it to the client for the time of a write. Does not own: when
 //! a write may take it (`cluster`).
 //!
-//! It begins on a page, and on a huge page if it is at least as long as one: direct I/O then moves longer pieces. Behind
-//! `amphi_open_cluster` with a server of this machine it comes from the memory that the server is given, so that a write
-//! from it is copied once, by the server. A child of `fork` does not have that memory at all.
+//! It begins on a page, and on a huge page if it is at least as long as one: direct I/O then moves longer pieces.
+//! Behind `amphi_open_cluster` with a server of this machine it comes from the memory that the server is given, so that
+//! a write from it is copied once, by the server. A child of `fork` does not have that memory at all.
 
 use crate::failure::{Done, fail};
 use crate::process::{own, own_or_new};

@@ -1,7 +1,8 @@
 //! One direction of a connection in whole messages, over a stream or a local queue.
 //!
 //! Owns: encoding into and decoding from reused buffers, the memory of received payloads, where tags and records of the
-//! channel lie. Its parts: `gate`, what may come in, and `memory`, payloads beside the stream. Does not own: the order of messages (`handshake`, `link`, `server`), what protects them (`secure`).
+//! channel lie. Its parts: `gate`, what may come in, and `memory`, payloads beside the stream. Does not own: the order
+//! of messages (`handshake`, `link`, `server`), what protects them (`secure`).
 //!
 //! Invariants: lengths are checked before memory is taken for them. A request is admitted by the caller's `Gate` before
 //! its payload is received, and after its header and body are known to be the peer's, if the channel protects them.
@@ -94,8 +95,8 @@ pub(crate) struct StreamTx<E: Env> {
 }
 
 impl<E: Env> StreamTx<E> {
-    /// Adds a request, and says whether its payload has to follow with the next flush. That of the reply may be put into
-    /// `room`. `Full`: flush first.
+    /// Adds a request, and says whether its payload has to follow with the next flush. That of the reply may be put
+    /// into `room`. `Full`: flush first.
     pub(crate) fn stage_request(
         &mut self,
         (lane, id, deadline_ms): (Lane, RequestId, u32),

@@ -191,8 +191,8 @@ fn forks_and_exits() {
 }
 
 /// Goal: a program that changes memory while it is written from damages its own bytes alone: every block has the
-/// checksum of what was stored, and memory that rests arrives as it is; a child of fork changes nothing of it. Method: a
-/// program with a thread that scribbles; all data is verified at the end.
+/// checksum of what was stored, and memory that rests arrives as it is; a child of fork changes nothing of it. Method:
+/// a program with a thread that scribbles; all data is verified at the end.
 #[test]
 fn memory_that_changes_under_a_write() {
     let world = World::new();

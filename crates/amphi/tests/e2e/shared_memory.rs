@@ -41,8 +41,8 @@ fn sessions(mount: &Path) -> Vec<serde_json::Value> {
 
 /// Goal: a mount and a server of one machine pass large payloads by memory, on all connections and behind a restart of
 /// the server; `amphi status` and `amphi stats` say so; a mount that cannot do so goes on through the socket and nobody
-/// hears of it. Method: a server with two workers, a mount, and one whose files are bounded, so that it can have no such
-/// memory.
+/// hears of it. Method: a server with two workers, a mount, and one whose files are bounded, so that it can have no
+/// such memory.
 #[test]
 fn large_payloads_are_passed() {
     let place = Place::new();

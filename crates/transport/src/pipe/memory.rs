@@ -11,7 +11,8 @@ use amphi_wire::handshake::SignedHello;
 use std::io;
 use std::rc::Rc;
 
-/// From now on payloads may lie in the memory that the client at the other end has passed; without any, nothing changes.
+/// From now on payloads may lie in the memory that the client at the other end has passed; without any, nothing
+/// changes.
 pub(crate) fn take_memory<E: Env>(out: &mut Outbound<E>, inb: &mut Inbound<E>) {
     if let (Outbound::Stream(tx), Inbound::Stream(rx)) = (out, inb)
         && let Some(memory) = rx.rx.memory()

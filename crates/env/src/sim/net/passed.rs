@@ -1,7 +1,7 @@
 //! Memory that simulated processes pass to each other, and what the ends of a connection know of each other.
 //!
-//! Owns: the model of both. All simulated processes share one arena; that of a process which has ended is not written to
-//! any more, as if it had been its own.
+//! Owns: the model of both. All simulated processes share one arena; that of a process which has ended is not written
+//! to any more, as if it had been its own.
 
 use super::{ConnState, End, Piece};
 use crate::buf::arena;
