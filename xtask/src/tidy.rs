@@ -86,6 +86,7 @@ const UNSAFE: &[(&str, &str)] = &[
     ("crates/cart/src/search.rs", "instructions that compare many keys at once"),
     ("crates/env/src/buf.rs", "parts of aligned memory"),
     ("crates/env/src/buf/memory.rs", "aligned memory"),
+    ("crates/env/src/buf/memory/arena.rs", "memory that other processes have mapped"),
     ("crates/env/src/buf/stream.rs", "stores past the processor's caches"),
     ("crates/env/src/real/", "system calls, io_uring, lending buffers to the kernel"),
     ("crates/fuse/src/", "system calls on /dev/fuse"),

@@ -24,7 +24,7 @@ use crate::writeback::writeback_errors;
 use amphi_env::Env;
 use amphi_env::memory_groups;
 use amphi_transport::local::LocalDialer;
-use amphi_transport::{Link, LinkConfig, LinkEvents, Recovery};
+use amphi_transport::{Carried, Link, LinkConfig, LinkEvents, Recovery};
 use amphi_types::{Cred, Errno, TargetId};
 use amphi_wire::{Answer, Call, Lane, Push, Reply, Request, Welcome};
 use futures_util::future::{Either, select};
@@ -138,6 +138,17 @@ impl<E: Env> LinkEvents<E> for Events<E> {
             self.seat.messages.set(self.seat.messages.get() + 1);
         } else {
             self.mount.coherence.sharing.leases.hear(self.seat.lease(), self.mount.clock.boot_ns());
+        }
+    }
+
+    fn carried(&self, carried: Carried) {
+        let stats = &self.mount.stats;
+        for (count, bytes) in
+            [(Count::PayloadPassed, carried.beside_bytes), (Count::PayloadInline, carried.inline_bytes)]
+        {
+            if bytes > 0 {
+                stats.bytes(count, bytes);
+            }
         }
     }
 

@@ -195,8 +195,42 @@ pub trait Conn: 'static {
     fn detach(tx: Self::Tx, rx: Self::Rx) -> io::Result<Self::Moved>;
 }
 
+/// Memory of the process at the other end of a connection, which that process shares with this one
+/// (docs/design/shared_memory.md). Its bytes may change at any time: what is read from it is a copy, and no other copy
+/// has to be equal.
+pub trait PeerMemory: Clone + 'static {
+    /// Whether it has `len` bytes from byte `at` on.
+    fn has(&self, at: u64, len: usize) -> bool;
+    /// Copies bytes from there. Panics beyond the end.
+    fn read(&self, at: u64, into: &mut [u8]);
+    /// Copies bytes to there. Panics beyond the end.
+    fn write(&self, at: u64, from: &[u8]);
+}
+
+/// What both ends of a connection within a machine know of each other without waiting.
+pub trait Ends: Clone + 'static {
+    /// Tells the other end that this one has given the connection up: `is_abandoned` there is true from before this
+    /// returns, and a receive ends there.
+    fn abandon(&self);
+    /// Whether the other end has given the connection up, or has closed it.
+    fn is_abandoned(&self) -> bool;
+    /// Whether no task or process at the other end can use this connection any more.
+    fn is_closed(&self) -> bool;
+}
+
 /// Sending half of a connection.
 pub trait Tx: 'static {
+    /// What is known of the other end.
+    type Ends: Ends;
+
+    /// Sends all of `head`, and with it the memory in which this process has its large buffers (`buf::pass_memory`):
+    /// the other end may read and write all of it from then on (`Rx::memory`). False if only the bytes were sent:
+    /// there is no such memory, or the connection takes none.
+    fn send_with_memory(&mut self, head: Buf) -> impl Future<Output = (io::Result<bool>, Buf)>;
+
+    /// What is known of the other end; holding it keeps this end open.
+    fn ends(&self) -> Self::Ends;
+
     /// Sends all of `head`, then all of `payload`, in one vectored write where possible. Buffers come back for
     /// reuse. Dropping the future may leave half a frame sent: close the connection then.
     fn send(&mut self, head: Buf, payload: Option<Buf>) -> impl Future<Output = (io::Result<()>, Buf, Option<Buf>)>;
@@ -208,6 +242,13 @@ pub trait Tx: 'static {
 
 /// Receiving half of a connection.
 pub trait Rx: 'static {
+    /// Memory of the other end's process.
+    type Memory: PeerMemory;
+
+    /// The memory that came with what was received so far, if any did that can be used without danger: what is not
+    /// sealed, too large or of another kind does not count. None is looked for behind this call.
+    fn memory(&mut self) -> Option<Self::Memory>;
+
     /// Fills the whole of `buf`. `UnexpectedEof` when the peer closed. Small reads are served from a staging
     /// buffer; large ones go straight into `buf`. Dropping the future loses bytes: close the connection then.
     fn recv_exact(&mut self, buf: Buf) -> impl Future<Output = IoBuf<()>>;

@@ -25,6 +25,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+pub(crate) use memory::arena;
+pub use memory::arena::{give_back_passable, pass_memory, take_passable};
 pub use memory::{ALIGN, decay, in_use_bytes, keep_bytes, populate, waiting_bytes};
 pub use stream::copy_streaming;
 
@@ -36,6 +38,8 @@ static PLANT: AtomicBool = AtomicBool::new(false);
 /// From now on `scratch` memory has the same content each time: nothing that is simulated may differ from run to run,
 /// and bytes that nobody wrote shall be told from zeros.
 pub(crate) fn plant_scratch() {
+    // Simulated processes share the arena, so which buffers lie there depends on nothing that was before.
+    pass_memory();
     PLANT.store(true, Ordering::Relaxed);
 }
 
@@ -206,6 +210,13 @@ impl Buf {
     /// Where the window lies in the memory.
     pub fn window(&self) -> Range<usize> {
         self.start..self.end
+    }
+
+    /// Where the window lies in the memory that this process may pass to others (`pass_memory`), bytes from its start;
+    /// nothing if it lies elsewhere. Of one address modulo `ALIGN` with the window.
+    #[inline]
+    pub fn place(&self) -> Option<u64> {
+        if self.is_empty() { None } else { arena::place(self.base.addr().get() + self.start) }
     }
 
     /// Moves the window. Panics if it does not fit the room.

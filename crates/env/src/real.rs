@@ -12,6 +12,7 @@ mod kept;
 mod lent;
 mod net;
 mod origin;
+mod passed;
 mod peer;
 mod populate;
 mod random;
@@ -20,7 +21,8 @@ mod spin;
 pub use cores::{Apart, Wide};
 pub use disk::RealDisk;
 pub use kept::{RealKept, memory_outlives};
-pub use net::{RealConn, RealListener, RealMoved, RealRx, RealTx};
+pub use net::{RealConn, RealEnds, RealListener, RealMoved, RealRx, RealTx};
+pub use passed::RealMemory;
 pub use populate::keep_populated;
 pub use spin::Spin;
 

@@ -15,7 +15,7 @@ mod world;
 
 pub use courier::{Carried, Courier, Leg};
 pub use disk::{DiskOp, DiskOpKind, DiskOps, SimDisk, SimKept};
-pub use net::{SimConn, SimListener, SimMoved, SimRx, SimTx};
+pub use net::{SimConn, SimEnds, SimListener, SimMemory, SimMoved, SimRx, SimTx};
 
 use crate::{DiskMode, Env, Time};
 use amphi_types::{Cred, Timespec};
@@ -72,6 +72,8 @@ pub struct SimConfig {
     pub free_bytes: u64,
     /// Whether nodes have memory that outlives their process.
     pub keeps: bool,
+    /// Whether processes pass their memory to others over connections, as over Unix sockets.
+    pub passes_memory: bool,
     /// A planted bug for tests of tests: a sync reports success and makes nothing stable.
     pub sync_lies: bool,
 }
@@ -95,6 +97,7 @@ impl Default for SimConfig {
             wall_start_s: 1_767_225_600,
             free_bytes: 1 << 40,
             keeps: true,
+            passes_memory: false,
             sync_lies: false,
         }
     }

@@ -160,6 +160,10 @@ pub fn start_client(
     config: ClientConfig,
     ended: mpsc::Sender<()>,
 ) -> Outcome<Running> {
+    // Before the first buffer is wanted: a server on this machine is given the memory of this process's buffers.
+    if addrs.iter().any(|addr| amphi_transport::is_unix(addr)) && !amphi_env::buf::pass_memory() {
+        tracing::debug!("payloads go through sockets");
+    }
     let (client, half) = Client::new(config);
     let link = link_config(addrs, Role::Mount, proves)?;
     let panicked = Arc::<AtomicBool>::default();

@@ -156,6 +156,7 @@ impl Shape {
             // Mounts wake up every few ms of virtual time, for minutes after an interrupted call.
             max_steps: 150_000_000,
             keeps: !Dice::new(seed, 15).one_in(4),
+            passes_memory: Dice::new(seed, 40).one_in(2),
             sync_lies: plant::active() == Some(Plant::SyncLies),
             ..SimConfig::default()
         };

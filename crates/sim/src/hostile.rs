@@ -638,7 +638,7 @@ async fn hear(
         if done.is_err() {
             break;
         }
-        if head.payload_len > 0 && rx.recv_exact(Buf::zeroed(head.payload_len as usize)).await.0.is_err() {
+        if head.inline_len() > 0 && rx.recv_exact(Buf::zeroed(head.inline_len())).await.0.is_err() {
             break;
         }
         if head.kind == FrameKind::Reply {

@@ -212,3 +212,51 @@ fn times_of_direct_writes_count() {
         },
     );
 }
+
+/// Goal: payloads in memory that a mount has passed are what they were, whatever becomes of the server while they are
+/// read and written: it is killed, or the connection is cut from the mount for so long that the mount gives it up.
+/// Method: four callers write and read back a file each, in pieces of 300 KiB past the cache, and use their memory
+/// again at once; kills and cuts at many moments; the mount's counters say that payloads went that way.
+#[test]
+fn passed_memory_outlives_servers_and_connections() {
+    const LEN: usize = 300 << 10;
+    let passing = |shape: &mut Shape| {
+        shape.sim.passes_memory = true;
+        shape.tunables.push(("hybrid.mode".into(), "direct".into()));
+    };
+    let bytes = |seed: u64| -> Vec<u8> { (0..LEN as u64).map(|i| (i * 31 + i / 251 + seed * 97) as u8).collect() };
+    for moment in 0..24 {
+        tell(moment, passing, |cluster, mount| async move {
+            let (client, ctx) = (&mount.client, Ctx::root());
+            let direct = Hints { direct: true, ..Hints::default() };
+            let ended = Rc::new(RefCell::new(0));
+            for caller in 0..4u64 {
+                let made = file(client, Ino::ROOT, format!("f{caller}").as_bytes(), b"").await.expect("file").clone();
+                let (client, told) = (client.clone(), ended.clone());
+                mount.env.spawn(async move {
+                    for round in 0..6u64 {
+                        let seed = caller * 100 + round;
+                        let at = round / 2 * LEN as u64 + caller * 512;
+                        let data = Buf::copy_of(&bytes(seed));
+                        client.write(&Ctx::root(), &made, at, data, direct).await.expect("write");
+                        drop(Buf::copy_of(&bytes(seed + 1)));
+                        let back = client.read(&Ctx::root(), &made, at, LEN, direct).await.expect("read").to_vec();
+                        assert!(back == bytes(seed), "caller {caller} round {round}");
+                    }
+                    *told.borrow_mut() += 1;
+                });
+            }
+            cluster.env.sleep(Duration::from_micros(150 * moment)).await;
+            if moment % 3 == 0 {
+                cluster.sim.cut(SERVER, MOUNT);
+                cluster.env.sleep(Duration::from_secs(25)).await;
+                cluster.sim.heal(SERVER, MOUNT);
+            } else {
+                bounce(&cluster).await;
+            }
+            cluster.wait("all callers", || *ended.borrow() == 4).await.expect("they end");
+            let text = client.getxattr(&ctx, Ino::ROOT, b"user.amphi.stats").await.expect("stats");
+            assert!(String::from_utf8_lossy(&text).contains("payload_passed"), "nothing was passed");
+        });
+    }
+}

@@ -146,6 +146,8 @@ pub(crate) struct Proves<'a> {
     pub(crate) any_server: bool,
     /// The least protection with which it goes on.
     pub(crate) secure: Secure,
+    /// The server may have the memory of this process's buffers.
+    pub(crate) passes_memory: bool,
 }
 
 /// Whether a client with a key of its own goes on with this server. It signs nothing for one that it does not trust.
@@ -183,14 +185,14 @@ fn check_level(proves: Proves<'_>, offered: Secure) -> Result<(), NotWelcome> {
     Ok(())
 }
 
-/// The client's side of the handshake.
+/// The client's side of the handshake. Also says whether the server uses the memory that it was passed.
 pub(crate) async fn greet<E: Env>(
     env: &E,
     out: &mut Outbound<E>,
     inb: &mut Inbound<E>,
     hello: Hello,
     proves: Proves<'_>,
-) -> Result<Welcome, NotWelcome> {
+) -> Result<(Welcome, bool), NotWelcome> {
     let challenge = match inb.recv(&mut HandshakeOnly).await?.0 {
         Message::Challenge(c) => c,
         Message::Refuse(r) => return Err(NotWelcome::Refused(printable(&r.reason))),
@@ -219,7 +221,11 @@ pub(crate) async fn greet<E: Env>(
     let nonces = (&challenge.nonce, &nonce);
     let proof = proves.key.map(|k| k.proof(End::Client, nonces, &bound, &said));
     let identity = proves.identity.map(|identity| identity.prove(&transcript));
-    out.send(Message::Hello(SignedHello { hello, nonce, proof, identity })).await?;
+    let signed = SignedHello { hello, nonce, proof, identity };
+    let passed = match proves.passes_memory {
+        true => out.send_with_memory(signed).await?,
+        false => out.send(Message::Hello(signed)).await.map(|()| false)?,
+    };
     let signed = match inb.recv(&mut HandshakeOnly).await?.0 {
         Message::Welcome(w) => w,
         Message::Refuse(r) => return Err(NotWelcome::Refused(printable(&r.reason))),
@@ -249,7 +255,7 @@ pub(crate) async fn greet<E: Env>(
     if version != VERSION {
         return Err(NotWelcome::Foreign(format!("the server speaks version {version}, this program {VERSION}")));
     }
-    Ok(signed.welcome)
+    Ok((signed.welcome, passed && signed.memory))
 }
 
 /// A client that may be admitted. The server decides about its session, then calls `admit`.
@@ -356,11 +362,12 @@ impl Guest {
         self.challenge.secure
     }
 
-    /// Admits the client.
+    /// Admits the client, and says whether the memory that it may have passed is used.
     pub(crate) async fn admit<E: Env>(
         &self,
         out: &mut Outbound<E>,
         welcome: Welcome,
+        memory: bool,
         auth: &ServerAuth,
     ) -> Result<(), Ending> {
         let said = proven_bytes(&welcome);
@@ -381,7 +388,7 @@ impl Guest {
             };
             identity.sign(Signing::Server, &transcript)
         });
-        out.send(Message::Welcome(SignedWelcome { welcome, proof, signature })).await
+        out.send(Message::Welcome(SignedWelcome { welcome, proof, signature, memory })).await
     }
 }
 

@@ -120,6 +120,8 @@ pub trait LinkEvents<E: Env>: 'static {
     fn late(&self, _call: Call, _answer: Answer) {}
     /// A message of the server has arrived. Must not block.
     fn heard(&self) {}
+    /// So much was carried since the last call; told with the messages that arrive. Must not block.
+    fn carried(&self, _carried: Carried) {}
     /// The server has answered the hello on a new connection. Must not block.
     fn welcomed(&self, _welcome: &Welcome) {}
     /// A connection was made or lost. Must not block.
@@ -157,6 +159,23 @@ pub struct CallOptions {
     /// The call does not fail when no server is reachable for long. It waits until one is, or the session or the link
     /// has ended.
     pub insist: bool,
+}
+
+/// Bytes of payloads that a link has carried, sent and received.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Carried {
+    /// In memory of this process that the server has.
+    pub beside_bytes: u64,
+    /// In the stream.
+    pub inline_bytes: u64,
+}
+
+impl Carried {
+    /// Adds those of another link, or of another time.
+    pub fn add(&mut self, other: Carried) {
+        self.beside_bytes += other.beside_bytes;
+        self.inline_bytes += other.inline_bytes;
+    }
 }
 
 /// The outcome of a call: the answer and its payload.
@@ -331,6 +350,16 @@ impl<E: Env> Link<E> {
     /// Whether no server was reachable for so long that calls fail, except for those that insist.
     pub fn has_given_up(&self) -> bool {
         matches!(self.state.borrow().phase, Phase::Failed(_))
+    }
+
+    /// Whether the server has the memory of this process's buffers by the present connection.
+    pub fn passes_memory(&self) -> bool {
+        self.state.borrow().payloads.other_end.is_some()
+    }
+
+    /// What it has carried so far.
+    pub fn carried(&self) -> Carried {
+        self.state.borrow().payloads.carried
     }
 
     /// The server's welcome on the present connection.

@@ -63,6 +63,8 @@ pub struct Peer {
     pub knows_cluster_key: bool,
     /// How the connection is protected.
     pub secure: Secure,
+    /// It has passed its memory, in which large payloads lie.
+    pub memory: bool,
 }
 
 /// Whose a connection is.

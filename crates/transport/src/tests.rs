@@ -3,6 +3,7 @@
 //! `Place` is a simulated world with one server (`TestServer`: it counts executions by request id, and holds
 //! what it is told to hold). Requests carry a number in an inode, so that an answer shows what it belongs to.
 
+mod beside;
 mod calls;
 mod channels;
 mod faults;
@@ -156,6 +157,12 @@ impl TestServer {
         self.connections.reply(route, Answer::of(Ok(Reply::Ino(Ino(n)))), None);
     }
 
+    /// Answers the held read `n` with so many bytes.
+    pub(super) fn release_read(&self, n: u64, len: usize) {
+        let route = self.held.borrow_mut().remove(&n).expect("a held request");
+        self.connections.reply(route, Answer::of(Ok(Reply::Data)), Some(pattern(n, 0, len)));
+    }
+
     pub(super) fn holds(&self, n: u64) -> bool {
         self.held.borrow().contains_key(&n)
     }
@@ -241,6 +248,12 @@ impl Handler for TestServer {
             self.order.borrow_mut().push(dir.0);
             self.held.borrow_mut().insert(dir.0, request.route);
             self.deadlines.borrow_mut().insert(dir.0, request.deadline);
+            return;
+        }
+        if let Request::Read { object, .. } = &request.call.op
+            && object.ino.0 >= HELD
+        {
+            self.held.borrow_mut().insert(object.ino.0, request.route);
             return;
         }
         let mut tables = self.durable.tables.borrow_mut();

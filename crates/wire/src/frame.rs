@@ -101,6 +101,16 @@ impl FrameKind {
     }
 }
 
+/// Where a payload lies that is not in the stream: in memory that the client has passed to the server
+/// (docs/design/shared_memory.md). Pages are counted from its start; `Head::pad` is the place within the page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// The `payload_len` bytes of the payload lie there.
+    At(u32),
+    /// The frame is a request without a payload, and that of its reply may be put there: `payload_len` bytes at most.
+    ForReply(u32),
+}
+
 /// A header as values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
@@ -118,8 +128,10 @@ pub struct Head {
     pub deadline_ms: u32,
     /// Bytes of the body.
     pub body_len: u32,
-    /// Bytes of the payload.
+    /// Bytes of the payload, or of the place that there is for that of the reply.
     pub payload_len: u32,
+    /// Where these bytes lie, if they are not in the stream.
+    pub place: Option<Place>,
     /// CRC-32C of the payload, where the connection is one that can damage it.
     pub payload_crc: Option<u32>,
     /// The frame has no checksums: the channel protects all of it.
@@ -271,9 +283,15 @@ impl Head {
             deadline_ms: 0,
             body_len: 0,
             payload_len: 0,
+            place: None,
             payload_crc: None,
             sealed: false,
         }
+    }
+
+    /// Bytes of the payload that follow in the stream.
+    pub fn inline_len(&self) -> usize {
+        if self.place.is_some() { 0 } else { self.payload_len as usize }
     }
 
     /// Checks the header's bytes; the checksum waits for the body (`check`).
@@ -295,10 +313,12 @@ impl Head {
         if pad >= PAD_LIMIT {
             return Err(FrameError::Pad { found: pad });
         }
-        let (payload_crc, sealed) = match (raw.sums, raw.payload_crc.get()) {
-            (0, 0) => (None, false),
-            (1, crc) => (Some(crc), false),
-            (2, 0) if raw.crc.get() == 0 => (None, true),
+        let (payload_crc, sealed, place) = match (raw.sums, raw.payload_crc.get()) {
+            (0, 0) => (None, false, None),
+            (1, crc) => (Some(crc), false, None),
+            (2, 0) if raw.crc.get() == 0 => (None, true, None),
+            (3, page) if matches!(kind, FrameKind::Request | FrameKind::Reply) => (None, false, Some(Place::At(page))),
+            (4, page) if kind == FrameKind::Request => (None, false, Some(Place::ForReply(page))),
             _ => return Err(FrameError::Reserved),
         };
         if raw.reserved.get() != 0 || raw.reserved_end != [0; 3] {
@@ -320,6 +340,7 @@ impl Head {
             deadline_ms: raw.deadline_ms.get(),
             body_len,
             payload_len,
+            place,
             payload_crc,
             sealed,
         })
@@ -329,7 +350,7 @@ impl Head {
     /// is refused.
     pub fn check(head: &[u8; HEAD_BYTES], body: &[u8]) -> Result<(), FrameError> {
         let raw = RawHead::ref_from_bytes(head).expect("the array has the size of the struct");
-        if raw.sums > 1 {
+        if raw.sums == 2 {
             return Err(FrameError::Reserved);
         }
         let found = raw.crc.get();
@@ -354,6 +375,14 @@ impl Head {
     }
 
     fn seal(&self, out: &mut [u8], body_len: usize) {
+        debug_assert!(self.place.is_none() || !self.sealed, "a channel protects what is in the stream");
+        let (sums, extra) = match (self.place, self.payload_crc) {
+            _ if self.sealed => (2, 0),
+            (Some(Place::At(page)), _) => (3, page),
+            (Some(Place::ForReply(page)), _) => (4, page),
+            (None, Some(crc)) => (1, crc),
+            (None, None) => (0, 0),
+        };
         let raw = RawHead {
             magic: MAGIC,
             version: U16::new(VERSION as u16),
@@ -367,8 +396,8 @@ impl Head {
             deadline_ms: U32::new(self.deadline_ms),
             body_len: U32::new(body_len as u32),
             payload_len: U32::new(self.payload_len),
-            payload_crc: U32::new(self.payload_crc.unwrap_or(0)),
-            sums: if self.sealed { 2 } else { u8::from(self.payload_crc.is_some()) },
+            payload_crc: U32::new(extra),
+            sums,
             reserved_end: [0; 3],
             crc: U32::ZERO,
         };

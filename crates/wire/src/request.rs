@@ -575,6 +575,14 @@ pub enum Request {
 }
 
 impl Request {
+    /// Most bytes of the payload of its reply, where that is known beforehand; 0 where there is none, or nobody knows.
+    pub fn reply_payload_max(&self) -> usize {
+        match self {
+            Request::Read { range, .. } => usize::try_from(range.len()).unwrap_or(usize::MAX),
+            _ => 0,
+        }
+    }
+
     /// Whether its answer may bring what the session has from then on, until it gives it back: an open, a lock of an
     /// object.
     pub fn may_bring(&self) -> bool {

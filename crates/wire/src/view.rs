@@ -160,6 +160,8 @@ pub struct SessionStatus {
     pub subtree: String,
     /// How its connection is protected; `None`: there is none, or it does not leave the machine.
     pub secure: Option<Secure>,
+    /// It has passed its memory to the server, in which large payloads lie.
+    pub memory: bool,
 }
 
 /// One server in `Status`.

@@ -229,7 +229,7 @@ fn render(status: &Value) -> String {
     for s in list(status, "sessions") {
         let _ = writeln!(
             out,
-            "client {} {}{} {}{}, {} open, {} locks",
+            "client {} {}{} {}{}{}, {} open, {} locks",
             text(&s, "session"),
             text(&s, "name"),
             match s.get("key").and_then(Value::as_str) {
@@ -244,6 +244,7 @@ fn render(status: &Value) -> String {
                 Some(level @ ("off" | "mac" | "tls")) => format!(" secure {level}"),
                 _ => String::new(),
             },
+            if is(&s, "memory") { " shared memory" } else { "" },
             number(&s, "opens"),
             number(&s, "locks"),
         );

@@ -190,6 +190,21 @@ fn forks_and_exits() {
     world.stop();
 }
 
+/// Goal: a program that changes memory while it is written from damages its own bytes alone: every block has the
+/// checksum of what was stored, and memory that rests arrives as it is; a child of fork changes nothing of it. Method:
+/// a program with a thread that scribbles; all data is verified at the end.
+#[test]
+fn memory_that_changes_under_a_write() {
+    let world = World::new();
+    world.passes("scribbles");
+    let data = world.place.text("data");
+    world.stop();
+    let checked = crate::harness::run(&["fsck", "--data", &data]);
+    let text = said(&checked);
+    assert!(checked.status.success() && text.contains(" 0 blocks damaged"), "{text}");
+    assert!(text.contains(", 0 B without checksums"), "{text}");
+}
+
 /// Goal: numbers that threads use while others close them lead to the right file or to EBADF; queues of several threads
 /// give one completion for each request and the right bytes, also if their client ends. Method: programs with six and
 /// four threads, and one that closes its file system first.

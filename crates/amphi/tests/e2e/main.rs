@@ -57,6 +57,7 @@ mod rights;
 mod rights_of_keys;
 mod service;
 mod set_id;
+mod shared_memory;
 mod small_files;
 mod soak;
 mod soak_records;

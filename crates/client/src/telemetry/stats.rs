@@ -145,6 +145,8 @@ counters! {
     JobForgotten = "jobs_forgotten", "jobs";
     JobRefused = "jobs_refused", "opens";
     Calls = "server_calls", "reqs";
+    PayloadPassed = "payload_passed", "bytes";
+    PayloadInline = "payload_inline", "bytes";
 }
 
 const REASONS: usize = Reason::ALL.len();

@@ -57,6 +57,7 @@ pub fn json(map: &ClusterMap, answers: &[Option<Reply>]) -> String {
                     (known.opens, known.locks) = (known.opens + s.opens, known.locks + s.locks);
                     // Of several connections the one that is protected least is shown.
                     known.secure = known.secure.into_iter().chain(s.secure).min();
+                    known.memory |= s.memory;
                 }
                 // The master, which comes first, knows who is a client; without it the others have to do.
                 None if at == 0 || uptimes[0].is_none() => drop(sessions.insert(s.session, s.clone())),
@@ -116,7 +117,7 @@ pub fn json(map: &ClusterMap, answers: &[Option<Reply>]) -> String {
         let _ = write!(
             out,
             "{{\"session\":\"{:016x}\",\"name\":\"{}\",\"connected\":{},\"opens\":{},\"locks\":{},\"key\":\"{}\",\
-             \"subtree\":\"{}\",\"secure\":\"{}\"}}",
+             \"subtree\":\"{}\",\"secure\":\"{}\",\"memory\":{}}}",
             s.session.0,
             plain(&s.name),
             s.connected,
@@ -128,7 +129,8 @@ pub fn json(map: &ClusterMap, answers: &[Option<Reply>]) -> String {
                 Some(level) => level.to_string(),
                 None if s.connected => "local".into(),
                 None => String::new(),
-            }
+            },
+            s.memory
         );
     });
     out.push('}');

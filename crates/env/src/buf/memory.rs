@@ -13,6 +13,7 @@
 //! is bounded by how many were in use at once. Memory in the store beyond the bounds below is given back to the system:
 //! it then reads as zeros.
 
+pub(crate) mod arena;
 mod mappings;
 mod store;
 
@@ -303,6 +304,11 @@ pub fn populate(goal: usize) -> bool {
 /// Gives memory that nobody finds back to the system.
 fn give_back(back: GiveBack) {
     let ptr = pointer(back.at);
+    if arena::place(back.at).is_some() {
+        arena::clear(ptr, back.bytes);
+        lock(&CHUNKS).gave_back(back);
+        return;
+    }
     // SAFETY: the memory is mapped, starts at a page, and nobody owns or finds it.
     let given = unsafe { madvise(ptr.as_ptr().cast(), back.bytes, Advice::LinuxDontNeed) };
     if given.is_err() {
@@ -335,8 +341,13 @@ fn keep_mapping(size: usize, ptr: NonNull<u8>) {
     }
 }
 
-/// A new mapping of zeros that starts at a multiple of `align`: huge pages, or several.
+/// A new mapping of zeros that starts at a multiple of `align`: huge pages, or several. It lies in the arena, if there
+/// is one with room.
 fn map_huge(size: usize, align: usize) -> NonNull<u8> {
+    debug_assert!(RUN_BYTES.is_multiple_of(align), "ranges of the arena are aligned to runs");
+    if let Some(range) = arena::take_passable(size) {
+        return range;
+    }
     let all = size.next_multiple_of(align) + align;
     let (protection, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE);
     // SAFETY: a new mapping at an address of the system's choice touches no memory in use.
@@ -356,6 +367,9 @@ fn map_huge(size: usize, align: usize) -> NonNull<u8> {
 }
 
 fn unmap(ptr: NonNull<u8>, size: usize) {
+    if arena::give_back_passable(ptr, size) {
+        return;
+    }
     // SAFETY: mapped in `map_huge`, whole pages, and no reference to them is left.
     let unmapped = unsafe { munmap(ptr.as_ptr().cast(), size) };
     debug_assert!(unmapped.is_ok(), "what was mapped can be unmapped");

@@ -316,7 +316,7 @@ impl<E: Env> Handler for SessionHandler<E> {
         };
         let gate = manager.gate(guest.conn);
         manager.front.tell(to, FrontMessage::Adopt { parcel, owner, gate });
-        manager.connected(guest, Line::new(to as u16, guest.conn), secure_of(peer));
+        manager.connected(guest, Line::new(to as u16, guest.conn), peer);
     }
 
     fn connected(&self, guest: Guest, peer: &Peer) {
@@ -324,7 +324,7 @@ impl<E: Env> Handler for SessionHandler<E> {
             self.0.front.connections.cut(guest.conn, &why);
             return;
         }
-        self.0.connected(guest, Line::new(0, guest.conn), secure_of(peer));
+        self.0.connected(guest, Line::new(0, guest.conn), peer);
     }
 
     fn stranger(&self, addr: &str, why: &str) {
@@ -341,7 +341,7 @@ impl<E: Env> Handler for SessionHandler<E> {
 }
 
 impl<E: Env> SessionManager<E> {
-    fn connected(self: &Rc<Self>, guest: Guest, line: Line, secure: Option<Secure>) {
+    fn connected(self: &Rc<Self>, guest: Guest, line: Line, peer: &Peer) {
         let Guest { session, role, link, conn } = guest;
         if role == Role::Server {
             if let Some(cluster) = self.cluster() {
@@ -361,7 +361,7 @@ impl<E: Env> SessionManager<E> {
                 }
                 Some(entry) => {
                     let before = entry.conn.replace(line);
-                    entry.secure = secure;
+                    (entry.secure, entry.memory) = (secure_of(peer), peer.memory);
                     entry.epoch += 1;
                     // Other servers than the master forget a connection with its end.
                     ((entry.epoch > 1 || !is_master) && role == Role::Mount, before)

@@ -68,7 +68,7 @@ impl Frames {
             };
             let whole = HEAD_BYTES + head.body_len as usize;
             if !looks_at(&head) {
-                self.passing = whole + head.payload_len as usize;
+                self.passing = whole + head.inline_len();
                 continue;
             }
             if self.fed.len() < whole {

@@ -73,7 +73,9 @@ impl Row {
             let mut tag = [0; 8];
             tag.copy_from_slice(&cell[..8]);
             if let Some(at) = cell.iter().zip(tag.into_iter().cycle()).position(|(a, b)| *a != b) {
-                return Err(format!("cell {i} of them changes at byte {at}, behind {:x}", u64::from_le_bytes(tag)));
+                let (before, behind) =
+                    (u64::from_le_bytes(tag), cell[at..].iter().take(16).copied().collect::<Vec<u8>>());
+                return Err(format!("cell {i} of them changes at byte {at}, behind {before:x}, to {behind:x?}"));
             }
             cells.0.push(u64::from_le_bytes(tag));
         }

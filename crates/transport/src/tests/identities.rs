@@ -278,7 +278,7 @@ fn a_server_proves_its_key() {
                 said: &proven,
             };
             let signature = (how != "no signature").then(|| signer.sign(Signing::Server, &transcript));
-            let _ = out.send(Message::Welcome(SignedWelcome { welcome, proof: None, signature })).await;
+            let _ = out.send(Message::Welcome(SignedWelcome { welcome, proof: None, signature, memory: false })).await;
             // It stays until the client has gone.
             let _ = inb.recv(&mut HandshakeOnly).await;
         });

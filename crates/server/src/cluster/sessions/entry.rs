@@ -64,6 +64,8 @@ pub(super) struct Entry {
     pub(super) more: BTreeMap<u16, Line>,
     /// How connection 0 is protected; `None`: it does not leave the machine.
     pub(super) secure: Option<Secure>,
+    /// Its client has passed the server its memory.
+    pub(super) memory: bool,
     /// Counts connections and departures, so that a timer knows whether it is still about the same departure.
     pub(super) epoch: u64,
     /// The last switch between alone and company that the mount has said it knows.
@@ -95,6 +97,21 @@ impl Entry {
     pub(super) fn new(name: &str, role: Role, state: State, now_ns: u64) -> Entry {
         let (owner, conn, epoch, known, asked_ns) = (Owner::Unknown, None, 0, 0, 0);
         let (kept_ns, heard_ns, key, secure, more, name) = (0, now_ns, None, None, BTreeMap::new(), name.into());
-        Entry { name, role, owner, key, state, conn, more, secure, epoch, known, asked_ns, kept_ns, heard_ns }
+        Entry {
+            name,
+            role,
+            owner,
+            key,
+            state,
+            conn,
+            more,
+            secure,
+            memory: false,
+            epoch,
+            known,
+            asked_ns,
+            kept_ns,
+            heard_ns,
+        }
     }
 }

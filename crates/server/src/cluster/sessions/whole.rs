@@ -117,6 +117,7 @@ impl<E: Env> SessionManager<E> {
                 key: e.key.as_ref().map(|key| key.name.clone()).unwrap_or_default(),
                 subtree: self.subtree_of(e),
                 secure: e.secure.filter(|_| connected),
+                memory: e.memory && connected,
             })
         };
         let sessions = self.sessions.borrow().iter().filter_map(mounts).collect();
