@@ -178,6 +178,7 @@ const HOUSES: &[House] = &[
             "data",
             "mount",
             "node",
+            "recorded",
             "reply",
             "directory",
             "notify",
@@ -280,6 +281,13 @@ const HOUSES: &[House] = &[
         circle: 0,
     },
     House {
+        name: "trace",
+        floors: &["call", "spans", "block", "record", "reader", "summary", "verify", "lib"],
+        upward: &[],
+        circle: 0,
+    },
+    House { name: "replay", floors: &["stamp", "plan", "run", "lib"], upward: &[], circle: 0 },
+    House {
         name: "process",
         floors: &["audit_file", "launch", "lib", "mount_words", "mount", "cluster", "own_key"],
         upward: &[],
@@ -367,7 +375,12 @@ const HOUSES: &[House] = &[
         upward: &[],
         circle: 0,
     },
-    House { name: "fuzzing", floors: &["bin", "frames", "log_replay", "names", "lib"], upward: &[], circle: 0 },
+    House {
+        name: "fuzzing",
+        floors: &["bin", "frames", "log_replay", "names", "traces", "lib"],
+        upward: &[],
+        circle: 0,
+    },
     House {
         name: "sim",
         floors: &[
