@@ -63,6 +63,7 @@ mod stopped;
 mod surroundings;
 mod together;
 mod told_sizes;
+mod traces;
 mod trust;
 mod two_mounts;
 mod units;
