@@ -288,9 +288,9 @@ impl FileSystem for ClientFs {
         self.records.begin(caller, request)
     }
 
-    fn recorded(&self, recorded: Recorded, began_ns: u64, took_ns: u64) {
+    fn recorded(&self, recorded: Recorded) {
         let opened = recorded.opened().and_then(|handle| self.handles.get(handle).ok());
-        self.records.ends(recorded, began_ns, took_ns, opened.map(|file| file.size()));
+        self.records.ends(recorded, opened.map(|file| file.size()));
     }
 
     fn is_own_thread(&self, tid: u32) -> bool {

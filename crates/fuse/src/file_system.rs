@@ -38,7 +38,7 @@ pub trait FileSystem: Send + Sync + 'static {
     }
 
     /// A request that is recorded was answered on the thread that handled it.
-    fn recorded(&self, recorded: Recorded, began_ns: u64, took_ns: u64) {}
+    fn recorded(&self, recorded: Recorded) {}
 
     /// Whether a thread is one of the file system's own. Its requests are answered without waiting, by the thread that
     /// reads them.

@@ -10,7 +10,6 @@
 //! The number behind it: a mount has 256 threads, and a lock may have thousands of waiters, whose turn comes only when
 //! somebody else's unlock request is read.
 
-use crate::clock::monotonic_ns;
 use crate::interrupt::Interrupt;
 use crate::kernel::structs::IoctlOut;
 use crate::recorded::Recorded;
@@ -113,28 +112,28 @@ impl Later {
     pub(crate) fn answer_data(mut self, parts: &[&[u8]]) {
         self.answered = true;
         self.table.entries.lock().remove(&self.unique);
+        self.record(0, parts);
         let to = ReplyTo::new(self.device.as_fd(), self.unique, 0);
         to.ok(parts);
-        self.record(0, parts);
     }
 
     fn send(&mut self, result: Result<&[u8]>) {
         self.answered = true;
         self.table.entries.lock().remove(&self.unique);
+        self.record(result.err().map_or(0, |e| -e.raw()), &[result.unwrap_or_default()]);
         let to = ReplyTo::new(self.device.as_fd(), self.unique, 0);
         match result {
             Ok([]) => to.ok(&[]),
             Ok(body) => to.ok(&[body]),
             Err(e) => to.error(e),
         }
-        self.record(result.err().map_or(0, |e| -e.raw()), &[result.unwrap_or_default()]);
     }
 
     /// Tells a recording of the answer.
     fn record(&mut self, error: i32, parts: &[&[u8]]) {
         if let Some(mut recorded) = self.recorded.take() {
             recorded.answered(error, parts);
-            recorded.ends(monotonic_ns());
+            recorded.ends();
         }
     }
 }

@@ -3,6 +3,7 @@
 //! Owns: what an answer says of a call, and its way to the recording. Does not own: which calls are recorded, what
 //! their requests say (`front::record`).
 
+use crate::clock::monotonic_ns;
 use crate::kernel::structs as k;
 use amphi_client::decision::Reason;
 use amphi_client::record::Recording;
@@ -50,7 +51,9 @@ impl Recorded {
     }
 
     /// What the answer says of the call.
+    /// To be called before the answer is sent: who has it may go on at once.
     pub(crate) fn answered(&mut self, error: i32, parts: &[&[u8]]) {
+        self.call.took_ns = monotonic_ns().saturating_sub(self.call.start_ns);
         let call = &mut self.call;
         if error != 0 {
             call.result = i64::from(error);
@@ -93,9 +96,8 @@ impl Recorded {
     }
 
     /// The call has ended; it goes to its recording.
-    pub(crate) fn ends(mut self, now_ns: u64) {
+    pub(crate) fn ends(mut self) {
         let call = &mut self.call;
-        call.took_ns = now_ns.saturating_sub(call.start_ns);
         let mut course = self.notes.course();
         if course.reason.is_none() && call.op == Kind::Read && call.result > 0 {
             // Hits on the calling thread are not decided.

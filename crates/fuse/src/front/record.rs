@@ -156,9 +156,8 @@ impl Records {
     }
 
     /// A call was answered on its own thread. `size`: that of the file that an open has opened.
-    pub(crate) fn ends(&self, mut recorded: Recorded, began_ns: u64, took_ns: u64, size: Option<u64>) {
+    pub(crate) fn ends(&self, mut recorded: Recorded, size: Option<u64>) {
         let call = &mut recorded.call;
-        call.start_ns = began_ns;
         if matches!(call.op, Kind::Open | Kind::Create) && call.result >= 0 {
             let mut handles = self.handles.lock();
             if handles.len() >= HANDLES_MAX {
@@ -169,7 +168,7 @@ impl Records {
         if call.size.is_none() {
             call.size = size;
         }
-        recorded.ends(began_ns.saturating_add(took_ns));
+        recorded.ends();
     }
 }
 

@@ -352,7 +352,7 @@ impl Reader {
         });
         let took_ns = monotonic_ns() - begin_ns;
         if let Some(recorded) = to.take_recorded() {
-            fs.recorded(*recorded, begin_ns, took_ns);
+            fs.recorded(*recorded);
         }
         self.polling.served(took_ns);
         self.apart.served(has_waited(), Duration::from_nanos(took_ns));
