@@ -21,6 +21,7 @@ use crate::ops::read::exports;
 use crate::ops::walks;
 use crate::ops::write_behind;
 use crate::prefetch::small_files;
+use crate::telemetry::record::Recorder;
 use crate::telemetry::stats::Count;
 use crate::telemetry::tunables::{TABLE, Tunable, Tunables};
 use amphi_dlm::Mode;
@@ -209,6 +210,11 @@ impl Client {
     /// meanwhile.
     pub fn lends_directories(&self, rule: Rule) -> bool {
         sharing::knows_directories(&self.mount, rule)
+    }
+
+    /// The recordings of this mount.
+    pub fn recorder(&self) -> &Arc<Recorder> {
+        &self.mount.panel.recorder
     }
 
     /// Variables of an environment that name a job ([`JobName::find`](crate::JobName::find)).

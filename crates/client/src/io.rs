@@ -378,6 +378,7 @@ async fn tick<E: Env>(env: E, mount: Arc<Mount>, links: Rc<Links<E>>) {
         mount.coherence.walks.tick(mount.clock.now_ns());
         small_files::tick(&mount);
         large_reads::tick(&mount);
+        mount.panel.recorder.tick(mount.clock.now_ns());
         links.tune();
         links.mind_silence();
         look_at_memory(&mount);

@@ -52,5 +52,7 @@ pub use ops::front::FrontCache;
 pub use policy::decision;
 pub use policy::readahead;
 pub use policy::readers::Pieces;
+pub use telemetry::calls::{CallNotes, noting};
 pub use telemetry::jobs::{JOB_VARIABLES, JobName};
+pub use telemetry::record;
 pub use telemetry::status;

@@ -15,7 +15,9 @@ use crate::policy::{Policy, growth};
 use crate::tables::coherence::Coherence;
 use crate::tables::prefetch::Prefetch;
 use crate::tables::writeback::{FLIGHT_PARTS_MAX, WriteBack};
+use crate::telemetry::calls::{self, Wait};
 use crate::telemetry::jobs::{Job, JobName, Jobs};
+use crate::telemetry::record::Recorder;
 use crate::telemetry::stats::{Count, FileEvent, Stats};
 use crate::telemetry::tunables::{Tunable, Tunables};
 use amphi_env::Buf;
@@ -65,8 +67,9 @@ pub(crate) struct Host {
     pub(crate) coarse_ns: AtomicU64,
 }
 
-/// What control attributes have shown.
+/// What control attributes have shown and begun.
 pub(crate) struct Panel {
+    pub(crate) recorder: Arc<Recorder>,
     /// The last thing that one complained about.
     pub(crate) complaint: Mutex<String>,
     /// The statuses that were shown last, by the process that asked: who reads a long one reads on in its own.
@@ -131,7 +134,7 @@ impl Mount {
             coherence: Coherence::new(&tunables),
             writeback,
             prefetch: Prefetch::default(),
-            panel: Panel { complaint: Mutex::new(complaint), shown_status: Mutex::default() },
+            panel: Panel { recorder: Arc::default(), complaint: Mutex::new(complaint), shown_status: Mutex::default() },
             host: Host {
                 owner_uid: config.owner_uid,
                 read_text: config.read_text,
@@ -326,9 +329,14 @@ impl Mount {
         let out = Outgoing { lane, call, payload, pad, answer, deadline: None, insist };
         let queued = self.coherence.sharing.check().and_then(|()| self.queue.push_call(out));
         let grants = self.writeback.grants.clone();
+        let noted = calls::current().map(|_| (self.clock.clone(), self.clock.now_ns()));
         async move {
             queued?;
-            match answered.await {
+            let answered = answered.await;
+            if let Some((clock, asked_ns)) = noted {
+                calls::note_wait(Wait::Server, clock.now_ns().saturating_sub(asked_ns));
+            }
+            match answered {
                 Ok(outcome) => {
                     if let Ok((Answer { grant: Some(grant), .. }, _)) = &outcome {
                         grants.limits.told(target, grant);

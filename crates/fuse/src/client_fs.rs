@@ -35,7 +35,7 @@ use crate::clock::monotonic_ns;
 use crate::config::Limits;
 use crate::data::{Payload, ReadSink};
 use crate::directory::DirSink;
-use crate::environment::{Environments, Said};
+use crate::environment::Said;
 use crate::file_system::FileSystem;
 use crate::front::deferred::Deferred;
 use crate::front::file_locks::FileLocks;
@@ -48,13 +48,15 @@ use crate::front::moved::Moved;
 use crate::front::names::Names;
 use crate::front::pages::Pages;
 use crate::front::patience::Patience;
+use crate::front::record::Records;
 use crate::front::rollback::Rollbacks;
 use crate::groups::GroupCache;
 use crate::kernel::structs::{LseekOut, WriteOut};
 use crate::later::Later;
 use crate::node::{Top, inode_of};
 use crate::notify::Notifier;
-use crate::request::Caller;
+use crate::recorded::Recorded;
+use crate::request::{Caller, Request};
 use amphi_client::{Client, Ctx, Fallocate, FrontCache, Hints, OpenFile, Pending, RenameMode, Whence, XattrMode};
 use amphi_types::{Attr, Caps, Cred, Errno, Ino, Kind, Result, SetAttr};
 use std::path::Path;
@@ -72,7 +74,6 @@ const NEW_WHITEOUT: u32 = libc::RENAME_WHITEOUT | libc::RENAME_NOREPLACE;
 pub struct ClientFs {
     client: Client,
     groups: Arc<GroupCache>,
-    environments: Environments,
     handles: Handles,
     listings: Listings,
     kept_listings: Arc<KeptListings>,
@@ -84,6 +85,7 @@ pub struct ClientFs {
     rollbacks: Arc<Rollbacks>,
     kernel_view: Arc<KernelView>,
     deferred: Deferred,
+    records: Records,
     /// Bytes of the largest request. A request of this size may be a piece of a longer call.
     request_max_bytes: AtomicUsize,
 }
@@ -93,9 +95,9 @@ impl ClientFs {
     pub fn new(client: Client) -> ClientFs {
         let top = Top(client.root());
         ClientFs {
+            records: Records::new(client.recorder().clone(), client.job_variables()),
             client,
             groups: Arc::default(),
-            environments: Environments::default(),
             handles: Handles::default(),
             listings: Listings::default(),
             kept_listings: Arc::default(),
@@ -123,7 +125,7 @@ impl ClientFs {
 
     /// As `ctx`, with what the environment of the process says (`environment`). For opens.
     fn opener(&self, caller: &Caller<'_>) -> Ctx {
-        let Said { mode, job, program } = self.environments.said(caller.tid, self.client.job_variables());
+        let Said { mode, job, program, .. } = self.records.environments.said(caller.tid, self.client.job_variables());
         Ctx { io_mode: mode, job, program, ..self.ctx(caller) }
     }
 
@@ -285,6 +287,15 @@ impl FileSystem for ClientFs {
 
     fn serves(&self, at: &Path, device: u64) {
         self.names.start(&self.client, at, device);
+    }
+
+    fn records(&self, caller: &Caller<'_>, request: &Request<'_>) -> Option<Box<Recorded>> {
+        self.records.begin(caller, request)
+    }
+
+    fn recorded(&self, recorded: Recorded) {
+        let opened = recorded.opened().and_then(|handle| self.handles.get(handle).ok());
+        self.records.ends(recorded, opened.map(|file| file.size()));
     }
 
     fn is_own_thread(&self, tid: u32) -> bool {

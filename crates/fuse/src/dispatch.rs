@@ -211,7 +211,7 @@ impl Deferral for Deferred<'_> {
     fn take(&self) -> Later {
         self.to.give_away();
         self.answered.store(true, Relaxed);
-        Later::new(self.device.clone(), self.to.unique, self.table.clone(), self.interrupt)
+        Later::new(self.device.clone(), self.to, self.table.clone(), self.interrupt)
     }
 }
 
@@ -230,6 +230,7 @@ pub(crate) fn handle(fs: &dyn FileSystem, caller: Caller<'_>, lent: Lent<'_>, to
     let (create_group, umask) = (request.create_group, request.umask);
     let caller = &Caller { create_group, umask, deferral: Some(&deferred), ..caller };
     let ino = request.ino;
+    let _noting = fs.records(caller, &request).map(|recorded| to.record(recorded));
     match request.op {
         Op::Read { how } => {
             let mut sink = ReadSink::new(lent.receive, how.size);
@@ -251,13 +252,13 @@ pub(crate) fn handle(fs: &dyn FileSystem, caller: Caller<'_>, lent: Lent<'_>, to
         }
         Op::Setlk { ref how, wait: true } => {
             let (device, table) = lent.late;
-            let later = Later::new(device.clone(), to.unique, table.clone(), caller.interrupt);
+            let later = Later::new(device.clone(), to, table.clone(), caller.interrupt);
             lent.answered.store(true, Relaxed);
             fs.setlkw(caller, ino, how, later);
         }
         Op::Ioctl { ref call } if fs.ioctl_waits(call) => {
             let (device, table) = lent.late;
-            let later = Later::new(device.clone(), to.unique, table.clone(), caller.interrupt);
+            let later = Later::new(device.clone(), to, table.clone(), caller.interrupt);
             lent.answered.store(true, Relaxed);
             fs.ioctl_later(caller, ino, call, later);
         }

@@ -21,6 +21,7 @@ pub(crate) mod moved;
 pub(crate) mod names;
 pub(crate) mod pages;
 pub(crate) mod patience;
+pub(crate) mod record;
 pub(crate) mod rollback;
 pub(crate) mod sizes;
 pub(crate) mod syscall;

@@ -135,7 +135,8 @@ pub fn read_if_any(path: &Path, name: &str) -> Outcome<Option<String>> {
     Ok(read_bytes(path, name)?.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
 }
 
-fn read_bytes(path: &Path, name: &str) -> Outcome<Option<Vec<u8>>> {
+/// Reads a control attribute of `path` that may not be there, as it is.
+pub fn read_bytes(path: &Path, name: &str) -> Outcome<Option<Vec<u8>>> {
     let mut buf = vec![0u8; 65_536];
     match getxattr(path, name, &mut buf[..]) {
         Ok(n) => {

@@ -5,8 +5,8 @@
 use crate::failure::{During, Failure, Outcome};
 use crate::say::say_error;
 use amphi_env::Time;
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use rustix::process::{Pid, Resource, Rlimit, Signal, getrlimit, kill_process, setrlimit};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -45,6 +45,25 @@ pub fn ending_signals() -> Vec<i32> {
     let ignored = ignored.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
     let hangup = Some(SIGHUP).filter(|s| ignored >> (s - 1) & 1 == 0);
     [SIGINT, SIGTERM].into_iter().chain(hangup).collect()
+}
+
+/// Lets a program that this process runs answer the signals that mean both: what a terminal sends reaches it anyway,
+/// and wishes to end are passed on. This process goes on until the program has ended.
+pub fn leave_to(program: Pid) -> Outcome {
+    let all = [SIGINT, SIGQUIT, SIGTERM, SIGHUP];
+    let mut signals = signal_hook::iterator::Signals::new(all).during(|| "handle signals".into())?;
+    let pass_on = move || {
+        for signal in signals.forever() {
+            let signal = match signal {
+                SIGTERM => Signal::TERM,
+                SIGHUP => Signal::HUP,
+                _ => continue,
+            };
+            // One that has ended needs none.
+            let _ = kill_process(program, signal);
+        }
+    };
+    std::thread::Builder::new().spawn(pass_on).map(drop).during(|| "start a thread".into())
 }
 
 /// How long after the first signal another one is somebody's second wish: who ends a group of processes may send the

@@ -191,6 +191,7 @@ const HOUSES: &[House] = &[
             "data",
             "mount",
             "node",
+            "recorded",
             "reply",
             "directory",
             "notify",
@@ -293,6 +294,13 @@ const HOUSES: &[House] = &[
         circle: 0,
     },
     House {
+        name: "trace",
+        floors: &["call", "spans", "block", "record", "reader", "summary", "verify", "lib"],
+        upward: &[],
+        circle: 0,
+    },
+    House { name: "replay", floors: &["stamp", "plan", "run", "lib"], upward: &[], circle: 0 },
+    House {
         name: "process",
         floors: &["audit_file", "launch", "lib", "mount_words", "mount", "cluster", "own_key"],
         upward: &[],
@@ -380,7 +388,12 @@ const HOUSES: &[House] = &[
         upward: &[],
         circle: 0,
     },
-    House { name: "fuzzing", floors: &["bin", "frames", "log_replay", "names", "lib"], upward: &[], circle: 0 },
+    House {
+        name: "fuzzing",
+        floors: &["bin", "frames", "log_replay", "names", "traces", "lib"],
+        upward: &[],
+        circle: 0,
+    },
     House {
         name: "sim",
         floors: &[

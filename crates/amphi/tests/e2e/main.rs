@@ -68,6 +68,7 @@ mod subtree;
 mod surroundings;
 mod together;
 mod told_sizes;
+mod traces;
 mod trust;
 mod two_mounts;
 mod units;

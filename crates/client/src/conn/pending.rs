@@ -7,6 +7,7 @@
 //! The number that drove the design: waking a parked thread costs 30-60 us, one that still polls 0.4 us.
 
 use crate::api::Clock;
+use crate::telemetry::calls::{self, Noted};
 use amphi_env::real::Spin;
 use amphi_types::{Errno, Result};
 use parking_lot::Mutex;
@@ -57,7 +58,10 @@ impl<T: Send + 'static> Pending<T> {
         keeper: &Arc<K>,
         run: impl Future<Output = Result<T>> + Send + 'static,
     ) -> Pending<T> {
-        let mut run: Running<T> = Box::pin(run);
+        let mut run: Running<T> = match calls::current() {
+            None => Box::pin(run),
+            Some(_) => Box::pin(Noted::here(Box::pin(run))),
+        };
         match run.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(result) => Pending::ready(result),
             Poll::Pending => Pending { state: State::Running(run, keeper.clone()), lingered: false },

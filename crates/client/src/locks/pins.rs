@@ -7,6 +7,7 @@ use super::{note_uses, note_whole, pump, spans, wire_mode};
 use crate::conn::replies::unexpected;
 use crate::inode::Inode;
 use crate::mount::Mount;
+use crate::telemetry::calls::{self, Wait};
 use crate::telemetry::stats::Count;
 use amphi_dlm::{Granted, Hit, LockId, LockRef, Mode};
 use amphi_types::{ByteRange, Cred, Errno, ObjectId, Result, TargetId};
@@ -172,6 +173,7 @@ async fn pin(
         let waited_ns = mount.clock.now_ns().saturating_sub(start_ns);
         mount.stats.bytes(Count::LockWait, waited_ns);
         file.stats.waited_for_lock(waited_ns);
+        calls::note_wait(Wait::Lock, waited_ns);
         let outcome = mount.coherence.locks.with(target, |cache| match answer {
             Ok(Reply::Locked { lock, range: granted }) => {
                 if cache.len() >= mount.coherence.locks.limits.lock().max_locks {

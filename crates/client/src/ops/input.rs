@@ -12,6 +12,7 @@ use crate::mount::Mount;
 use crate::ops::read;
 use crate::policy::decision::{self, Input, Mode, Reason};
 use crate::policy::thresholds::Asked;
+use crate::telemetry::calls;
 use crate::telemetry::stats::{Copied, Way};
 use crate::telemetry::tunables::Tunable;
 use amphi_env::memory_groups::SHORT_PERCENT;
@@ -92,6 +93,9 @@ impl Mount {
         let bytes = range.len();
         self.stats.io(way, reason, bytes, copied);
         open.ledger.io(way, reason, range);
+        if self.panel.recorder.is_on() {
+            calls::note_reason(reason);
+        }
         match reason {
             Reason::DirectLocality => open.file.cached.locality.went_direct(bytes.div_ceil(PAGE)),
             Reason::BufferedDefault => open.file.cached.locality.went_buffered(),

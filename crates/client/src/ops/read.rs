@@ -30,6 +30,7 @@ use crate::policy::decision::{Input, Mode, Reason, decide};
 use crate::policy::readahead::Plan;
 use crate::policy::throughput::Course;
 use crate::prefetch::large_reads;
+use crate::telemetry::calls::{self, Wait};
 use crate::telemetry::stats::{Copied, Count, Way, thread_shard};
 use crate::telemetry::tunables::Tunable;
 use crate::writeback::flush;
@@ -42,6 +43,7 @@ use amphi_pagecache::{UNIT, push_joined};
 use amphi_types::{ByteRange, Errno, ObjectId, Result, limits};
 use amphi_wire::LockExtent;
 use futures_util::future::join_all;
+use std::future::Future;
 use std::hint::black_box;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
@@ -378,7 +380,8 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u
         if let Some(plan) = plan.take() {
             fetch_ahead(mount, open, plan);
         }
-        for result in fetched.await {
+        let fetched = filling(mount, fetched).await;
+        for result in fetched {
             if let Err(e) = result {
                 // Another piece at the start may have come; the direct way sorts that out.
                 if e == Errno::NoSpace {
@@ -388,12 +391,22 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u
             }
         }
         let others = || wanted.iter().any(|w| file.fills.overlap(*w));
-        file.signal.until(|| !others()).await;
+        filling(mount, file.signal.until(|| !others())).await;
     }
     // Somebody takes the bytes away all the time: read past the cache, dirty bytes included.
     let mut buf = scratch_for(range);
     let gaps = mount.copy_valid(file, range, &mut buf);
     direct_gaps(mount, file, range, buf, &gaps, Under::TargetsLock).await
+}
+
+/// Waits for bytes that come into the cache.
+async fn filling<T>(mount: &Mount, fill: impl Future<Output = T>) -> T {
+    let since_ns = calls::current().map(|_| mount.clock.now_ns());
+    let filled = fill.await;
+    if let Some(since_ns) = since_ns {
+        calls::note_wait(Wait::Fill, mount.clock.now_ns().saturating_sub(since_ns));
+    }
+    filled
 }
 
 /// `range` in requests of the size that fills have.

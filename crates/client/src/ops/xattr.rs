@@ -12,6 +12,7 @@ mod control;
 mod extents;
 mod layout;
 pub(crate) mod quota;
+mod record;
 
 use super::known;
 use crate::api::Ctx;
@@ -101,6 +102,7 @@ pub(crate) async fn get(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>) ->
                 extents::get(&mount, &view, of).await
             }
             own if quota::is_own(own) => quota::get(&mount, &ctx, ino, own).await,
+            own if record::is_block(own) => record::get(&mount, &ctx, own),
             own => control::get(&mount, &ctx, own).await,
         };
     }
@@ -183,6 +185,7 @@ pub(crate) async fn set(
                 Request::SetLayout { ino, layout: None, advice: Some(AskedAdvice::Consistency(asked)) }
             }
             own if quota::is_own(own) => return quota::set(&mount, &ctx, ino, own, text).await,
+            b"record" => return record::set(&mount, &ctx, text),
             own => return control::set(&mount, &ctx, own, text).await,
         };
         let mut told = change(&mount, &ctx, ino, op).await?;

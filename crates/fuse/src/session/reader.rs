@@ -317,14 +317,15 @@ impl Reader {
     /// If request `unique` is in the backlog, answers it with EINTR. Returns whether it was there.
     fn interrupt_parked(&self, unique: u64) -> bool {
         let parked = self.shared.pool.unpark(unique);
-        parked.iter().for_each(|p| ReplyTo::new(p.device.as_fd(), unique).error(Errno::Intr));
+        parked.iter().for_each(|p| ReplyTo::new(p.device.as_fd(), unique, 0).error(Errno::Intr));
         parked.is_some()
     }
 
     /// Handles the request in the receive buffer and answers it on `device`.
     fn work(&mut self, device: &Arc<OwnedFd>) {
         let Ok((header, _)) = InHeader::read_from_prefix(self.receive.request()) else { return };
-        let to = ReplyTo::new(device.as_fd(), header.unique);
+        let begin_ns = monotonic_ns();
+        let to = ReplyTo::new(device.as_fd(), header.unique, begin_ns);
         let interrupt = self.shared.in_hand.enter(&self.slot, header.unique);
         let hook = Hook { shared: &self.shared, uid: header.uid, blocked: Cell::new(false) };
         let caller = Caller {
@@ -343,7 +344,6 @@ impl Reader {
         let (receive, unit) = self.receive.memory();
         let lent = Lent { receive, unit, listing: &mut self.listing, answered: &answered, late };
         let fs = &*self.shared.fs;
-        let begin_ns = monotonic_ns();
         let read = catch_unwind(AssertUnwindSafe(|| handle(fs, caller, lent, &to))).unwrap_or_else(|_| {
             tracing::error!(opcode = header.opcode, "the handler of a request panicked");
             if !answered.load(Ordering::Relaxed) {
@@ -352,6 +352,9 @@ impl Reader {
             None
         });
         let took_ns = monotonic_ns() - begin_ns;
+        if let Some(recorded) = to.take_recorded() {
+            fs.recorded(*recorded);
+        }
         self.polling.served(took_ns);
         self.apart.served(has_waited(), Duration::from_nanos(took_ns));
         self.shared.in_hand.leave(&self.slot);

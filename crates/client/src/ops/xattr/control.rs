@@ -29,7 +29,7 @@ const JOBS_AFTER: &str = "jobs.after.";
 /// Processes that may read a long status at the same time.
 const SHOWN_MAX: usize = 8;
 
-fn allowed(mount: &Mount, ctx: &Ctx) -> bool {
+pub(super) fn allowed(mount: &Mount, ctx: &Ctx) -> bool {
     ctx.cred.uid == 0 || ctx.cred.uid == mount.host.owner_uid
 }
 
