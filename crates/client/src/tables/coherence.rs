@@ -46,7 +46,7 @@ pub(crate) struct Coherence {
 }
 
 impl Coherence {
-    /// The tables of a mount that has been granted nothing yet.
+    /// The tables of a mount to which nothing has been granted yet.
     pub(crate) fn new(tunables: &Tunables) -> Coherence {
         Coherence {
             locks: Locks::new(tunables),

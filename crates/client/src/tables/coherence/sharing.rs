@@ -16,7 +16,7 @@ pub(crate) struct Sharing {
     pub(crate) rule: AtomicU64,
     /// Number of the last switch in a push of the server.
     pub(crate) change: AtomicU64,
-    /// Nothing that was begun in sole mode is under way any more, so tokens may be used.
+    /// Nothing that was begun in sole mode is under way any more, so the mount may use tokens.
     pub(crate) settled: AtomicBool,
     /// Operations and loans that were begun in sole mode and are under way.
     pub(crate) under_way: AtomicU64,
