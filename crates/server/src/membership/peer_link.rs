@@ -15,7 +15,7 @@ pub const STOPPING: &str = "the server is stopping";
 /// Begins the reason for refusing a second process of one server.
 pub const ALREADY_HERE: &str = "this server is already connected";
 
-/// Who a server is for another one: the name in its `Hello`.
+/// How a server identifies itself to another one: the name in its `Hello`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerName {
     /// Its number.

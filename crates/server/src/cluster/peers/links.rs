@@ -1,6 +1,7 @@
 //! Connections to other servers: opened on first use, kept, repaired by themselves.
 //!
-//! Owns: one link for each server, who waits for it to open, its addresses. Does not own: what is asked.
+//! Owns: one link for each server, its addresses, and the tasks that wait for it to open. Does not own: the requests
+//! that are sent.
 
 use super::Cluster;
 use crate::membership::peer_link::{PeerName, Plain, peer_link_config};
