@@ -111,8 +111,8 @@ fn failed(errno: Errno) -> Answer {
     Answer::of(Err(errno))
 }
 
-/// Executes a client's request on one of this worker's targets. One that has not begun when its client has stopped
-/// waiting (`until_ns`) is refused: `TimedOut`, also when it is sent again.
+/// Executes a client's request on one of this worker's targets. A request that has not begun when its client has
+/// stopped waiting (`until_ns`) is refused with `TimedOut`, also when it is sent again.
 pub async fn execute<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -179,8 +179,8 @@ pub async fn execute<E: Env>(
                 crate::tx::two_phase::until_told(worker, target).await;
             }
             if let Request::SetAttr { ino, .. } = call.op {
-                // Whoever hears of a cut writes behind it: after a restart, objects of other targets may not be cut
-                // yet.
+                // A client that sees the cut size writes behind it: after a restart, objects on other targets may not
+                // be cut yet.
                 target.settle(vec![crate::zone_target::NameKey::Inode(ino)]).await;
             }
             return (told(answer), None);

@@ -100,7 +100,7 @@ impl<E: Env> RequestCx<E> {
         asked.now_or_never()?.ok().map(|grant| grant.id.0)
     }
 
-    /// What stat will show of the inode that `parts` make.
+    /// The attributes that stat will show of the inode that `parts` make.
     fn planned_view(&self, parts: &[Part]) -> Result<InodeView> {
         let new = parts.iter().find_map(|p| match p {
             Part::MakeInode(new) => Some(new),

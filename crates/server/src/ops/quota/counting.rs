@@ -37,7 +37,7 @@ pub fn learn_limits<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
                     set_on(&worker, &here, true);
                     if here.id == LEDGER {
                         drop(here);
-                        // It may have ended before all were told of what was set last.
+                        // It may have ended before all targets were informed of the last change.
                         tell_all(&worker, None).await;
                     }
                     return;
@@ -127,6 +127,6 @@ pub(super) fn accounts_behind<E: Env>(target: &Target<E>, after: Option<Account>
     for (account, inodes) in meta.accounts().filter(|(account, _)| behind(account)).take(PAGE) {
         all.entry(account).or_default().inodes = inodes;
     }
-    // Both have answered up to the last account of the shorter page, so what is given is complete.
+    // Both have answered up to the last account of the shorter page, so the result is complete.
     TargetReply::Accounts(all.into_iter().take(PAGE).map(|(account, _)| (account, target.used(account))).collect())
 }
