@@ -1,4 +1,4 @@
-//! `Cluster`: what servers have said of the cluster that a mount belongs to.
+//! `Cluster`: what servers have reported about the cluster to which a mount belongs.
 //!
 //! Owns: number of targets, identity, map of servers, how long tokens hold. Does not own: connections (`links`).
 
@@ -30,7 +30,7 @@ impl Cluster {
         Duration::from_millis(u64::from(self.token_ms.load(Relaxed)))
     }
 
-    /// Takes what the server says of itself.
+    /// Applies what the server reports about itself.
     pub(crate) fn learn(&self, welcome: &Welcome) {
         self.pool.store(welcome.pool, Relaxed);
         self.id.store(welcome.cluster, Relaxed);

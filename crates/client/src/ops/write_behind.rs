@@ -1,14 +1,15 @@
 //! The write pipeline (PeakFS, TPDS 2024): a large write past the cache returns when its bytes are on
 //! their way, so that the next one is copied into this process while the disks write this one.
 //!
-//! Owns: which writes may return early, how many bytes may be under way, what a failure leaves behind. Does not own:
+//! Owns: which writes may return early, how many bytes may be under way, the consequences of a failure. Does not own:
 //! sending (`objects::write`), the order of requests on the same bytes (`range_lock`).
 //!
-//! Invariants: the targets have granted room for all of it (`grants`), since its caller is told of nothing any more.
-//! Nobody can look for the bytes before they have landed. Until then a mount that is alone stays so (`Begun`), one in
-//! company keeps locks on all of them (`Pin`), and the range lock makes readers and writers here wait. They count as
-//! dirty and as a flight of the file, so the size (told to others as that of dirty bytes), fsync, the close, a lock
-//! that is called back, a truncate and the unmount treat them as bytes of the cache on their way.
+//! Invariants: the targets have granted space for all of it (`grants`), since its caller gets no error of it any more.
+//! No call can look for the bytes before they are on the targets. Until then a mount in sole mode stays in it
+//! (`Begun`), a mount in shared mode keeps locks on all of the bytes (`Pin`), and the range lock makes readers and
+//! writers on this mount wait. They count as dirty and as a flight of the file, so the size (reported like that of
+//! dirty bytes), fsync, the close, the return of a lock, a truncate and the unmount treat them as cached bytes that are
+//! being written back.
 
 use crate::api::Hints;
 use crate::coherence::closes;
@@ -36,26 +37,27 @@ use std::sync::atomic::Ordering::SeqCst;
 /// times as long.
 const COPY_BELOW_BYTES: usize = 1 << 20;
 
-/// Requests of this size that may be under way to a file that others want too: as many as keep the disks busy. Whoever
-/// waits for one of their locks waits for a few of them at most.
+/// Requests of this size that may be under way to a file that other mounts use too: as many as keep the disks busy. A
+/// mount that waits for one of their locks waits for a few requests at most.
 const CONTENDED_REQUESTS: u64 = 8;
 
-/// What keeps others away from the bytes until they have landed.
+/// What keeps other mounts away from the bytes until they are on the targets.
 pub(crate) struct Kept {
     /// In company: write locks on all of it.
     pub(crate) pins: Option<Vec<Pin>>,
-    /// Of a mount that is alone.
+    /// For a mount in sole mode.
     pub(crate) begun: Option<Begun>,
     pub(crate) guard: Guard,
 }
 
-/// Whether a direct write that others are kept away from may return before its bytes have landed. Not where the caller
-/// asked for that (`O_DIRECT`, `O_SYNC`), memory is short, a target may be full or a failure is unreported.
+/// Whether a direct write, whose bytes are protected from other mounts, may return before they are on the targets. It
+/// may not if the caller requested that (`O_DIRECT`, `O_SYNC`), memory is short, a target may be full or a failure is
+/// unreported.
 pub(crate) fn admits(mount: &Mount, open: &OpenFile, range: ByteRange, reason: Reason, hints: Hints) -> bool {
     may_be_early(mount, open, reason, hints) && mount.writeback.free_space.is_ample(&open.file, range)
 }
 
-/// As `admits`, whatever room there is.
+/// As `admits`, without regard to the granted space.
 pub(crate) fn may_be_early(mount: &Mount, open: &OpenFile, reason: Reason, hints: Hints) -> bool {
     let flags = open.flags;
     let strict = flags.direct || hints.direct || flags.sync || flags.dsync || flags.append;
@@ -66,9 +68,9 @@ pub(crate) fn may_be_early(mount: &Mount, open: &OpenFile, reason: Reason, hints
         && !mount.life.stopping.load(SeqCst)
 }
 
-/// Sends `data` to the targets and returns when all of it is on its way, with what was taken in; gives everything back
-/// if its targets have granted too little room for it, or a truncate is in the way. `request`: bytes of the
-/// application's request that this is all or part of.
+/// Sends `data` to the targets and returns when all of it is under way, with the number of bytes; returns everything to
+/// the caller if its targets have granted too little space, or a truncate is under way. `request`: bytes of the
+/// application's request of which this is all or a part.
 pub(crate) async fn write(
     mount: &Arc<Mount>,
     open: &Arc<OpenFile>,
@@ -107,8 +109,8 @@ pub(crate) async fn write(
     Ok(len)
 }
 
-/// Bytes that lie in much larger memory (that of a front end's largest request) get some of their own: it will be kept
-/// for a while.
+/// Bytes in much larger memory (that of a front end's largest request) are copied to memory of their own size, because
+/// they will be kept for a while.
 fn compact(range: ByteRange, data: Buf) -> Buf {
     if data.len() >= COPY_BELOW_BYTES || data.capacity() <= 2 * data.len() {
         return data;
@@ -118,8 +120,8 @@ fn compact(range: ByteRange, data: Buf) -> Buf {
     own
 }
 
-/// Waits until so little memory of the file, and of write-back, is under way that `memory` more may be. One write may
-/// always be.
+/// Waits until so little memory of the file, and of write-back, is under way that `memory` more may be. One write is
+/// always permitted.
 async fn room(mount: &Arc<Mount>, open: &OpenFile, memory: u64, reason: Reason) {
     let few = if reason == Reason::DirectContention { CONTENDED_REQUESTS * memory } else { u64::MAX };
     let full = |under_way: u64, max: u64| under_way > 0 && under_way + memory > max;
@@ -161,13 +163,13 @@ fn submit(mount: &Mount, file: &Inode, range: ByteRange, memory: u64, locked: bo
 
 /// The requests have been answered.
 fn land(mount: &Arc<Mount>, file: &Arc<Inode>, id: FlightId, range: ByteRange, memory: u64, sent: Sent) {
-    // Of a file that nobody can reach any more nothing is missed.
+    // The bytes of a file that no program can reach any more are not missed.
     let missed = |e: &Errno| !matches!(e, Errno::NoEnt | Errno::Stale) || file.open_count() > 0;
     let error = sent.error.filter(missed);
     let lost = ByteRange::new(sent.good_to, range.end);
     if let Some(e) = error {
         mount.stats.bytes(Count::WriteBackFailed, lost.len());
-        // None of it is in the cache.
+        // None of the bytes is in the cache.
         file.failures.note(e, lost);
         if let Some(silent) = mount.writeback.errors.note(e, mount.clock.now_ns()) {
             tracing::warn!(ino = %file.ino, range = ?lost, silent, "a write on its way failed: {e}");

@@ -38,7 +38,7 @@ pub(crate) enum Server {
     MountUser,
     /// A server reported lately that the file is contended.
     MountContended,
-    /// Somebody has the file open for writing, or nobody guarantees that nobody has.
+    /// A program has the file open for writing, or nothing guarantees that none has.
     MountWritten,
     /// The file is large, and the memory cgroup of the mount or of the caller is short, so pages would be taken from
     /// others.

@@ -39,10 +39,10 @@ impl ClosedFiles {
         kept.young.insert(ino, stats.clone());
     }
 
-    /// The file is known again: the counters from before, which are no longer kept here.
+    /// The file is in the table again: returns its earlier counters, which are no longer kept here.
     pub(crate) fn take(&self, ino: Ino) -> Option<Arc<FileStats>> {
         let mut kept = self.0.lock();
-        // Most files that come to be known were never closed here.
+        // Most files that enter the table were never closed on this mount.
         if kept.young.is_empty() && kept.old.is_empty() {
             return None;
         }
@@ -68,8 +68,8 @@ mod tests {
         stats
     }
 
-    /// Goal: counters outlive their file, go on when it is known again, and are bounded. Method: more files than there
-    /// is room for.
+    /// Goal: counters outlive their file, continue when it enters the table again, and are bounded. Method: more files
+    /// than there is space for.
     #[test]
     fn counters_of_closed_files() {
         let closed = ClosedFiles::default();
