@@ -168,9 +168,10 @@ pub struct LockCounts {
     pub conflicts: u64,
     /// How often an object became contended.
     pub contended: u64,
-    /// Of these: because of the time that few hand-overs took, not because of the number of conflicts.
+    /// Number of these that became contended because of the time of few hand-overs, not because of the number of
+    /// conflicts.
     pub contended_waiting: u64,
-    /// Of these: with their first ping-pong, because other objects were contended before.
+    /// Number of these that became contended with their first ping-pong, because other objects were contended before.
     pub contended_foreseen: u64,
     /// Hand-overs after which the session that lost the lock requested it again too soon.
     pub ping_pongs: u64,

@@ -89,8 +89,8 @@ fn group_programs() -> Vec<Vec<Vec<Op>>> {
     ]
 }
 
-/// Programs with locks asked for ahead: of what others have, ask for, or ask for ahead as well; used, wanted back and
-/// never used.
+/// Programs with lock-ahead of bytes that others have locked, request, or request ahead as well; such locks are used,
+/// called back or never used.
 fn ahead_programs() -> Vec<Vec<Vec<Op>>> {
     use Mode::{Read, Write};
     vec![
@@ -232,8 +232,8 @@ fn every_order_is_coherent_and_ends() {
     assert!(early, "a callback overtook its grant somewhere in {states} states");
 }
 
-/// Goal: in every order, with groups: nobody outside a group does I/O while it is in force, what members wrote is seen
-/// by everybody afterwards, what was cached before is not used after, and every request is satisfied in the end.
+/// Goal: in every order, with groups: no client outside a group does I/O while it is in force, what members wrote is
+/// seen by all clients afterwards, what was cached before is not used after, and every request is satisfied in the end.
 /// Method: exhaustive.
 #[test]
 fn every_order_with_groups() {
@@ -270,15 +270,15 @@ fn explore_all(worlds: impl IntoIterator<Item = World>, limit: usize) {
     }
 }
 
-/// Goal: locks asked for ahead are had only if nothing is in the way, hold like others, and are answered; who waits for
-/// one of his own goes on if it is refused. Method: exhaustive.
+/// Goal: a lock-ahead is granted only if nothing conflicts, such locks behave like others, and every request is
+/// answered; a client that waits for its own lock-ahead goes on if it is refused. Method: exhaustive.
 #[test]
 fn every_order_with_locks_asked_for_ahead() {
     explore_all(ahead_programs().iter().map(|programs| world(programs, None)), 400_000);
 }
 
-/// Goal: a session that ends at any moment leaves nothing that others wait for: no lock, no request, no group; what is
-/// under way on the disk is still finished alone; what others see is what was on the disk. Method: exhaustive.
+/// Goal: a session that ends at any moment leaves nothing for which others wait: no lock, no request, no group; only
+/// its disk operations under way are finished; other clients see what was on the disk. Method: exhaustive.
 #[test]
 fn every_order_with_ends_of_sessions() {
     explore_all(ending_programs().iter().map(|(ends, programs)| with_ends(ends, programs, None)), 1_000_000);

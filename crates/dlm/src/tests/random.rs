@@ -6,7 +6,7 @@ use crate::client::CacheLimits;
 use crate::mode::Mode;
 use amphi_types::ByteRange;
 
-/// What goes wrong now and then.
+/// The faults that happen sometimes.
 #[derive(Clone, Copy)]
 enum Faults {
     None,
