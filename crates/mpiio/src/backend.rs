@@ -10,7 +10,7 @@ use std::os::fd::RawFd;
 pub mod memory;
 pub mod posix;
 
-/// What a file system says that has no groups.
+/// The error of a file system without group locks.
 const NO_GROUPS: Error = Error::Refused("the file system has no group locks");
 
 /// A file below the cache.

@@ -35,7 +35,7 @@ impl Leases {
         self.out.load(Ordering::Acquire)
     }
 
-    /// From now on buffers that come back are leaked.
+    /// From now on buffers that are returned are leaked.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
     }
@@ -47,7 +47,7 @@ impl Leases {
         }
     }
 
-    /// Whether a large operation waits for a look at the ring, which is about to come.
+    /// Whether a large operation waits for a submission, which is about to come.
     pub(super) fn take_large(&self) -> bool {
         self.large.load(Ordering::Relaxed) && self.large.swap(false, Ordering::Relaxed)
     }

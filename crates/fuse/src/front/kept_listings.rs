@@ -269,7 +269,7 @@ mod tests {
         assert_eq!(kept.opens(ino, late_ns, sure), Mark::Anew, "there were no attributes with it");
     }
 
-    /// Goal: what is known is bounded, and what is open stays known. Method: more directories than there is room for.
+    /// Goal: the table is bounded, and open directories stay in it. Method: more directories than there is space for.
     #[test]
     fn directories_known_are_bounded() {
         let kept = KeptListings::default();
@@ -281,8 +281,8 @@ mod tests {
         assert!(kept.directories.lock().len() <= DIRECTORIES_MAX && kept.open() == vec![Ino(5)]);
     }
 
-    /// Goal: attributes that show a change wait for names that were asked for before, and for no others. Method:
-    /// questions by hand, of two threads.
+    /// Goal: attributes that show a change wait for entries that were requested before, and for no others. Method:
+    /// requests by hand, of two threads.
     #[test]
     fn attributes_wait_for_names_of_before() {
         let (kept, ino) = (KeptListings::default(), Ino(5));

@@ -232,8 +232,8 @@ mod tests {
 
     const LIFE: Duration = Duration::from_secs(3600);
 
-    /// Goal: nothing is lent that was asked for before the end of a change; the answer to a change that was alone is.
-    /// Method: the orders of a question, a change and another one.
+    /// Goal: an answer whose request was sent before the end of a change gets no timeout; the answer to a change that
+    /// no other one overlapped does. Method: the possible orders of a request, a change and another one.
     #[test]
     fn nothing_is_lent_beside_a_change() {
         let (view, ino, other) = (KernelView::default(), Ino(7), Ino(8));
@@ -253,8 +253,8 @@ mod tests {
         assert!(view.lend(ino, view.now(), LIFE));
     }
 
-    /// Goal: a change has forgotten what was lent of its inode, and of no other. Method: the marks; two inodes of one
-    /// slot.
+    /// Goal: a change invalidates attributes with a timeout of its inode, and of no other. Method: the marks; two
+    /// inodes of one slot.
     #[test]
     fn what_was_lent_is_forgotten() {
         let view = KernelView::default();
@@ -275,8 +275,8 @@ mod tests {
         assert_eq!(forgotten(), Ino(0), "lent anew");
     }
 
-    /// Goal: a change whose answer may come later is one change: it ends once, with whoever says so first, or with the
-    /// last who holds it. Method: shared ones, ended and dropped.
+    /// Goal: a change whose answer may come later is one change: it ends once, when the first holder says so, or when
+    /// the last holder is dropped. Method: shared changes that are ended and dropped.
     #[test]
     fn shared_changes_end_once() {
         let (view, ino) = (Arc::new(KernelView::default()), Ino(7));
@@ -293,8 +293,8 @@ mod tests {
         assert!(view.now() != ended && view.lend(ino, view.now(), LIFE));
     }
 
-    /// Goal: ends that the kernel was told lately are known, and where nothing is known everything may be. Method: more
-    /// than are kept.
+    /// Goal: ends that the kernel was shown lately are known, and if none is known any offset may be the end. Method:
+    /// more ends than are remembered.
     #[test]
     fn ends_that_were_told() {
         let (view, ino) = (KernelView::default(), Ino(5));

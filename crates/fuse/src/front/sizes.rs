@@ -445,7 +445,7 @@ fn pause(ns: u64) {
 mod tests {
     use super::*;
 
-    /// Goal: without threads nobody waits, and pages are taken back at once, also in the first moments of a process.
+    /// Goal: without threads no answer waits, and pages are dropped at once, also in the first moments of a process.
     /// Method: a size on its way.
     #[test]
     fn nobody_waits_without_threads() {
@@ -459,7 +459,7 @@ mod tests {
         assert!(sizes.with(ino, |known| !known.shows(answer, now_ns, || false)));
     }
 
-    /// Goal: of inodes that meet in a slot the one that was used longest ago makes room. Method: one too many.
+    /// Goal: of inodes in the same slot the one that was used longest ago is replaced. Method: one inode too many.
     #[test]
     fn inodes_that_meet() {
         let mut slot = Slot::default();
@@ -475,7 +475,7 @@ mod tests {
         assert_eq!(size(&mut slot, 2), None, "it has made room");
     }
 
-    /// Goal: an inode is asked for by one thread at a time, for all who wait. Method: jobs by hand.
+    /// Goal: an inode is requested by one thread at a time, for all who wait. Method: jobs by hand.
     #[test]
     fn one_thread_asks_for_all() {
         let mut state = State::default();

@@ -66,7 +66,7 @@ impl CachedFile {
                 }
                 self.refer(page)?;
             }
-            // The lock stays, so that nobody gets a new copy before the write goes on.
+            // The lock is kept, so that no node gets a new copy before the write goes on.
             if self.has_copies_elsewhere(page)? {
                 break;
             }
@@ -99,8 +99,8 @@ impl CachedFile {
     }
 
     /// Whether the rank seems to write large data once, which the cache would only copy: it has filled its memory with
-    /// whole pages that nobody had, and has read nothing and come back to nothing meanwhile. Called for a whole page
-    /// that nobody has.
+    /// whole pages that no rank had cached, and has meanwhile read nothing and used none of these pages again. It is
+    /// called for a whole uncached page.
     fn is_written_once(&mut self) -> bool {
         self.once = self.once.saturating_add(1);
         self.settings.stream_bytes > 0 && self.once > self.segment().geometry().frames_per_rank
@@ -170,8 +170,8 @@ impl CachedFile {
         let room = segment.valid(frame).has_room_for(piece.start, piece.end)
             && segment.dirty(frame).has_room_for(piece.start, piece.end);
         if !room {
-            // The file system gets the dirty bytes, and the page starts afresh. Nothing is marked before that has
-            // succeeded, since a range that counts as valid has to hold its bytes.
+            // The dirty bytes are written to the file system, and the lists of the page are emptied. Nothing is marked
+            // before that has succeeded, since a range that counts as valid has to contain its bytes.
             self.write_dirty(&[(piece.page, frame)])?;
             self.segment().valid(frame).clear();
         }
