@@ -103,8 +103,9 @@ fn a_shared_project_is_as_on_linux() {
     place.fsck();
 }
 
-/// Goal: what one mount sets counts on the other at once, also for callers whose kernel has kept the list, and after
-/// the server was killed. Method: a user reads and walks while the lists come and go on the other mount.
+/// Goal: an access list set on one mount takes effect on the other at once, also for callers whose kernel caches the
+/// list, and after the server was killed. Method: a user reads and walks while the lists come and go on the other
+/// mount.
 #[test]
 fn lists_hold_across_mounts() {
     if !getuid().is_root() {
@@ -152,8 +153,8 @@ fn lists_hold_across_mounts() {
     place.fsck();
 }
 
-/// Goal: a mount without lists asks for none, and the servers check them all the same. Method: a file that a list keeps
-/// from somebody whom its bits let in, on mounts of both kinds.
+/// Goal: a mount without lists requests none, and the servers still check them. Method: a file that a list denies to a
+/// user whom the mode bits admit, on mounts of both kinds.
 #[test]
 fn a_mount_without_lists() {
     if !getuid().is_root() {
@@ -173,8 +174,8 @@ fn a_mount_without_lists() {
     pair.stop();
 }
 
-/// Goal: a file that may only grow keeps its bytes from whoever has it open to append, too. Method: holes, zeros and
-/// cuts through such a descriptor, on two mounts.
+/// Goal: a file that may only grow keeps its bytes, even from a program that has it open to append. Method: holes,
+/// zeros and cuts through such a descriptor, on two mounts.
 #[test]
 fn append_only_files_keep_their_bytes() {
     if !getuid().is_root() {

@@ -51,7 +51,7 @@ const fn on_empty(name: &'static str, changes: bool, call: fn(&OwnedFd, &Path)) 
     Call { name, empty: true, changes, call }
 }
 
-/// What ext4 and XFS do alike.
+/// Calls whose effect is the same on ext4 and XFS.
 const CALLS: [Call; 20] = [
     on("room that is there", true, |f, _| allocates(f, FallocateFlags::empty(), 0, 4096)),
     on("room that is there, the size kept", true, |f, _| allocates(f, KEEP, 0, 4096)),
@@ -106,10 +106,10 @@ fn calls_set_times(at: &Path, seen: &Path) {
     }
 }
 
-/// Goal: Promise S1: whatever `fallocate` that succeeds does, also where it finds nothing to do, it sets the
-/// modification and the change time, as ext4 and XFS do, and so do cuts and opens that cut; what changes nothing there
-/// leaves them. Method: a table of calls, each on a file whose times are old; on a mount that is alone and on two, of
-/// one server and of three, looked at through both.
+/// Goal: Promise S1: each successful `fallocate`, even without an effect on the data, sets the modification and the
+/// change time, as on ext4 and XFS, and so do truncates and opens with `O_TRUNC`; calls that change nothing there leave
+/// the times. Method: a table of calls, each on a file whose times are old; on one mount in sole mode and on two
+/// mounts, of one server and of three, checked through both.
 #[test]
 fn changes_that_move_no_size_set_the_times() {
     let place = Place::new();

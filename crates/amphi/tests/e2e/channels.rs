@@ -1,5 +1,6 @@
-//! Connections that are protected: a mount over loopback with somebody in between who changes, drops, repeats and cuts
-//! what passes, or what the server offers; what commands accept; what `amphi status` and `amphi key set` say.
+//! Protected connections: a mount over loopback with an attacker in between who changes, drops, repeats and truncates
+//! the data, or changes the server's offer; which levels commands accept; the output of `amphi status` and
+//! `amphi key set`.
 
 use crate::harness::{Daemon, Place, eventually, pattern, run};
 use std::fs;
@@ -29,10 +30,10 @@ enum Attack {
 
 const ATTACKS: [Attack; 4] = [Attack::Flip, Attack::Drop, Attack::Repeat, Attack::Cut];
 
-/// What the relay does next; shared by its threads.
+/// The next actions of the relay; shared by its threads.
 #[derive(Default)]
 struct Orders {
-    /// What is done to a unit that goes to the server (or else to the mount), and how many pass before.
+    /// The attack on a unit that goes to the server (or else to the mount), and how many units pass before.
     attack: Mutex<Option<(Attack, bool, usize)>>,
     /// Which level new connections are told, in place of the server's.
     told: Mutex<Option<u8>>,
@@ -142,11 +143,11 @@ fn relay(server: u16, is_mac: bool) -> (u16, Arc<Orders>) {
     (port, orders)
 }
 
-/// Goal: somebody between a mount and its server who flips, drops, repeats or cuts what passes, either way, ends a
-/// connection and nothing else: the mount connects again, and no byte is lost or another one. Who tells the mount
-/// another level than the server offers keeps it away, and when he is gone the mount goes on. Method: a relay on
-/// loopback, levels mac and tls; files are written, synced, read and renamed all the time, and compared at the end on
-/// another mount.
+/// Goal: an attacker between a mount and its server who flips, drops, repeats or truncates data, in either direction,
+/// ends a connection and nothing else: the mount reconnects, and no byte is lost or changed. An attacker who reports
+/// another level to the mount than the server offers prevents the connection, and once he is gone the mount continues.
+/// Method: a relay on loopback, levels mac and tls; files are written, synced, read and renamed all the time, and
+/// compared at the end on another mount.
 #[test]
 fn channels_attacks_end_connections_and_lose_nothing() {
     for level in ["mac", "tls"] {
@@ -219,9 +220,9 @@ fn channels_attacks_end_connections_and_lose_nothing() {
     }
 }
 
-/// Goal: each address has the level that is said for it, from options and from the file; commands and mounts take what
-/// is offered, and are told what to do where that is less than they want; servers that join are held to the same.
-/// Method: one server with three addresses, another one that asks for more than the first offers, then for as much.
+/// Goal: each address has the level that options and the file set for it; commands and mounts accept the offered level,
+/// and print what to do where it is lower than they require; servers that join have the same requirement. Method: one
+/// server with three addresses, another one that requires a higher level than the first offers, then the same level.
 #[test]
 fn channels_levels_are_what_was_said() {
     let place = Place::new();
@@ -272,8 +273,8 @@ fn channels_levels_are_what_was_said() {
     server.stop();
 }
 
-/// Goal: `amphi key set` changes what a mount may do while it is there. Method: a mount with a key over TLS; root of it
-/// is squashed to another user, then the key is read-only, then not, and shown by `amphi key list`.
+/// Goal: `amphi key set` changes the rights of a mount while it is connected. Method: a mount with a key over TLS; root
+/// of it is squashed to another user, then the key is read-only, then not, and shown by `amphi key list`.
 #[test]
 fn channels_key_set_changes_a_mount_that_is_there() {
     if !rustix::process::geteuid().is_root() {

@@ -144,7 +144,7 @@ fn flipped_bits_are_found_and_not_served() {
         places.len()
     );
     for round in 0..2 {
-        // In company of another mount, and alone.
+        // In shared mode, beside another mount, and in sole mode.
         let second = (round == 1).then(|| place.mount_at("b", &[]));
         let other = second.is_some().then(|| place.path("b"));
         for root in [Some(&mount), other.as_ref()].into_iter().flatten() {
