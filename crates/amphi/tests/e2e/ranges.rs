@@ -82,8 +82,8 @@ fn fallocate_and_its_errors() {
 }
 
 /// Goal: `copy_file_range` refuses flags, open files of the wrong kind, ranges that overlap in one file or do not fit a
-/// file, and another file system, and changes nothing; at the end it copies what there is. Method: a table of calls,
-/// then copies that are right.
+/// file, and another file system, and changes nothing; at the end of the file it copies the available bytes. Method: a
+/// table of calls, then copies that are right.
 #[test]
 fn copy_file_range_and_its_errors() {
     let place = Place::new();

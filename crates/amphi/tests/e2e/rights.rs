@@ -1,5 +1,5 @@
-//! Who may do what: the same calls by three users on a mount, over two mounts, and on the file system that the machine
-//! has; groups and capabilities.
+//! Access rights: the same calls by three users on a mount, over two mounts, and on the file system of the machine;
+//! groups and capabilities.
 
 use crate::harness::{Place, counter};
 use crate::two_mounts::Pair;
@@ -16,7 +16,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Who owns what the calls meet; is in group `GROUP`.
+/// Owner of the files that the calls use; is in group `GROUP`.
 const OWNER: u32 = 1000;
 /// Somebody else, in no group but his own.
 const OTHER: u32 = 1001;
@@ -34,7 +34,7 @@ fn gid(n: u32) -> Option<Gid> {
     Some(Gid::from_raw(n))
 }
 
-/// What a call says: its errno, or what it returned.
+/// The result of a call: its errno, or the value that it returned.
 type Said = Result<String, Errno>;
 type Call = fn(&Path) -> Said;
 
@@ -181,7 +181,7 @@ const CALLS: &[(&str, Call)] = &[
     ("list attributes", |t| said(listxattr(t.join("secret"), &mut [0; 256]))),
 ];
 
-/// Makes what the calls meet.
+/// Makes the files that the calls use.
 fn plant(top: &Path) {
     fs::create_dir(top).expect("mkdir");
     chmod(top, mode(0o755)).expect("chmod");
@@ -260,7 +260,7 @@ fn picture(top: &Path) -> BTreeMap<String, String> {
     all
 }
 
-/// What `call` says to a user, on a thread that has become him.
+/// The result of `call` for a user, on a thread that has become him.
 fn as_user(user: u32, call: impl FnOnce() -> Said + Send) -> Said {
     std::thread::scope(|s| {
         let run = || {
@@ -274,11 +274,11 @@ fn as_user(user: u32, call: impl FnOnce() -> Said + Send) -> Said {
     })
 }
 
-/// Makes each call by each user here and on the machine's own file system, and compares what they say and what is there
+/// Makes each call by each user here and on the machine's own file system, and compares the results and the files
 /// afterwards.
 fn compare(planted: &Path, called: &Path, own: &Path) {
     let mut odd = Vec::new();
-    // What a call has left as it was serves the next one.
+    // A tree that a call has not changed serves the next one.
     let mut untouched: Option<(String, BTreeMap<String, String>)> = None;
     for (number, (what, call)) in CALLS.iter().enumerate() {
         for user in [0, OWNER, OTHER] {
@@ -328,9 +328,8 @@ fn can_change_user() -> bool {
     getuid().is_root()
 }
 
-/// Goal: what root, an owner and somebody else may do is what they may on the machine's own file system, with the same
-/// errno and the same result. Method: `CALLS`, each in a tree of its own, by each of the three; on one mount. (Promise
-/// S8)
+/// Goal: root, an owner and another user have the same rights as on the machine's own file system, with the same errno
+/// and the same result. Method: `CALLS`, each in a tree of its own, by each of the three; on one mount. (Promise S8)
 #[test]
 fn permissions_are_those_of_linux() {
     if !can_change_user() {
@@ -416,9 +415,10 @@ fn with_capabilities(user: u32, caps: &str, script: &str, dir: &Path) {
     assert!(out.status.success(), "{user} with {caps:?}: {script}: {}", String::from_utf8_lossy(&text));
 }
 
-/// Goal: what goes beyond the rights of a user comes from capabilities: a backup that may read everything reads
-/// everything and writes nothing, who may change owners changes them, and root that has given all up is a user. Method:
-/// programs with single capabilities, on one mount and on another than the files were made by. (Promise S8)
+/// Goal: rights beyond those of a user come from capabilities: a backup that may read everything reads everything and
+/// writes nothing, a program with the capability to change owners changes them, and root without any capability is a
+/// user. Method: programs with single capabilities, on one mount and on another than the files were made by. (Promise
+/// S8)
 #[test]
 fn capabilities_decide() {
     if !can_change_user() {
@@ -512,9 +512,9 @@ fn open_directories_are_listed_after_chmod() {
     pair.stop();
 }
 
-/// Goal: `ls -l`, which asks for a security attribute of each file, costs no message for files that have no attributes;
-/// one that is set is seen. Method: attributes of a hundred files that were listed, alone and in company; what the
-/// mount counted.
+/// Goal: `ls -l`, which requests a security attribute of each file, costs no message for files that have no attributes;
+/// one that is set is seen. Method: attributes of a hundred files that were listed, in sole and in shared mode; the
+/// counters of the mount.
 #[test]
 fn no_question_for_attributes_that_are_not_there() {
     let pair = Pair::new(1, &[], &[]);
