@@ -81,7 +81,7 @@ fn why<T>(result: std::io::Result<T>) -> String {
     result.err().expect("refused").to_string()
 }
 
-/// One request of each kind, about these inodes, each with all that can be said in it.
+/// One request of each kind, about these inodes, each with all its optional fields.
 fn every_request(dir: Ino, ino: Ino) -> Vec<Request> {
     let object = ObjectId { ino, stripe: 0 };
     let (range, mtime) = (ByteRange::new(0, 4096), Timespec::default());
@@ -207,7 +207,7 @@ fn variant(op: &Request) -> u8 {
     amphi_wire::handshake::proven_bytes(op)[0]
 }
 
-/// What `op` is called, for messages and lists.
+/// The name of `op`, for messages and lists.
 fn called(op: &Request) -> String {
     format!("{op:?}").chars().take_while(|c| c.is_alphanumeric()).collect()
 }
@@ -226,9 +226,9 @@ fn the_list_is_whole() {
     assert!(postcard::take_from_bytes::<Request>(&behind).is_err(), "a request is missing in the list");
 }
 
-/// Goal: a key is what its role says and nothing else: a client's does not serve, administer, look at others' counters
-/// or sessions; an administrator's does not mount, touches no file and speaks for no server. Method: all connections
-/// with all keys, then all requests on those that are let in.
+/// Goal: a key has the rights of its role and no others: a client's does not serve, administer, or read others'
+/// counters or sessions; an administrator's does not mount, touches no file and acts for no server. Method: all
+/// connections with all keys, then all requests on those that are admitted.
 #[test]
 fn a_role_is_all_that_a_key_has() {
     with_server(91, 2, 2, async |place, root| {
@@ -269,7 +269,7 @@ fn a_role_is_all_that_a_key_has() {
             let tunes = matches!(op, Request::Tunables { value: None, .. });
             let looked = looks.call(op.clone()).await;
             let allowed = around.contains(&name.as_str()) || tunes;
-            // What mounts alone may say is refused behind the gate, or means nothing without a mount's session.
+            // Requests for mounts alone are refused behind the gate, or have no effect without a mount's session.
             assert!(allowed == looked.is_ok() || name.starts_with("Company"), "a client looks: {name} {looked:?}");
             let asked = admin.call(op.clone()).await;
             let allowed = allowed || sets || administration.contains(&name.as_str());
@@ -283,9 +283,9 @@ fn a_role_is_all_that_a_key_has() {
     });
 }
 
-/// Goal: an entry is changed without being removed: mounts that are there go on in their sessions and are what it says
-/// from the change on, in each point; who may not come from his address any more loses his connection and comes in no
-/// more. Method: one mount, its entry changed step by step.
+/// Goal: an entry is changed without being removed: existing mounts continue in their sessions and have the rights of
+/// the entry from the change on, in each point; a client whose address is no longer permitted loses its connection and
+/// is not admitted again. Method: one mount, its entry changed step by step.
 #[test]
 fn settings_change_while_a_mount_is_there() {
     // The second one is served by another worker than the one that changes its entry.
@@ -405,8 +405,8 @@ fn a_read_only_key_changes_nothing() {
     });
 }
 
-/// Goal: root of a client is nobody where he is squashed, whatever he says of groups and capabilities, in every check:
-/// owners, modes, sticky directories, set-group-id, times, attributes. Other users are themselves, without
+/// Goal: root of a client is nobody where he is squashed, whatever groups and capabilities his requests name, in every
+/// check: owners, modes, sticky directories, set-group-id, times, attributes. Other users are themselves, without
 /// capabilities and without group 0. Method: requests of a hostile mount beside a trusted one's.
 #[test]
 fn root_is_squashed_everywhere() {
@@ -495,10 +495,10 @@ fn root_is_squashed_everywhere() {
     });
 }
 
-/// Goal: after a restart of the server a mount whose root is squashed goes on with what its users have open, whoever
-/// they are, and gets nothing else by presenting it: neither files of root nor those of users that it does not speak
-/// for. Nobody says by himself whose opens they are. Method: a restart; files of several owners and modes, all of which
-/// the mount says it has open.
+/// Goal: after a restart of the server a mount whose root is squashed continues with the open files of its users,
+/// whoever they are, and gets nothing else by presenting it: neither files of root nor those of users that it does not
+/// act for. A client's own statement of an open's user is not trusted. Method: a restart; files of several owners and
+/// modes, all of which the mount presents as open.
 #[test]
 fn opens_are_believed_for_users_of_the_client() {
     let place = Place::new(99, 2, 1);
@@ -601,7 +601,7 @@ fn users_are_mapped_both_ways() {
             *c.cred.borrow_mut() = Cred { caps: Caps::ALL, ..Cred::new(uid, 1000, vec![]) };
             assert_eq!(c.lookup(Ino::ROOT, "mapped").await.map(drop), Err(Errno::Perm), "{uid} is none of them");
         }
-        // Names and what they lead to, as listings and look-ups show them.
+        // Names and their inodes, as listings and look-ups show them.
         *c.cred.borrow_mut() = Cred::new(1005, 1006, vec![]);
         assert_eq!(c.lookup(Ino::ROOT, "mapped").await.unwrap().attr.uid, 1005);
         let listed = c.call(Request::ReadDir { dir: Ino::ROOT, cookie: 0, max: 100, plus: true }).await.unwrap();
@@ -631,9 +631,9 @@ fn users_are_mapped_both_ways() {
     });
 }
 
-/// Goal: a removed key is over at once: what its mount asks is refused, its locks go to who waits, it does not come
-/// back, nor does a second mount; others of the cluster go on. So with `Evict`, after which it may come back. Method: a
-/// mount with a lock that another one waits for.
+/// Goal: a removed key ends at once: its mount's requests are refused, its locks go to the waiting requests, it does
+/// not come back, nor does a second mount; other mounts of the cluster continue. So with `Evict`, after which it may
+/// come back. Method: a mount with a lock that another one waits for.
 #[test]
 fn a_removed_key_is_over() {
     with_server(95, 2, 2, async |place, root| {
@@ -692,9 +692,9 @@ fn a_removed_key_is_over() {
     });
 }
 
-/// Goal: a session is its key's: neither another key, nor somebody without, goes on with it; a rotated key's session
-/// goes on under the second key and ends with the first if it came by that; no more mounts than the bound; an address
-/// outside the ranges is refused. Method: a story.
+/// Goal: a session belongs to its key: neither another key, nor a client without one, can continue it; a rotated key's
+/// session continues under the second key and ends with the first if it was admitted by that; no more mounts than the
+/// bound; an address outside the ranges is refused. Method: a sequence of steps.
 #[test]
 fn sessions_are_their_keys() {
     with_server(96, 1, 1, async |place, root| {
@@ -770,8 +770,8 @@ fn two_administrators_and_many_keys() {
     place.sim.block_on(run).expect("no deadlock");
 }
 
-/// Goal: what happens is written down, with the key and what came of it; while that cannot be, and the setting says so,
-/// nobody new is let in and no key is changed, but those who are in go on. Method: a story; a log that fails.
+/// Goal: events are logged, with the key and the result; while the log fails, and the setting requires it, no new
+/// client is admitted and no key is changed, but existing ones continue. Method: a sequence of steps; a log that fails.
 #[test]
 fn what_happens_is_written_down() {
     for full in [AuditFull::GoOn, AuditFull::Stop] {
