@@ -77,8 +77,7 @@ fn large_requests_that_the_cache_carries_sooner() {
     w.check_clean();
 }
 
-/// Goal: what large direct writes carry is learnt from them, so that there is something to compare. Method: enough of
-/// them; the gauge.
+/// Goal: the throughput of large direct writes is learnt from them, for comparison. Method: enough of them; the gauge.
 #[test]
 fn large_writes_are_measured() {
     let mut w = World::new(1, &[]);
@@ -94,9 +93,9 @@ fn large_writes_are_measured() {
     w.check_clean();
 }
 
-/// Goal: with `hybrid.unaligned` off only whole blocks go past the cache: what would have gone is buffered and told as
-/// such, with `O_DIRECT` it is refused as Linux does; bytes are right. Method: requests beside blocks and on them, both
-/// ways, with the switch on and off.
+/// Goal: with `hybrid.unaligned` off only whole blocks go past the cache: other requests are buffered and reported as
+/// such, with `O_DIRECT` they are refused as on Linux; bytes are right. Method: requests beside blocks and on them,
+/// both ways, with the switch on and off.
 #[test]
 fn only_whole_blocks_pass_the_cache_if_told_so() {
     let mut w = World::new(1, &[("hybrid.mode", "direct")]);
@@ -138,7 +137,7 @@ fn who_locks_for_direct_requests() {
         let file = create(&a, "f").await;
         let there = super::sharing::open(&b, "f", OpenFlags::READ_WRITE).await;
         write_in(&b, &there, 0, &[1; 8192]).await;
-        // The target alone is asked for bytes that are known to be there.
+        // The request for bytes that are known to be there goes to the target alone.
         assert_eq!(a.getattr(&root(), file.ino()).await.map(|attr| attr.size), Ok(8192));
         let past = Hints { direct: true, ..Hints::default() };
         let before = locked(&a, Count::LockEnqueue);

@@ -210,7 +210,7 @@ fn news_of_a_failed_flush_survive_the_connection() {
             pause().await;
             a.stat(f).await.unwrap();
             assert_eq!((told(&a, f), told(&a, g)), (0, 0), "it has acknowledged both");
-            // Both mounts have gone.
+            // A mount that has gone is not notified.
             put(&a, h, 2, 0, 4000).await.unwrap();
             a.call(Request::Goodbye).await.unwrap();
             pause().await;
