@@ -45,7 +45,7 @@ struct Pings {
     bell: Bell,
 }
 
-/// What the answer to a `Ping` shows (`Connections::probe`).
+/// The result of an answer to a `Ping` (`Connections::probe`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Alive {
     /// Everything that was pushed before the call was sent before the `Ping`, so the client has read it.
@@ -180,7 +180,7 @@ impl Connections {
         Rc::default()
     }
 
-    /// A set without connections for one of so many threads of a server, which share what there is for payloads.
+    /// A set without connections for one of so many threads of a server, which divide the budget of payloads.
     pub fn of_one_of(threads: usize) -> Rc<Connections> {
         Rc::new(Connections { budget: Budget::of_one_of(threads), ..Connections::default() })
     }

@@ -204,9 +204,9 @@ fn giving_up_is_not_forever() {
     });
 }
 
-/// Goal: of a call that was given up, and whose answer may have brought what has to be given back, the owner hears the
-/// answer when there is one; one that was never sent is not executed; a call that insists is not given up. Method: such
-/// calls before and during a cut that lasts longer than calls wait.
+/// Goal: the owner of a failed call, whose answer may create state to be returned, receives the answer when it arrives;
+/// one that was never sent is not executed; a call that insists does not fail. Method: such calls before and during a
+/// cut that lasts longer than calls wait.
 #[test]
 fn what_was_given_up_leaves_nothing_behind() {
     let place = Place::new(6, Net::Socket);
