@@ -30,7 +30,7 @@ use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 use world::{Event, Kind, ROOT, Stepped, World};
 
-/// What a crash takes with it.
+/// The losses of a crash.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CrashKind {
     /// The process is killed: tasks, connections and writes in flight.
@@ -221,7 +221,7 @@ impl Sim {
     }
 
     /// Stops a node as SIGSTOP does: none of its tasks runs until `go_on`, or until it has crashed and is started
-    /// again. Its connections and its disk go on, and its clocks too.
+    /// again. Its connections and its disk continue, and its clocks too.
     pub fn stop(&self, name: &str) {
         let index = self.index(name);
         self.world.core.borrow_mut().nodes[index].stopped.get_or_insert_default();
@@ -272,8 +272,8 @@ impl Sim {
         drop(old);
     }
 
-    /// The file system of the node has so many bytes left for blocks of its disks that have no storage yet, and
-    /// `free_bytes` says so; `None`: as many as are wanted.
+    /// The file system of the node has this number of bytes left for blocks of its disks that have no storage yet, and
+    /// `free_bytes` returns it; `None`: no limit.
     pub fn set_room(&self, name: &str, bytes: Option<u64>) {
         let index = self.index(name);
         self.world.core.borrow_mut().nodes[index].files.set_room(bytes.map(|b| b / amphi_types::limits::BLOCK));

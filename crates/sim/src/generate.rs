@@ -32,7 +32,7 @@ struct Temper {
     sizes: u32,
     syncs: u32,
     looks: u32,
-    /// One call in so many is made by somebody else than the owner.
+    /// One call in so many is made by another user than the owner.
     strangers: u64,
     /// One write or read in so many is forced direct.
     direct: u64,
@@ -74,9 +74,9 @@ const WALK_OTHERS: u64 = 4;
 #[derive(Clone, Debug, Default)]
 struct Walk {
     dir: Ino,
-    /// Those to come, the next one last.
+    /// The remaining names, the next one last.
     names: Vec<Name>,
-    /// The one that was looked up.
+    /// The inode that was looked up.
     found: Option<Ino>,
     /// The one that is open, and whether it was read.
     open: Option<(Handle, bool)>,
@@ -288,7 +288,7 @@ impl Generator {
         *self.dice.pick(&[0o755, 0o755, 0o777, 0o1777, 0o2775, 0o700, 0o555, 0o711]).unwrap_or(&0o755)
     }
 
-    /// Where a read or write begins: around the ends and borders where things go wrong.
+    /// The start of a read or write: often near ends and borders, where errors are likely.
     fn offset(&mut self, size: u64) -> u64 {
         let near = |d: &mut Dice, at: u64| (at + d.below(40)).saturating_sub(20);
         let at = match self.dice.below(10) {
@@ -518,7 +518,7 @@ impl Generator {
             1 => XattrMode::Replace,
             _ => XattrMode::Set,
         };
-        // One that exists, mostly, unless that would be refused.
+        // An existing one, mostly, unless that would be refused.
         let one_there = (what > 3 || mode != XattrMode::Create) && !self.dice.one_in(4);
         let there: Vec<(Ino, Name)> = (r.nodes.iter().filter(|_| one_there))
             .flat_map(|(ino, node)| node.xattrs.keys().map(|name| (*ino, name.clone())))

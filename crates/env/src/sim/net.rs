@@ -48,7 +48,7 @@ struct Pipe {
     last_at: u64,
     arrived: VecDeque<u8>,
     ended: bool,
-    /// Nobody will read what is sent.
+    /// The receiver has gone: sent bytes will not be read.
     unread: bool,
     sender: Option<Waker>,
     receiver: Option<Waker>,

@@ -175,7 +175,7 @@ fn words() {
     assert!(nothing.contains("no reads or writes") && nothing.contains("nothing costs more"), "{nothing}");
 }
 
-/// Goal: what is not JSON is refused with a name, and an old mount that says less is read. Method: such texts.
+/// Goal: invalid JSON is refused with a name, and the shorter output of an old mount is read. Method: such texts.
 #[test]
 fn texts_that_cannot_be_read() {
     let broken = FileFacts::default().read(FileTexts { portrait: "{\"reads\":7}", ..FileTexts::default() });
