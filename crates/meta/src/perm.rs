@@ -3,8 +3,8 @@
 //! Owns: who may read, write, search, delete and own. Does not own: the order in which an operation checks them
 //! (`plan`, `setattr`, `xattr`).
 //!
-//! Rights beyond those of a user come from capabilities, of which root has all at first. What `chattr` has forbidden
-//! (`FileFlags`) is refused to everybody, before permissions are looked at, as in Linux.
+//! Rights beyond those of a user come from capabilities, of which root has all at first. Operations that `chattr` has
+//! forbidden (`FileFlags`) are refused to everybody, before permissions are checked, as in Linux.
 
 use crate::Facts;
 use amphi_types::{Caps, Cred, Errno, FileFlags, Kind, Result};

@@ -25,7 +25,7 @@ impl Random {
     }
 }
 
-/// What the present call of a rank is and, once it has committed, what it should have seen.
+/// The present call of a rank and, once it has committed, the result that it should have.
 #[derive(Clone, Default)]
 pub struct Call {
     pub extents: Vec<Extent>,
@@ -35,7 +35,7 @@ pub struct Call {
 
 pub struct State {
     running: usize,
-    /// Actors that may go on; one that waits may not until somebody wakes somebody.
+    /// Actors that may continue; one that waits may not until a wake.
     pub ready: Vec<bool>,
     done: Vec<bool>,
     failed: bool,
@@ -74,7 +74,7 @@ impl Scheduler {
         Arc::new(Scheduler { state: Mutex::new(state), turns })
     }
 
-    /// What is known, also after a check has failed while it was looked at.
+    /// The known state, also after a check has failed while the lock was held.
     pub fn locked(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -105,7 +105,7 @@ impl Scheduler {
         let failed = state.failed;
         drop(state);
         if failed && !std::thread::panicking() {
-            // Without a report: the one who failed first has said what was wrong.
+            // Without a report: the first one that failed has reported the error.
             std::panic::resume_unwind(Box::new("another actor failed"));
         }
     }
@@ -128,12 +128,12 @@ impl Scheduler {
         }
     }
 
-    /// Those who wait look again.
+    /// Waiting actors check again.
     pub fn wake(&self) {
         self.locked().ready.fill(true);
     }
 
-    /// Waits until `ranks` actors have come here.
+    /// Waits until `ranks` actors have arrived here.
     pub fn meet(&self, actor: usize, ranks: usize) {
         let mut state = self.locked();
         let meeting = state.meetings;
