@@ -16,7 +16,7 @@ use std::time::Duration;
 
 const WORKER_SPINS_US: [u64; 3] = [0, 200, 2000];
 const CLIENT_SPINS_US: [u64; 2] = [0, 200];
-/// What reads and writes work on.
+/// The bytes that reads and writes use.
 const SPAN_BYTES: u64 = 16 << 20;
 const ATTRIBUTE: &str = "user.bench";
 const GAP: Duration = Duration::from_millis(1);

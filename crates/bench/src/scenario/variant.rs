@@ -11,7 +11,7 @@ use amphi_host::failure::Outcome;
 pub struct Variant {
     /// In tables.
     pub name: &'static str,
-    /// What differs from the defaults.
+    /// The differences from the defaults.
     pub set: &'static [&'static str],
 }
 
@@ -52,7 +52,7 @@ pub const FIXED_512K: Variant = Variant::new(
         "hybrid.large_read_bytes_rotating=512K",
     ],
 );
-/// What every scenario compares, in the order of the columns of its first table.
+/// The variants that every scenario compares, in the order of the columns of its first table.
 pub const BASELINES: [Variant; 4] = [VANILLA, DIRECT, AUTO, FIXED_512K];
 /// Places in `BASELINES`.
 pub const VANILLA_AT: usize = 0;

@@ -5,7 +5,7 @@
 //!
 //! | bits | content |
 //! |---|---|
-//! | 0 to 2 | kind; 7: the inode is kept beside |
+//! | 0 to 2 | kind; 7: the inode is in the separate map |
 //! | 3 to 47 | number of the inode local to its target, below 2^45 |
 //! | 48 to 63 | its target, as the difference from the directory's |
 //!

@@ -20,7 +20,7 @@
 //! | atime, in the same way | one of the three times before, which two bits say |
 //! | time at which an mtime was set, in the same way | one of the first three times, which two bits say |
 //! | size, allocated storage, device number, truncation generation | 0 |
-//! | target of a symbolic link | all bytes that are left, or what is kept beside |
+//! | target of a symbolic link | all bytes that are left, or in the separate map |
 //!
 //! Numbers are varints: seven bits in each byte, the lowest first, and the highest bit says that more follow. A time is
 //! the number `seconds * 2^32 + nanoseconds`. Differences are signed and have the sign in the lowest bit.
