@@ -94,7 +94,7 @@ impl Cluster {
         let proves = Credentials::read(how.key.as_deref(), how.identity.as_deref()).map_err(refused)?;
         let umask = how.umask.or_else(|| status("Umask").and_then(|mask| u16::from_str_radix(&mask, 8).ok()));
         let cred = own_cred()?;
-        // Nobody is told of the end: calls find out.
+        // The end is not notified: calls find out.
         let (ended, _) = mpsc::channel();
         let running =
             amphi_host::client::start_client(how.servers, proves, how.spin, config, ended).map_err(unreachable)?;
@@ -112,7 +112,7 @@ impl Cluster {
         running.map_or(Ok(()), Running::stop).map_err(|failure| Fail::new(libc::EIO, failure.text))
     }
 
-    /// What a client that has ended has in its cache may be older than what others have written since.
+    /// Cached data of a client that has ended may be older than later writes of others.
     ///
     /// Errors: `ENOTCONN`.
     #[inline]
@@ -201,7 +201,7 @@ impl Cluster {
                 Found::Absent { dir, name } => (dir, name),
             };
             let made = self.client.create(ctx, dir, &name, perm, wants).wait(None)?;
-            // Somebody else may have made something there meanwhile.
+            // Another client may have made another object there meanwhile.
             if made.attr.kind == Kind::File {
                 if !made.created && wants.truncate {
                     self.after_cut(ctx, &made.attr)?;
@@ -341,7 +341,7 @@ impl Cluster {
         })
     }
 
-    /// Where a new name that is no directory may be made.
+    /// The place where a new name that is no directory may be made.
     fn new_name(&self, ctx: &Ctx, base: Ino, path: &[u8]) -> Done<(Ino, Vec<u8>)> {
         match walk::last(&self.client, ctx, base, path)? {
             Last::Name { dir, name, slash: false } => Ok((dir, name)),

@@ -21,7 +21,7 @@ const PAGE: usize = 4096;
 const HUGE: usize = 2 << 20;
 /// Shorter writes are cheaper to copy than to lend, bytes.
 const LEND_MIN: usize = 64 << 10;
-/// Between two looks whether memory has come back.
+/// The interval between two checks whether memory has come back.
 const LOOK: Duration = Duration::from_micros(20);
 
 /// The memory that is in use, by its first byte.
@@ -122,8 +122,8 @@ pub(crate) fn lend(bytes: &[u8]) -> Option<(Buf, Lent)> {
 mod tests {
     use super::*;
 
-    /// Goal: memory is aligned, zeroed, and lent only as a whole; the loan ends with the last part of the buffer; what
-    /// is freed twice is refused. Method: each once.
+    /// Goal: memory is aligned, zeroed, and lent only as a whole; the loan ends with the last part of the buffer; a
+    /// second free is refused. Method: each once.
     #[test]
     fn memory_is_lent_and_comes_back() {
         for len in [1, 4096, 4097, 2 << 20, (2 << 20) + 1] {

@@ -1,4 +1,4 @@
-//! Why something was not published: a sentence that says what happened, to which path, and what to do.
+//! The reason why a publication failed: a sentence with the event, the path, and advice.
 
 use rustix::io::Errno;
 use std::fmt;

@@ -36,7 +36,7 @@ pub(crate) fn now() -> Duration {
 struct State {
     /// Reserved or written, and not in the journal.
     open_bytes: u64,
-    /// Records of what is written, in order, with the bytes that they stand for.
+    /// Records of the written bytes, in order, with the bytes that they describe.
     done: Vec<Record>,
     done_bytes: u64,
     /// Some of it is not stable yet.

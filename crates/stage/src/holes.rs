@@ -1,4 +1,4 @@
-//! Where a file has data and where it has holes.
+//! The data and the holes of a file.
 //!
 //! Owns the questions to the kernel (SEEK_DATA, SEEK_HOLE). A file system that cannot answer them has no holes.
 

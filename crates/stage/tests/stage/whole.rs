@@ -95,8 +95,8 @@ fn an_existing_target_is_replaced() {
     assert_eq!(names(dir.path()), ["source", "target"]);
 }
 
-/// Goal: what cannot be kept is a failure with its names, and another try with other wishes goes on from the copy
-/// that is there. Method: a stage by another user of files that belong to root, in a process of that user.
+/// Goal: attributes that cannot be kept are a failure with their names, and another try with other options continues
+/// from the existing copy. Method: a stage by another user of files that belong to root, in a process of that user.
 #[test]
 fn what_cannot_be_kept_is_named() {
     if !rustix::process::geteuid().is_root() {
