@@ -1,7 +1,7 @@
 //! Finding out what a descriptor is.
 //!
-//! Owns: the questions to the kernel and to the mount, in order of what they cost. Does not own: who may learn
-//! something (`owner`), what is remembered (`table`, `maps`).
+//! Owns: the questions to the kernel and to the mount, in ascending order of cost. Does not own: which processes may
+//! learn (`owner`), the stored results (`table`, `maps`).
 //!
 //! The mount is asked twice. Another thread may put another file in the place of the number while the first question is
 //! on its way; the answer is then about the former file, and perhaps from after its close. If both answers are the
@@ -72,7 +72,7 @@ fn memory_of(identity: &Identity) -> Option<(usize, usize)> {
         return Some((board, map));
     }
     if board.is_none() && !sys::address_space_is_unlimited() {
-        // What is mapped here would be missing to the program.
+        // Memory mapped here would be missing to the program.
         FAILED.store(FAILED_MAX, Relaxed);
         return None;
     }

@@ -11,7 +11,7 @@ use core::sync::atomic::Ordering::Relaxed;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd};
 use std::sync::Mutex;
 
-/// The tables are of the process: tests that count on what nobody else puts there take turns.
+/// The tables are of the process: tests that rely on exclusive use of them take turns.
 static TURN: Mutex<()> = Mutex::new(());
 const LEASE_NS: u64 = 60_000_000_000;
 

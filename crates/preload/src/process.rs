@@ -85,8 +85,8 @@ unsafe extern "C" fn __vfork() -> c_int {
     core::arch::naked_asm!("jmp {vfork}", vfork = sym vfork)
 }
 
-/// Does what libc's does, and turns the library off before a filter of system calls comes. Without a frame, because
-/// some calls return on another stack.
+/// Has the effect of libc's function, and turns the library off before a filter of system calls is installed. Without a
+/// frame, because some calls return on another stack.
 #[cfg(target_arch = "x86_64")]
 #[unsafe(no_mangle)]
 #[unsafe(naked)]
