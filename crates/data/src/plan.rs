@@ -1,4 +1,4 @@
-//! Plans: what a server reads and writes for an operation, and what a commit frees.
+//! Plans: the reads and writes of a server for an operation, and the blocks that a commit frees.
 //!
 //! Owns: the form of plans. Does not own: how they are made and committed (`write`, `trim`, `store`).
 //!
@@ -72,7 +72,7 @@ pub struct WritePlan {
     pub object: ObjectId,
     /// Bytes written.
     pub range: ByteRange,
-    /// What to write where: ascending, and together exactly `aligned()`.
+    /// The pieces to write and their places: ascending, and together exactly `aligned()`.
     pub segments: SmallVec<[Segment; 4]>,
     /// Blocks to read first, at most two.
     pub edges: SmallVec<[Edge; 2]>,
@@ -121,7 +121,7 @@ impl WritePlan {
         self.checksums.get(from..from + s.blocks as usize)
     }
 
-    /// Where a file block of the write goes.
+    /// The physical place of a file block of the write.
     pub fn physical(&self, file_block: u64) -> Option<u64> {
         let of = |s: &&Segment| (s.file_block..s.file_block + u64::from(s.blocks)).contains(&file_block);
         self.segments.iter().find(of).map(|s| s.physical + (file_block - s.file_block))

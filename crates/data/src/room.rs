@@ -1,7 +1,7 @@
 //! How many blocks may still be taken, and by whom.
 //!
-//! Owns: what remains of the free blocks after those that are kept back, promised to delayed bytes, or granted to
-//! sessions. Does not own: each of these numbers (`alloc`, `delayed`, `grants`), taking blocks (`store`).
+//! Owns: the number of free blocks after those that are reserved, promised to delayed bytes, or granted to sessions.
+//! Does not own: each of these numbers (`alloc`, `delayed`, `grants`), taking blocks (`store`).
 
 use crate::alloc::Purpose;
 use crate::extent::Object;

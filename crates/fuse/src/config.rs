@@ -17,8 +17,8 @@ pub struct SessionConfig {
     pub no_suid: bool,
     /// No file of the mount can be executed.
     pub no_exec: bool,
-    /// Access control lists count. Without them permission bits alone do for the kernel, which then asks for nothing
-    /// more when a caller does not own a file; the servers still check the lists.
+    /// Access control lists are in force. Without them permission bits alone suffice for the kernel, which then sends
+    /// no request for a list when a caller does not own a file; the servers still check the lists.
     pub acl: bool,
     /// Device files can be opened. Only root may mount in this way.
     pub devices: bool,
@@ -59,7 +59,7 @@ impl SessionConfig {
     }
 }
 
-/// What kernel and session agreed on at INIT.
+/// The result of the negotiation of kernel and session at INIT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Protocol minor of the kernel.

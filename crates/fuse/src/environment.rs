@@ -49,7 +49,7 @@ pub struct Said {
     pub program: Program,
 }
 
-/// What `/proc` shows of a thread.
+/// The data that `/proc` shows of a thread.
 #[derive(Default)]
 struct Shown {
     environ: Vec<u8>,
@@ -84,8 +84,8 @@ pub struct Environments {
 }
 
 impl Environments {
-    /// What thread `tid` says, with its job from one of the variables `jobs`. Empty if it says nothing or cannot be
-    /// looked at.
+    /// The environment of thread `tid`, with its job from one of the variables `jobs`. Empty if it has none or cannot
+    /// be read.
     pub fn said(&self, tid: u32, jobs: &[String]) -> Said {
         self.said_at(tid, jobs, crate::clock::monotonic_ns(), read)
     }

@@ -7,7 +7,7 @@
 //! Invariant: when `wait` or `drop` returns, no thread of the session is left and `FileSystem::unmounted` was called.
 //!
 //! The number that drove the threads: waking a thread costs 30 us, a do-nothing request 3.5 us. So short requests stay
-//! on one thread (`pool`). But nobody can say beforehand which request will block. When one does, another thread must
+//! on one thread (`pool`). But it cannot be predicted which request will block. When one does, another thread must
 //! read, or an INTERRUPT would stay unread.
 
 mod init;
@@ -73,8 +73,9 @@ impl Session {
         let device = Arc::new(device);
         if config.acl {
             // Linux makes the root's inode before INIT is answered, as one whose access control list is never kept
-            // (`ACL_DONT_CACHE`). So each walk through the root by a caller who does not own it asks for the list.
-            // On older kernels this makes it one that is kept; newer ones go on asking (docs/design/kernel_names.md).
+            // (`ACL_DONT_CACHE`). So each walk through the root by a caller who does not own it requests the list. On
+            // older kernels this makes it one that is kept; newer ones continue to request it
+            // (docs/design/kernel_names.md).
             let forgotten = Notifier::new(Arc::downgrade(&device)).inval_attr(Ino::ROOT);
             tracing::debug!(?forgotten, "the list of the root may be kept");
         }

@@ -12,7 +12,7 @@ use amphi_client::Pending;
 use amphi_types::{Errno, Result};
 
 impl ClientFs {
-    /// Waits for `pending`. If that takes long, the caller's thread is given back and a task calls `answer` when the
+    /// Waits for `pending`. If that takes long, the caller's thread is released and a task calls `answer` when the
     /// result is there. The value that this function returns is then ignored.
     pub(super) fn wait_long<T: Send + 'static>(
         &self,

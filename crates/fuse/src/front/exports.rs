@@ -4,8 +4,8 @@
 //! out and renews the lease. Does not own: what is shown and when it stops counting (the client), the layout
 //! (`amphi_shm`).
 //!
-//! None of this exists before the first program asks what a descriptor is. The memory of a file is sent to a program
-//! for a secret of 16 bytes, which the mount gives only to a program with a descriptor of the file that is open for
+//! None of this exists before the first program identifies a descriptor. The memory of a file is sent to a program for
+//! a secret of 16 bytes, which the mount gives only to a program with a descriptor of the file that is open for
 //! reading. So a program can read only what `mmap` of that descriptor would show it.
 //!
 //! Invariants: the generation of a handle is raised before the close of one of its descriptors is answered. The thread
@@ -78,7 +78,7 @@ pub(crate) struct Exports {
 }
 
 impl Exports {
-    /// Whether a program has ever asked, so that there may be exports.
+    /// Whether a program has ever identified one, so that there may be exports.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.is_on.load(Acquire)
@@ -95,7 +95,7 @@ impl Exports {
         if self.is_on() { self.office.get()?.as_ref() } else { None }
     }
 
-    /// What a descriptor of this handle is, for the program that holds it.
+    /// The identity of a descriptor of this handle, for the program that holds it.
     pub(crate) fn identify(&self, client: &Client, handle: u64, file: &OpenFile) -> Identity {
         let none = Identity { version: VERSION as u32, ..Identity::default() };
         if handle >= HANDLES as u64 || client.exports_max_bytes() == 0 {

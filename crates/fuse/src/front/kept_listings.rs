@@ -213,7 +213,7 @@ impl KeptListings {
         if let Some(directory) = self.directories.lock().get_mut(&ino) {
             directory.open -= 1;
             if !directory.is_open() {
-                // The memory is given back; the next open may never come.
+                // The memory is freed; the next open may never come.
                 directory.answers = VecDeque::new();
             }
         }

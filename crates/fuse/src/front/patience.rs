@@ -44,7 +44,7 @@ struct Waiting {
 }
 
 impl Patience {
-    /// Waits for `pending`. The head of the module says what signals do.
+    /// Waits for `pending`. The head of the module describes the effect of signals.
     pub(crate) fn wait<T: Send + 'static>(&self, caller: &Caller<'_>, pending: Pending<T>) -> Result<T> {
         self.begin(caller).wait(pending)
     }
@@ -154,7 +154,7 @@ fn kill_is_pending(status: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// Goal: killing signals are told from others. Method: lines as the kernel writes them.
+    /// Goal: killing signals are distinguished from others. Method: lines as the kernel writes them.
     #[test]
     fn pending_masks() {
         let status = |own: &str, shared: &str| {

@@ -63,7 +63,7 @@ const ASK_WAIT: Duration = Duration::from_millis(50);
 const CHANGE_WAIT: Duration = Duration::from_secs(2);
 /// How long a drop of pages waits for the kernel to go by the last answer.
 const LOOK_WAIT: Duration = Duration::from_millis(10);
-/// Pause between two looks at what the kernel goes by.
+/// Pause between two checks of the kernel's size.
 const LOOK: Duration = Duration::from_micros(20);
 /// Pause between two rounds of questions.
 const PAUSE_NS: u64 = 200_000;
@@ -133,7 +133,7 @@ impl Slot {
     }
 }
 
-/// What the kernel goes by of all files; see the head of the module.
+/// The sizes of all files that the kernel uses; see the head of the module.
 pub(crate) struct Sizes {
     slots: Box<[Mutex<Slot>]>,
     tids: [AtomicU32; THREADS],
@@ -303,7 +303,7 @@ impl Sizes {
         self.changed.notify_all();
     }
 
-    /// Looks until the kernel goes by the size that it was answered last.
+    /// Checks until the kernel uses the size of its last answer.
     fn look(&self, root: &OwnedFd, ino: Ino) -> bool {
         let end_ns = monotonic_ns() + LOOK_WAIT.as_nanos() as u64;
         let Ok(file) = system::by_handle(root, ino) else { return true };
@@ -423,7 +423,7 @@ impl Sizes {
     }
 }
 
-/// Looks again and again until the kernel goes by this size, for `LOOK_WAIT` at most.
+/// Checks repeatedly until the kernel uses this size, for `LOOK_WAIT` at most.
 fn await_size(root: &OwnedFd, ino: Ino, size: u64) {
     let end_ns = monotonic_ns() + LOOK_WAIT.as_nanos() as u64;
     let Ok(file) = system::by_handle(root, ino) else { return };

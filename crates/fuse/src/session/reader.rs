@@ -372,7 +372,7 @@ impl Reader {
     }
 }
 
-/// What a reader has to know of a request before it is parsed.
+/// The data of a request that a reader needs before it is parsed.
 struct Peeked {
     opcode: u32,
     unique: u64,

@@ -1,4 +1,4 @@
-//! `Known`: the size of one file that the kernel goes by, and the answers on their way that may change it.
+//! `Known`: the size of one file that the kernel uses, and the answers on their way that may change it.
 //!
 //! Linux gives an inode's attributes a version. An answer is kept only if nothing has moved the version since the
 //! question was asked. Every kept answer moves it, and so does every write, truncate and invalidation. The program that
@@ -6,7 +6,7 @@
 //! read it, and a thread takes its answer when it next runs. But a thread takes its answer before it asks anything
 //! else.
 //!
-//! Owns: the rule by which an answer may be given at once. Does not own: how the kernel is asked and looked at
+//! Owns: the rule by which an answer may be given at once. Does not own: the requests to the kernel and the checks
 //! (`sizes`), which answers get a timeout (the client).
 //!
 //! Invariant: while `size` is known, either the kernel has it, or a thread was given it and takes it. Whatever else is
