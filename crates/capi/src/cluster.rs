@@ -389,7 +389,7 @@ impl Cluster {
         })
     }
 
-    /// Whose attribute a call names; whether the caller may is for the servers to say.
+    /// The inode whose attribute a call names; the servers check the rights of the caller.
     fn attribute(&self, base: Ino, path: Option<(&[u8], bool)>, name: &[u8]) -> Done<(Ctx, Ino)> {
         if !(1..=limits::XATTR_NAME_MAX).contains(&name.len()) {
             return fail(libc::ERANGE);

@@ -69,7 +69,7 @@ const DIR_BYTES: usize = 4;
 struct Key<'a> {
     dir: u64,
     name: &'a [u8],
-    /// What identifies the name in an index that knows no directories, without and with NUL behind it.
+    /// The key of the name in an index without directories, without and with NUL behind it.
     whole: &'a [u8],
     c_str: &'a CStr,
     value: u64,

@@ -20,7 +20,7 @@ fn split_key(rest: &[u8]) -> (u8, &[u8]) {
 
 /// A name that is not in the tree, as seen from the node where the search for it has ended.
 struct New<'a> {
-    /// What follows the bytes of the nodes above.
+    /// The bytes behind those of the nodes above.
     rest: &'a [u8],
     value: u64,
 }
@@ -91,7 +91,7 @@ impl Cart {
         address
     }
 
-    /// What `shape` becomes with one more name.
+    /// The form of `shape` with one more name.
     fn with(shape: Shape, new: &New<'_>) -> Shape {
         if new.rest.len() > 1 {
             Shape { links: shape.links + 1, ..shape }

@@ -109,7 +109,7 @@ pub struct Ctx {
     pub umask: u16,
 }
 
-/// What a front end knows of a program.
+/// The data of a front end about a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Program {
     /// A number for its executable, the same for all its processes; 0: unknown.
@@ -125,7 +125,7 @@ impl Ctx {
     }
 }
 
-/// What a name shows that a front end may cache.
+/// The object of a name that a front end may cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NameShows {
     /// A directory, which has no other name.
@@ -158,7 +158,7 @@ pub struct LentName {
     pub shows: NameShows,
 }
 
-/// What a front end caches (the kernel's cache), as the client invalidates it.
+/// The caches of a front end (the kernel's cache), as the client invalidates them.
 pub trait KernelPages: Send + Sync + 'static {
     /// Drops the cached pages of `range` of an inode, after dirty ones were written back by ordinary writes; `done` is
     /// called then, on any thread. Must not block: the writes come while the pages are being dropped.
@@ -276,7 +276,7 @@ impl OpenFlags {
     }
 }
 
-/// What a front end knows about a read or write beside its bytes.
+/// The data of a front end about a read or write beside its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hints {
     /// The application may go on with a further piece: this one is as large as the front end can carry.

@@ -335,8 +335,8 @@ async fn drain<E: Env>(env: &E, mount: &Arc<Mount>, links: &Rc<Links<E>>) -> amp
         );
     }
     flush::flush_all(mount).await;
-    // What the servers have survives the end of their processes; whether it survives that of their machines is up to
-    // this sync.
+    // Data on the servers survives the end of their processes; this sync decides whether it survives that of their
+    // machines.
     let synced = crate::ops::sync::sync_targets(mount, (0..mount.cluster.pool()).map(TargetId).collect(), None);
     match select(pin!(synced), pin!(links.until_unreachable(env, END_PATIENCE))).await {
         Either::Left((Ok(()), _)) => {}

@@ -65,7 +65,7 @@ pub(crate) struct Host {
     pub(crate) coarse_ns: AtomicU64,
 }
 
-/// What control attributes have shown.
+/// The last values that control attributes have shown.
 pub(crate) struct Panel {
     /// The last thing that one complained about.
     pub(crate) complaint: Mutex<String>,

@@ -48,7 +48,7 @@ impl Run {
     }
 }
 
-/// What blocks are for. A full zone must still be able to shrink, so edge blocks of truncates and punches may use the
+/// The use of blocks. A full zone must still be able to shrink, so edge blocks of truncates and punches may use the
 /// last blocks. Overwrites may use most of them, because they free as many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {

@@ -34,7 +34,7 @@ pub struct Segment {
     pub physical: u64,
     /// Number of blocks.
     pub blocks: u32,
-    /// What happens to the extents at commit.
+    /// The change of the extents at commit.
     pub kind: SegmentKind,
 }
 
@@ -197,7 +197,7 @@ impl ReadPlan {
     }
 }
 
-/// What a truncate does with the object's end.
+/// The effect of a truncate on the object's end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Resize {
     /// The end is lowered to the size if it lies beyond. For objects that do not contain the file's last byte.

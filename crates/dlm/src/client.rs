@@ -83,7 +83,7 @@ pub struct RequestId(pub u64);
 pub enum Granted {
     /// The lock is held, and pinned for the caller that requested it.
     Pinned(LockRef),
-    /// Nobody waits for it any more, and it will be returned without further calls.
+    /// It is not waited for any more, and will be returned without further calls.
     Unwanted,
 }
 
@@ -303,7 +303,7 @@ impl LockCache {
 
 #[cfg(test)]
 pub(crate) mod inspect {
-    //! What the model tests look at.
+    //! State that the model tests check.
     use super::*;
 
     /// One lock, for comparison.

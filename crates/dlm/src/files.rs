@@ -195,7 +195,7 @@ impl fmt::Display for FileLockRefusal {
 
 impl std::error::Error for FileLockRefusal {}
 
-/// What ended together with a session.
+/// The locks and requests that ended together with a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DroppedFileLocks {
     /// Number of locks.

@@ -183,7 +183,7 @@ pub struct LockCounts {
     pub nodes: u64,
 }
 
-/// What ended together with a session.
+/// The locks and requests that ended together with a session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Dropped {
     /// Number of cached locks.
@@ -502,7 +502,7 @@ impl LockSpace {
 
 #[cfg(test)]
 pub(crate) mod inspect {
-    //! What the model tests look at.
+    //! State that the model tests check.
     use super::*;
 
     /// One lock or request, for comparison.

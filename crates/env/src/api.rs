@@ -225,7 +225,7 @@ pub async fn timeout<E: Env, T>(env: &E, d: Duration, f: impl Future<Output = T>
     }
 }
 
-/// What every disk checks before a read: alignment (a panic) and the end (`UnexpectedEof`).
+/// The checks of every disk before a read: alignment (a panic) and the end (`UnexpectedEof`).
 pub(crate) fn check_read(size: u64, at: u64, buf: &Buf) -> io::Result<()> {
     check_aligned(at, buf);
     if at.checked_add(buf.len() as u64).is_none_or(|end| end > size) {

@@ -56,7 +56,7 @@ pub fn own_groups(read: &Read<'_>) -> Option<String> {
     read("/proc/self/cgroup")
 }
 
-/// Those of another process or thread; `None` if it has gone or may not be looked at.
+/// The groups of another process or thread; `None` if it has gone or may not be read.
 pub fn groups_of(read: &Read<'_>, pid: u32) -> Option<String> {
     read(&format!("/proc/{pid}/cgroup"))
 }

@@ -77,7 +77,7 @@ impl Dentry {
     }
 }
 
-/// What an entry of a directory names.
+/// The inode of a directory entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Named {
     /// Inode, which may be on another target.

@@ -48,7 +48,7 @@ pub struct Stage {
     json: bool,
 }
 
-/// What has to be kept.
+/// The attributes that have to be kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Kept {
     /// Everything, or the stage fails

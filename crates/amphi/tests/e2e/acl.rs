@@ -16,7 +16,7 @@ const IN_GROUP: u32 = 1501;
 const GROUP: u32 = 2500;
 const STRANGER: u32 = 1502;
 
-/// What a shell says: what it prints, errors among it, and how it ends.
+/// The output of a shell, errors included, and its exit.
 fn shell(dir: &Path, user: u32, group: u32, script: &str) -> String {
     let (user, group) = (user.to_string(), group.to_string());
     let out = Command::new("setpriv")

@@ -18,7 +18,7 @@ use std::process::Command;
 
 /// Owner of the files that the calls use; is in group `GROUP`.
 const OWNER: u32 = 1000;
-/// Somebody else, in no group but his own.
+/// Another user, in no group but his own.
 const OTHER: u32 = 1001;
 const GROUP: u32 = 2000;
 

@@ -19,7 +19,7 @@ use std::task::{Context, Poll, Wake, Waker};
 use std::thread::Thread;
 use std::time::Duration;
 
-/// What an operation under way needs of the mount.
+/// The parts of the mount that an operation under way needs.
 pub(crate) trait Keeper: Send + Sync {
     /// The clock.
     fn clock(&self) -> Arc<dyn Clock>;

@@ -56,7 +56,7 @@ pub(crate) struct Ahead {
 pub(crate) enum Data {
     /// They come.
     Coming(oneshot::Receiver<Result<Segments>>),
-    /// What the previous reader has left of the bytes.
+    /// The bytes that the previous reader has left.
     Here(Segments),
 }
 

@@ -13,7 +13,7 @@ struct Fill {
     range: ByteRange,
     /// The bytes are kept for one reader and do not enter the cache, so no other read waits for them.
     held: bool,
-    /// What has changed since the request was sent; the answer may be older than these changes.
+    /// The ranges changed since the request was sent; the answer may be older than these changes.
     spoiled: RangeSet,
 }
 

@@ -14,7 +14,7 @@ use amphi_wire::{Access, LockExtent, ReadAdvice};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed, Ordering::SeqCst};
 use std::sync::{Arc, Weak};
 
-/// What an open file, or an open that no program has taken over, calls in the mount when it is dropped.
+/// The function of the mount that an open file, or an open that no program has taken over, calls when it is dropped.
 pub(crate) trait Closer: Send + Sync {
     /// The last reference to an open file is gone; `reads`: what was read through it; `ahead` as in `OpenFile`.
     fn closed(self: Arc<Self>, open: &OpenFile, reads: Reads, ahead: bool);
@@ -24,7 +24,7 @@ pub(crate) trait Closer: Send + Sync {
     fn released(self: Arc<Self>, file: &Arc<Inode>, access: Access, linger: bool);
 }
 
-/// What the program has declared about its I/O.
+/// The program's declarations about its I/O.
 #[derive(Default)]
 struct Told {
     /// Its locks are to be granted exactly as requested, without growth.

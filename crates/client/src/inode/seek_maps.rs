@@ -49,7 +49,7 @@ impl Maps {
     }
 }
 
-/// What a map contains for an offset.
+/// The content of a map for an offset.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found {
     At(u64),

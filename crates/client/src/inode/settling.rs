@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 struct State {
     /// A task is processing lost bytes.
     running: bool,
-    /// What was lost since that task last looked.
+    /// The range lost since that task last checked.
     pending: Option<ByteRange>,
 }
 

@@ -46,7 +46,8 @@ pub(crate) struct Streams {
     pub(crate) shared: Shared,
 }
 
-/// What was shared with programs ahead of the reads of the open file, so that they could read without a system call.
+/// Bytes that were shared with programs ahead of the reads of the open file, so that they could read without a system
+/// call.
 #[derive(Default)]
 pub(crate) struct Shared {
     /// The end of the last read that the mount knows of.

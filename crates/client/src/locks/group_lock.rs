@@ -121,7 +121,7 @@ async fn unless<T>(interrupt: &Interrupt, wait: impl Future<Output = T>) -> Resu
     }
 }
 
-/// What to do about a group that is requested.
+/// The next step for a group that is requested.
 enum Next {
     Take,
     Joined,

@@ -81,7 +81,7 @@ pub(crate) async fn direct_gaps(
     Ok(buf.into())
 }
 
-/// What protects the bytes of a request from other mounts.
+/// The protection of the bytes of a request from other mounts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Under {
     /// A lock of this mount.

@@ -392,7 +392,7 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: u
         let others = || wanted.iter().any(|w| file.fills.overlap(*w));
         file.signal.until(|| !others()).await;
     }
-    // Somebody takes the bytes away all the time: read past the cache, dirty bytes included.
+    // The bytes are evicted again and again: read past the cache, dirty bytes included.
     let mut buf = scratch_for(range);
     let gaps = mount.copy_valid(file, range, &mut buf);
     direct_gaps(mount, file, range, buf, &gaps, Under::TargetsLock).await

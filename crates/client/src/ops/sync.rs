@@ -72,7 +72,7 @@ pub(crate) async fn fsync_dir(mount: Arc<Mount>, _ctx: Ctx, dir: Ino) -> Result<
 
 pub(crate) async fn sync_all(mount: Arc<Mount>, _ctx: Ctx) -> Result<()> {
     mount.stats.count(Count::Fsync);
-    // What was stored through mappings is still in the kernel.
+    // Bytes stored through mappings are still in the kernel.
     front_pages::drop_open_pages(&mount).await;
     let drain = Drain::begin(&mount);
     flush::flush_all(&mount).await;

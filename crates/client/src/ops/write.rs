@@ -396,8 +396,8 @@ async fn under_pages(
     settle(mount, open, range, false, Some(watch).filter(|_| !covered)).await
 }
 
-/// What a cached write has to do before it returns: make its bytes stable, or, with `watch`, wait until they are on the
-/// target, because no space is reserved for them there. So many of its bytes, from its start on, are on the target.
+/// The work of a cached write before it returns: make its bytes stable, or, with `watch`, wait until they are on the
+/// target, because no space is reserved for them there. This number of its bytes, from its start on, are on the target.
 async fn settle(
     mount: &Arc<Mount>,
     open: &Arc<OpenFile>,

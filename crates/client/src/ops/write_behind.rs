@@ -41,7 +41,7 @@ const COPY_BELOW_BYTES: usize = 1 << 20;
 /// mount that waits for one of their locks waits for a few requests at most.
 const CONTENDED_REQUESTS: u64 = 8;
 
-/// What keeps other mounts away from the bytes until they are on the targets.
+/// The protection of the bytes from other mounts until they are on the targets.
 pub(crate) struct Kept {
     /// In company: write locks on all of it.
     pub(crate) pins: Option<Vec<Pin>>,

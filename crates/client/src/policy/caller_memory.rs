@@ -3,9 +3,9 @@
 //! Owns: which callers were seen lately, and whether their cgroups are short. Does not own: reading cgroups
 //! (`amphi_env::memory_groups`), what follows from the result (`decision`).
 //!
-//! What a program writes is buffered in the memory of the mount's process, not in the program's. Still the program's
-//! own cgroup matters. It pays for the pages of its mappings, and a program at its limit is being reclaimed or about to
-//! be killed. Its bytes should then be safe on the servers rather than wait for write-back.
+//! A program's written bytes are buffered in the memory of the mount's process, not in the program's. Still the
+//! program's own cgroup matters. It pays for the pages of its mappings, and a program at its limit is being reclaimed
+//! or about to be killed. Its bytes should then be safe on the servers rather than wait for write-back.
 //!
 //! Invariants: a request reads no file. It looks its caller up, or notes it, and uses the last result. The I/O half
 //! checks `LOOKS_MAX` callers at a time. Caller 0 is in another process name space and stays unknown. The knowledge

@@ -55,7 +55,7 @@ reasons! {
     CacheHit = "cache_hit", "All bytes were in the cache.";
 }
 
-/// What is known of a request.
+/// The known facts about a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Input {
     /// Bytes that the application requested and that the cache does not serve; pieces of one call are added up.

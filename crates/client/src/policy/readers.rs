@@ -200,7 +200,7 @@ impl Readers {
         self.0.lock().programs.change(reader.program, Habit::looks);
     }
 
-    /// What is known of a reader.
+    /// The known facts about a reader.
     pub(crate) fn known(&self, reader: Reader) -> Known {
         let tables = self.0.lock();
         Known {

@@ -108,7 +108,7 @@ struct Trial {
 }
 
 impl Trial {
-    /// What the trial has cost so far.
+    /// The cost of the trial so far.
     fn cost_ns(&self, io_ns: u64) -> u64 {
         let usual = u128::from(self.landed_bytes) * u128::from(SECOND_NS) / u128::from(self.usual_per_s.max(1));
         io_ns.saturating_sub(self.begun_ns).saturating_sub(usual as u64)
@@ -277,7 +277,7 @@ impl Default for Thresholds {
     }
 }
 
-/// What is known of a request.
+/// The known facts about a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Asked {
     pub(crate) way: Way,
@@ -285,7 +285,7 @@ pub(crate) struct Asked {
     /// The threshold if none was set.
     pub(crate) default_bytes: u64,
     pub(crate) in_company: bool,
-    /// What goes through the cache is used again, so nothing goes direct that would not by default.
+    /// Cached bytes are used again, so no request goes direct that would not by default.
     pub(crate) is_reused: bool,
     /// No other rule decides about the request.
     pub(crate) may_try: bool,

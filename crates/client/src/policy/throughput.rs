@@ -213,7 +213,7 @@ impl Side {
     }
 }
 
-/// What a mount has measured.
+/// The measurements of a mount.
 #[derive(Debug, Default)]
 pub(crate) struct Throughput {
     sides: [Mutex<Side>; 2],

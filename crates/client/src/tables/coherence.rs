@@ -29,7 +29,7 @@ use std::sync::Arc;
 use tokens::Tokens;
 use walks::Walks;
 
-/// What this mount has been granted, and what it caches under that.
+/// The grants of this mount, and its cached data under them.
 pub(crate) struct Coherence {
     pub(crate) locks: Locks,
     pub(crate) tokens: Tokens,

@@ -428,7 +428,7 @@ impl KernelPages for OnePage {
                 assert_eq!(client.write(&root(), &file, 0, Buf::copy_of(&bytes), hints).await, Ok(bytes.len()));
             }
             if drops.fetch_add(1, SeqCst) < 2 {
-                // Somebody touches it once more meanwhile, and the kernel waits for that read.
+                // A read touches it once more meanwhile, and the kernel waits for that read.
                 let hints = Hints { for_pages: true, ..Hints::default() };
                 client.read(&root(), &file, 0, 4096, hints).await.expect("a page is read while it is being dropped");
             }

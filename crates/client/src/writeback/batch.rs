@@ -197,7 +197,7 @@ async fn fly(mount: Arc<Mount>, parts: Vec<(Flight, Buf)>, bytes: usize) {
             Err(e) => Err(*e),
         };
         match result {
-            // What follows takes some time, and the other parts do not wait for it.
+            // The following steps take some time, and the other parts do not wait for them.
             Err(Errno::Stale) => {
                 let mount2 = mount.clone();
                 mount.spawn(async move { flush::ended(&mount2, &flight, Err(Errno::Stale)).await });

@@ -1,4 +1,4 @@
-//! What follows the last reference to an open file, and the last name of a file.
+//! The work after the last reference to an open file, and after the last name of a file.
 //!
 //! Owns: when a close is sent, dropping bytes that no program can reach any more, and holding back write-back for that
 //! and for truncates. Does not own: sending closes (`coherence::closes`), batches of small files (`batch`).

@@ -307,7 +307,7 @@ mod tests {
 
     type HandOver = (u64, Option<u64>, Option<(u64, bool)>);
 
-    /// What happened to the locks of one session.
+    /// The history of the locks of one session.
     #[derive(Default)]
     struct Party {
         /// Times of callback and release, and when the session first requested the object again after the callback;
@@ -350,7 +350,7 @@ mod tests {
                 for (asked, called, free) in party.ping_pongs() {
                     if now - asked < span {
                         ping_pongs += 1;
-                        // What was over or under way when it was asked for.
+                        // The part that was over or under way when it was requested.
                         time += free.map_or(asked, |free| free.min(asked)) - called;
                     }
                     if let Some(free) = free.filter(|&free| free > asked && now - free < span) {

@@ -342,7 +342,7 @@ impl World {
         self.check()
     }
 
-    /// Whose session that is now.
+    /// The client of that session now.
     fn client_of(&self, session: SessionId) -> Option<usize> {
         let n = (session.0 % CLIENTS_MAX) as usize;
         (self.clients[n].session(n) == session).then_some(n)

@@ -311,7 +311,7 @@ impl<V> TokenCache<V> {
 
 #[cfg(test)]
 pub(crate) mod inspect {
-    //! What the tests look at.
+    //! State that the tests check.
     use super::*;
 
     impl<V> TokenCache<V> {

@@ -140,7 +140,7 @@ impl Memory {
         self.bytes
     }
 
-    /// What it costs of the process's memory.
+    /// Its share of the process's memory.
     pub(super) fn cost_bytes(&self) -> usize {
         match source(self.bytes) {
             Source::Nothing => 0,

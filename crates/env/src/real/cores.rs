@@ -24,7 +24,7 @@ use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
-/// What the workers and readers of a process share.
+/// The shared state of the workers and readers of a process.
 #[derive(Debug)]
 struct Cores {
     /// The cores below 64 that workers keep.

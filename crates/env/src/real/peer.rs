@@ -1,4 +1,4 @@
-//! Who is at the other end of a Unix socket.
+//! The identity of the other end of a Unix socket.
 //!
 //! Owns: asking the kernel for user, group and supplementary groups of the process that connected, as they were then.
 //! Looking at its `/proc` entry instead would show what it has become since: it may have started a set-user-id program.

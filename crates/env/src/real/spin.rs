@@ -63,7 +63,7 @@ impl BusyTurns {
         BusyTurns(self.0 - self.0 / TURN_SHARE + gain)
     }
 
-    /// What the thread's environment says of it.
+    /// The load of the thread's environment.
     pub fn load(self) -> Load {
         let percent = (self.0 * 100).div_ceil(TURNS_ALL).min(100);
         Load { busy_percent: percent as u8, cores: cores().min(usize::from(u16::MAX)) as u16 }

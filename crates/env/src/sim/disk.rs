@@ -155,8 +155,8 @@ fn block_of(bytes: &[u8]) -> Block {
     Rc::new(block)
 }
 
-/// What a crash does to a set of changes. Extremes are as likely as mixtures, because both reveal bugs; of mixtures one
-/// in so many blocks or sectors is lost, down to nearly none.
+/// The effect of a crash on a set of changes. Extremes are as likely as mixtures, because both reveal bugs; of mixtures
+/// one in so many blocks or sectors is lost, down to nearly none.
 enum Fate {
     Lost,
     Whole,

@@ -56,7 +56,7 @@ struct Slot {
     next_end: usize,
 }
 
-/// What the kernel may believe of the mount's inodes; see the head of the module.
+/// The state of the mount's inodes that the kernel may have; see the head of the module.
 pub(crate) struct KernelView {
     slots: Box<[Mutex<Slot>]>,
     /// Files that are open to append.

@@ -123,7 +123,7 @@ struct Moving {
 /// Most lookups of one place in one walk: one for what the kernel has there, and one for what is there.
 const ASKED_MAX: u32 = 2;
 
-/// What the kernel was shown of directories.
+/// The directories and places that the kernel was shown.
 #[derive(Default)]
 pub(crate) struct Moved {
     shown: Mutex<Shown>,

@@ -12,8 +12,8 @@
 //!   that the kernel takes a newer answer. It repeats that until the kernel keeps the size that it was answered. A
 //!   single program causes no such question, nor do any number of programs that are shown the size that the kernel has
 //!   already.
-//! * What would move the version is answered, and pages are dropped, only when the kernel goes by the last size that
-//!   another thread was shown.
+//! * An operation that would advance the version is answered, and pages are dropped, only when the kernel uses the last
+//!   size that another thread was shown.
 //! * An answer that the kernel keeps in any case (to a change of the mode, to a link) shows nothing older than what was
 //!   shown while it was under way.
 //! * After an invalidation, attributes get a timeout again only when an answer without one has had time to arrive (the

@@ -1,5 +1,5 @@
-//! What the shims ask about a path before they open it: page size, stripe, identity of the file, properties of its file
-//! system.
+//! The data about a path that the shims request before they open it: page size, stripe, identity of the file,
+//! properties of its file system.
 //!
 //! Owns the choice of the page size and the kinds of file systems. Nothing here keeps a file open.
 

@@ -1,11 +1,11 @@
-//! What the shim lets the cache do by itself, as settings of an open.
+//! The work that the shim lets the cache do by itself, as settings of an open.
 //!
 //! Owns the layout, which is a part of that in `shim/amphi_mpiio.h`.
 
 use super::BALANCE_LEAST;
 use crate::team::Team;
 
-/// What the cache does without a request of the program.
+/// The work of the cache without a request of the program.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub struct Unasked {

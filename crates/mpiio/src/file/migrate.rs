@@ -68,7 +68,7 @@ impl Stop {
     }
 }
 
-/// What a rank remembers about pages that may move.
+/// The state of a rank about pages that may move.
 #[derive(Debug, Default)]
 pub(super) struct Moves {
     /// The node for which this rank works, if that is not its own: that of the rank behind a proxy.

@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 /// Most separate ranges that are remembered of what was read; if there are more, what lies between counts as read.
 const RANGES_MAX: usize = 64;
 
-/// What is known of the pages of a file in the front end.
+/// The known state of the pages of a file in the front end.
 #[derive(Default)]
 pub(super) struct Overwrites {
     last_id: u64,

@@ -1,4 +1,4 @@
-//! What is fetched ahead of a read.
+//! The choice of the bytes fetched ahead of a read.
 //!
 //! Owns: asking the streams of the open file and of the file (`prefetch`), and setting fetches on their way. Does not
 //! own: what is fetched and how (`read`).
@@ -36,7 +36,7 @@ pub(super) fn plan(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, size: 
     next_ahead(mount, open, &mut state, range, size, limits)
 }
 
-/// What to fetch ahead of a read: the bytes that follow in its own stream, or in the sequence that several open files
+/// The bytes to fetch ahead of a read: those that follow in its own stream, or in the sequence that several open files
 /// read together.
 fn next_ahead(
     mount: &Mount,

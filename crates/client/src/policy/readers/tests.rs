@@ -63,7 +63,7 @@ struct Model {
     kernel: f64,
     /// Small pieces that the mount served although nothing forced it to.
     wrong: u32,
-    /// Who served the last stream.
+    /// The server of the last stream.
     server: Option<Server>,
 }
 

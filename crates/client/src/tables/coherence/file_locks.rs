@@ -33,8 +33,8 @@ pub(crate) type Key = (Ino, FileLockOwner);
 #[derive(Default)]
 pub(crate) struct OwnerState {
     pub(crate) held: Pieces,
-    /// What was held exclusively before the request under way, which converts a part of it to shared: if the request is
-    /// refused, that part is held exclusively again.
+    /// The part held exclusively before the request under way, which converts it to shared: if the request is refused,
+    /// that part is held exclusively again.
     pub(crate) converted: Pieces,
     /// A request is under way.
     pub(crate) busy: bool,

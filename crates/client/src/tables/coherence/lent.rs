@@ -45,7 +45,7 @@ struct Loan {
     lent_ns: u64,
 }
 
-/// What has happened since an inode's attributes were invalidated.
+/// The events since an inode's attributes were invalidated.
 #[derive(Clone, Copy)]
 enum Rest {
     /// No answer was given.

@@ -295,7 +295,7 @@ impl Directory {
         None
     }
 
-    /// What to fetch for a reader.
+    /// The files to fetch for a reader.
     fn fetch_for(&mut self, now_ns: u64, i: usize, window_max: usize) -> Vec<u64> {
         let s = &self.streams[i];
         if s.ahead > s.window / 2 || window_max == 0 {

@@ -27,7 +27,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::SeqCst};
 /// Targets whose counts are allocated together.
 const PAGE: usize = 256;
 
-/// What the last report of a target contained.
+/// The contents of the last report of a target.
 #[derive(Default)]
 struct Told {
     blocks: u64,

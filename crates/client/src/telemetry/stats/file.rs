@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 macro_rules! events {
     ($($name:ident = $text:literal, $help:literal;)*) => {
-        /// What is counted for a file beside its requests; the names are those of the mount's counters.
+        /// Events that are counted for a file beside its requests; the names are those of the mount's counters.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub(crate) enum FileEvent { $(#[doc = $help] $name,)* }
         const EVENTS: &[&str] = &[$($text,)*];

@@ -269,7 +269,7 @@ impl Store {
         self.out -= chunk_bytes(class);
     }
 
-    /// What has to be returned to the system now that the chunk at `wanted` was taken or returned: a run, or a chunk of
+    /// The memory to return to the system now that the chunk at `wanted` was taken or returned: a run, or a chunk of
     /// the least recently needed class.
     pub(super) fn excess(&mut self, wanted: Address) -> Option<GiveBack> {
         if self.kept <= self.bound() {
@@ -336,8 +336,8 @@ impl Store {
         self.kept += used.count_ones() as usize * chunk_bytes(class);
     }
 
-    /// What has to be returned to the system as time passes: a part of the memory kept beyond 48 MiB that was not
-    /// needed lately, or with `all` everything beyond.
+    /// The memory to return to the system as time passes: a part of the memory kept beyond 48 MiB that was not needed
+    /// lately, or with `all` everything beyond.
     pub(super) fn decay(&mut self, all: bool) -> Vec<GiveBack> {
         self.decays += 1;
         let now = self.decays;

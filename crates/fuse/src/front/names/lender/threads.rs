@@ -33,7 +33,7 @@ pub(crate) struct Threads {
     wake: Arc<OwnedFd>,
 }
 
-/// What the threads need from the file system.
+/// The parts of the file system that the threads need.
 pub(crate) struct Surroundings {
     /// Mount point.
     pub(crate) at: PathBuf,
