@@ -15,7 +15,7 @@ use amphi_shm::layout::{HANDLES, VERSION};
 use amphi_shm::talk::{IDENTIFY, Identity, REQUEST_MAGIC, Request, SOCKET_PREFIX, WANT_BOARD, WANT_EXPORT};
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
-/// Mounts whose memory could not be had: after so many, nothing is tried any more.
+/// Mounts whose memory could not be had: after this many, nothing is tried any more.
 static FAILED: AtomicU32 = AtomicU32::new(0);
 const FAILED_MAX: u32 = 3;
 

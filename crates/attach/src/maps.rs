@@ -1,6 +1,6 @@
 //! The memory that mounts share, as this process has mapped it.
 //!
-//! Owns: the tables of boards and exports, making and replacing mappings. Does not own: asking for the memory
+//! Owns: the tables of boards and exports, making and replacing mappings. Does not own: requesting the memory
 //! (`identify`), reading it (`read`).
 //!
 //! Invariant: the address and the number of slots of a place never change once it was used. So a reader that was under
@@ -147,7 +147,7 @@ pub(crate) fn add_board(fd: &sys::Owned, socket: [u64; 2]) -> Option<usize> {
     None
 }
 
-/// Maps an export of so many slots.
+/// Maps an export of this many slots.
 pub(crate) fn add_export(fd: &sys::Owned, board: usize, id: u64, slots: usize) -> Option<usize> {
     if slots == 0 || slots > SLOTS_MAX {
         return None;

@@ -49,7 +49,7 @@ struct Cursor<'a> {
 }
 
 impl Cursor<'_> {
-    /// Copies bytes to where the pieces go on.
+    /// Copies bytes to where the pieces continue.
     #[inline]
     fn put(&mut self, mut from: *const u8, mut len: usize) {
         while len > 0 {

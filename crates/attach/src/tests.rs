@@ -34,7 +34,7 @@ fn knows(fd: i32, shared: Shared) {
 }
 
 /// Goal: a descriptor is read from the memory of its export as long as its word, the generation of its handle and the
-/// lease count, and no longer. Method: a story for each; the numbers are no descriptors, so nothing is asked for.
+/// lease count, and no longer. Method: a story for each; the numbers are no descriptors, so nothing is requested.
 #[test]
 fn what_stops_reads() {
     let _turn = TURN.lock();

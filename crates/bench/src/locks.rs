@@ -83,7 +83,7 @@ pub fn run(run: &mut Run) -> Outcome {
     Ok(())
 }
 
-/// The results with so many locks held.
+/// The results with this many locks held.
 #[derive(Default)]
 struct Row {
     held: u64,

@@ -241,7 +241,7 @@ impl Cluster {
             if attr.kind != Kind::Dir {
                 return fail(libc::ENOTDIR);
             }
-            // The right to list is asked for now, as open(2) does.
+            // The right to list is requested now, as open(2) does.
             if !ctx.cred.has_access(Kind::Dir, attr.perm, (attr.uid, attr.gid), 4) {
                 self.client.readdir(ctx, attr.ino, 0, 3, false).wait(None)?;
             }

@@ -32,7 +32,7 @@ struct Arena {
     mapped: (usize, usize),
 }
 
-/// The memory of this process. A child of `fork` has copies of its parent's, which it cannot give back.
+/// The memory of this process. A child of `fork` has copies of its parent's, which it cannot return.
 fn arenas() -> Done<&'static Arenas> {
     match own()?.arenas.load(Acquire) {
         0 => fail(libc::EINVAL),
@@ -53,7 +53,7 @@ fn arenas_or_new() -> Done<&'static Arenas> {
     arenas()
 }
 
-/// Gives memory of so many bytes, zeroed.
+/// Gives memory of this many bytes, zeroed.
 pub(crate) fn alloc(len: usize) -> Done<NonNull<c_void>> {
     if len == 0 || len > isize::MAX as usize - HUGE - PAGE {
         return fail(libc::EINVAL);

@@ -162,7 +162,7 @@ pub(crate) fn with<R>(number: i64, kinds: &[Kind], use_it: impl FnOnce(&Object) 
     done
 }
 
-/// Which number a thread uses. Never given back: a thread that ends leaves its cell to another one.
+/// Which number a thread uses. Never returned: a thread that ends leaves its cell to another one.
 #[repr(align(128))]
 struct Cell {
     number: AtomicU64,

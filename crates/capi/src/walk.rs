@@ -1,7 +1,7 @@
 //! Paths in a cluster, component by component.
 //!
-//! Owns: symbolic links, `.` and `..`, slashes at the end. Does not own: names and permissions, which the client asks
-//! for with the credentials of the caller.
+//! Owns: symbolic links, `.` and `..`, slashes at the end. Does not own: names and permissions, which the client
+//! requests with the credentials of the caller.
 //!
 //! A path begins at the root if its first byte is a slash, as does the target of a symbolic link, and otherwise at the
 //! directory that it is given with. No path leads above the root.

@@ -80,7 +80,7 @@ impl Cart {
         old
     }
 
-    /// A node for the only name that goes on with `rest`, of at least one byte.
+    /// A node for the only name that continues with `rest`, of at least one byte.
     fn tail(&mut self, rest: &[u8], value: u64) -> u32 {
         let (prefix, key) = rest.split_at(rest.len() - 1);
         let shape = Shape { leaves: 1, links: 0, prefix: prefix.len(), width: width_of(value) };
@@ -137,7 +137,7 @@ impl Cart {
         self.set_place(place, above);
     }
 
-    /// The name goes on behind the key of a leaf: a new node with both names takes the leaf's place.
+    /// The name continues behind the key of a leaf: a new node with both names takes the leaf's place.
     fn extend_leaf(&mut self, place: Place, address: u32, leaf: usize, new: New<'_>) {
         let (key, behind) = split_key(new.rest);
         let new = New { rest: behind, ..new };

@@ -135,7 +135,7 @@ impl Padded {
 pub(crate) enum Entry {
     /// A name that ends behind the key, or before it if the key is 0. It is the leaf with this index.
     Leaf(usize),
-    /// Names that go on in another node. It is the link with this index.
+    /// Names that continue in another node. It is the link with this index.
     Link(usize),
 }
 
@@ -158,7 +158,7 @@ impl<'a> Node<'a> {
         &self.bytes[HEAD..self.shape.keys_at()]
     }
 
-    /// Whether a name goes on with the prefix at a place.
+    /// Whether a name continues with the prefix at a place.
     #[inline(always)]
     pub(crate) fn has_prefix(&self, name: &Padded, at: usize) -> bool {
         let len = self.shape.prefix;
@@ -314,7 +314,7 @@ impl<'a> NodeMut<'a> {
         self.set_value(from.leaves, value);
     }
 
-    /// Adds a node for the names that go on behind `key`. The key is new.
+    /// Adds a node for the names that continue behind `key`. The key is new.
     pub(crate) fn add_link(&mut self, key: u8, address: u32) {
         let from = self.shape();
         let to = Shape { links: from.links + 1, ..from };

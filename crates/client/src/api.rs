@@ -279,7 +279,7 @@ impl OpenFlags {
 /// The data of a front end about a read or write beside its bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Hints {
-    /// The application may go on with a further piece: this one is as large as the front end can carry.
+    /// The application may continue with a further piece: this one is as large as the front end can carry.
     pub may_continue: bool,
     /// The page cache of the kernel writes mapped pages back.
     pub write_back: bool,
@@ -317,13 +317,13 @@ pub enum WriteTo {
 pub struct Dirent {
     /// Name, with `.` and `..`.
     pub name: Vec<u8>,
-    /// Cookie to go on after this entry.
+    /// Cookie to continue after this entry.
     pub cookie: u64,
     /// Inode.
     pub ino: Ino,
     /// Kind.
     pub kind: Kind,
-    /// Attributes, if asked for and at hand; never for `.` and `..`.
+    /// Attributes, if requested and at hand; never for `.` and `..`.
     pub attr: Option<Attr>,
 }
 

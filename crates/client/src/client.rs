@@ -625,7 +625,8 @@ impl Client {
         self.start(group_lock::lock(self.mount.clone(), file.clone(), group, wait, interrupt))
     }
 
-    /// The open file leaves its group. If it is the last of this mount, everything is written back before others go on.
+    /// The open file leaves its group. If it is the last of this mount, everything is written back before others
+    /// continue.
     ///
     /// Errors: `Inval` if it is no member; `Io` if the group was lost; failures of write-back.
     pub fn group_unlock(&self, file: &Arc<OpenFile>) -> Pending<()> {

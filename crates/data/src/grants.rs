@@ -11,7 +11,7 @@
 //! Invariants:
 //!
 //! * The item of a session is its grant without plans under way: if a plan ends with the process, it has taken nothing.
-//! * `total` is the sum of all grants, minus what plans have taken. So many blocks are free and reserved for their
+//! * `total` is the sum of all grants, minus what plans have taken. This many blocks are free and reserved for their
 //!   sessions, unless the file system below has become full.
 //!
 //! Bound: the sessions that the target knows.
@@ -124,7 +124,7 @@ impl Grants {
         }
     }
 
-    /// The session returns so many blocks.
+    /// The session returns this many blocks.
     pub fn give_back(&mut self, session: SessionId, blocks: u64, txn: &mut Txn) {
         if let Some(held) = self.sessions.get_mut(&session) {
             let back = blocks.min(held.blocks - held.lent);

@@ -7,7 +7,7 @@
 //! Blocks get checksums in some stretches of the operations. One that has a checksum matches it, in every state after a
 //! crash.
 //!
-//! Writes are also accepted into memory and flushed later. Records are kept now and then: a kill of the process forgets
+//! Writes are also accepted into memory and flushed later. Records are kept sometimes: a kill of the process forgets
 //! those that are not, and leaves the memory as it is; a crash of the machine takes the memory.
 
 use amphi_data::{
@@ -473,7 +473,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Gives an owner to objects that have none, and now and then another one to an object that has.
+    /// Gives an owner to objects that have none, and sometimes another one to an object that has.
     fn own(&mut self) {
         self.store.set_counting(!self.clock.is_multiple_of(29));
         let owner = |n: u64| Owner { uid: (n % 3) as u32, gid: 7, project: (n % 2) as u32 };
@@ -724,8 +724,8 @@ impl Bench {
         Ok(())
     }
 
-    /// Every byte of a hole is zero, runs of data ascend without touching, and those asked for in parts are those asked
-    /// for at once.
+    /// Every byte of a hole is zero, runs of data ascend without touching, and those requested in parts are those
+    /// requested at once.
     fn compare_seek(&self, object: ObjectId, bytes: &[u8]) -> Result<(), String> {
         let (all, known_to) = self.store.data_runs(object, 0, usize::MAX);
         ensure!(known_to.is_none(), "not all of {object:?}");

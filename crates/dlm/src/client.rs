@@ -39,7 +39,7 @@ pub struct CacheLimits {
     pub trim_batch: usize,
     /// Cancels that nobody waits for are sent together after this time, unless another message takes them along.
     pub cancel_linger_ns: u64,
-    /// So many returned locks make a cancel message leave. With 1 each lock is sent alone, otherwise up to
+    /// This many returned locks make a cancel message leave. With 1 each lock is sent alone, otherwise up to
     /// [`CANCEL_BATCH`] together. A mount that locks all of an object has to call back each lock whose cancel was not
     /// sent yet.
     pub cancel_batch: usize,

@@ -44,10 +44,10 @@ pub struct LockLimits {
     pub callback_deadline_ns: u64,
     /// With more incompatible locks than this on an object, growth is cut. 0: it never is.
     pub crowd_locks: usize,
-    /// So many bytes after its start a grant ends on a crowded object. 0: growth is not cut.
+    /// This many bytes after its start a grant ends on a crowded object. 0: growth is not cut.
     pub crowd_growth_bytes: u64,
-    /// Requests, cached and direct, are widened to whole units of so many bytes, a power of two. 1 leaves them as they
-    /// are.
+    /// Requests, cached and direct, are widened to whole units of this many bytes, a power of two. 1 leaves them as
+    /// they are.
     pub granularity_bytes: u64,
     /// Whether grants may be larger than their requests.
     pub grows: bool,
@@ -360,8 +360,8 @@ impl LockSpace {
     }
 
     /// The client that is most likely to know the end of the file: the holder of the highest cached write lock. A grown
-    /// lock may reach beyond what its holder wrote. So if that holder knows of no byte at or above its lock's start, go
-    /// on with [`LockSpace::glimpse_below`].
+    /// lock may reach beyond what its holder wrote. So if that holder knows of no byte at or above its lock's start,
+    /// continue with [`LockSpace::glimpse_below`].
     pub fn glimpse(&self, object: ObjectId) -> Option<(LockId, SessionId, ByteRange)> {
         self.highest_write(object, None)
     }
@@ -446,8 +446,8 @@ impl LockSpace {
         Some(Overdue { session: lock.owner.session(), id, object: lock.object })
     }
 
-    /// The client has made progress on a callback (a flush under that lock arrived or went on), so its deadline starts
-    /// anew.
+    /// The client has made progress on a callback (a flush under that lock arrived or continued), so its deadline
+    /// starts anew.
     pub fn progress(&mut self, now_ns: u64, session: SessionId, id: LockId) {
         if let Some(lock) = self.locks.get_mut(&id)
             && lock.owner.session() == session

@@ -6,7 +6,7 @@
 //!
 //! A large request is one allocation: `split_to` cuts a buffer in two, which share the memory and own disjoint parts of
 //! it, so that several requests, connections and disk operations work in it at once; `join` makes one of two
-//! neighbours. Memory is given back when its last part is dropped.
+//! neighbours. Memory is returned when its last part is dropped.
 //!
 //! A cache that writes back keeps parts of one memory and has to pass all of them on without a copy: it makes one
 //! buffer of adjacent parts that it continues to hold (`shared`). Such a buffer is read only; a change of it goes to a

@@ -54,7 +54,7 @@ pub struct SimConfig {
     pub net_window_bytes: usize,
     /// A connection breaks at one in so many sends; zero: never.
     pub break_one_in: u64,
-    /// One bit is flipped on the way in one of so many payloads; zero: never.
+    /// One bit is flipped on the way in one of this many payloads; zero: never.
     pub damage_one_in: u64,
     /// How long a dial over a cut lasts before `TimedOut`.
     pub connect_timeout_ns: u64,
@@ -100,7 +100,7 @@ impl Default for SimConfig {
     }
 }
 
-/// Why a simulation cannot go on.
+/// Why a simulation cannot continue.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SimError {
     /// No task can run and no event is due.
@@ -208,7 +208,7 @@ impl Sim {
         self.world.core.borrow().nodes[index].alive
     }
 
-    /// Sets the wall clock of a node to so many seconds ahead of the others.
+    /// Sets the wall clock of a node to this many seconds ahead of the others.
     pub fn set_clock_ahead(&self, name: &str, seconds: i64) {
         let index = self.index(name);
         self.world.core.borrow_mut().nodes[index].clock_ahead_s = seconds;
@@ -227,7 +227,7 @@ impl Sim {
         self.world.core.borrow_mut().nodes[index].stopped.get_or_insert_default();
     }
 
-    /// Lets a stopped node go on.
+    /// Lets a stopped node continue.
     pub fn go_on(&self, name: &str) {
         self.world.go_on(self.index(name));
     }

@@ -24,7 +24,7 @@ pub struct SessionConfig {
     pub devices: bool,
     /// Payload of the largest request in bytes, a multiple of 4096. If root mounts, the system's limit is raised to it.
     pub request_max_bytes: usize,
-    /// Most reader threads, at least 2. So many calls can block at once before further calls wait for a thread. Some
+    /// Most reader threads, at least 2. This many calls can block at once before further calls wait for a thread. Some
     /// more threads are reserved for the kernel's own pages.
     pub threads_max: usize,
     /// How many reader threads sleep in reserve, for the next calls that block.

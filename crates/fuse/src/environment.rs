@@ -235,7 +235,7 @@ mod tests {
         assert_eq!(mode(5, 3_100_100), Some(IoMode::Direct), "who is not believed long either");
     }
 
-    /// Goal: a caller whose memory hangs holds up so many readers and no more. Method: reads within reads.
+    /// Goal: a caller whose memory hangs holds up this many readers and no more. Method: reads within reads.
     #[test]
     fn hanging_readers_are_bounded() {
         fn nested(e: &Environments, tid: u32) -> Option<IoMode> {

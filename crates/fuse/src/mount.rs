@@ -222,7 +222,7 @@ impl MountPoint {
         MountPoint { device_number, own_number: table::own_number_at(&path), by_helper, path }
     }
 
-    /// Raises the kernel's read-ahead for files whose reads it serves. The kernel ignores INIT if that asks for more
+    /// Raises the kernel's read-ahead for files whose reads it serves. The kernel ignores INIT if that requests more
     /// than its default. Best effort: without it, reads arrive in smaller requests.
     pub(crate) fn raise_read_ahead(&self, bytes: u32) {
         let path = format!("/sys/class/bdi/{}/read_ahead_kb", table::numbers(self.device_number));

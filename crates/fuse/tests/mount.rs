@@ -370,7 +370,7 @@ fn threads_follow_the_load() {
         child.kill().expect("kill");
         child.wait().expect("wait");
     }
-    // Threads leave after their reply; requests go on being served meanwhile.
+    // Threads leave after their reply; requests continue being served meanwhile.
     while m.session().threads() > 4 {
         std::fs::metadata(m.path("keep")).expect("stat");
     }

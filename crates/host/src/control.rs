@@ -171,8 +171,8 @@ pub fn sync(path: &Path) -> Outcome {
     command(path, "user.amphi.sync", "all")
 }
 
-/// Reads a control attribute that may be longer than an attribute can be: `NAME` is its beginning, `NAME.from.N` goes
-/// on at byte N of it.
+/// Reads a control attribute that may be longer than an attribute can be: `NAME` is its beginning, `NAME.from.N`
+/// continues at byte N of it.
 pub fn read_long(path: &Path, name: &str) -> Outcome<String> {
     let mut text = read_bytes(path, name)?.ok_or_else(|| explain(path, name, "read", Errno::NODATA))?;
     let mut last = text.len();

@@ -18,7 +18,7 @@ const LITTLE_NS: u64 = 40_000;
 /// What idle cores do.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Idle {
-    /// They poll for so many ns at most, then sleep.
+    /// They poll for this many ns at most, then sleep.
     Poll(u64),
     /// The kernel's governor of this name decides.
     Governor(String),

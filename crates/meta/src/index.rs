@@ -41,7 +41,7 @@ const ORDINAL_BITS: u32 = 8;
 const ORDINAL_MAX: u64 = 254;
 /// Smallest cookie. Smaller ones mean the start, `.` and `..`.
 const COOKIE_MIN: u64 = 3;
-/// Most entries of a directory that is walked for each page of a listing: as many as the server asks for at once, so
+/// Most entries of a directory that is walked for each page of a listing: as many as the server requests at once, so
 /// that one walk mostly lists the directory.
 const WALK_MAX: usize = 1024;
 /// Most entries of a window.

@@ -28,7 +28,7 @@ pub enum RenameMode {
 pub struct NodeSpec {
     /// Kind.
     pub kind: Kind,
-    /// Permission bits that the caller asked for.
+    /// Permission bits that the caller requested.
     pub perm: u16,
     /// Bits that the inode does not get, unless its directory has a default access control list.
     pub umask: u16,

@@ -31,7 +31,7 @@ const ASIDE_BYTES: u64 = 16 << 10;
 const LAST_CALL: Duration = Duration::from_secs(2);
 const LAST_LOOK: Duration = Duration::from_millis(1);
 
-/// By so many references of late a node has to be busier than another one to give it pages: fewer are no burden.
+/// By this many references of late a node has to be busier than another one to give it pages: fewer are no burden.
 const BALANCE_LEAST: u32 = 64;
 
 /// Between two looks when nothing is to leave in the background.
@@ -99,7 +99,7 @@ pub struct OpenSettings {
     group: u32,
     /// Calls give each page back as soon as they have done with it.
     relaxed: u32,
-    /// After so many consecutive references by another node a page moves there; 0: no page moves.
+    /// After this many consecutive references by another node a page moves there; 0: no page moves.
     references: u32,
     /// 0: what suits the file system.
     page_bytes: u64,
@@ -400,7 +400,7 @@ pub unsafe extern "C" fn amphi_mpiio_close(file: *mut AmphiFile) {
 }
 
 /// The process ends, though it has not closed the file: writes all dirty bytes of the node, if `flush` says so, and
-/// leaves in order, so that the other ranks go on. EBUSY: the process is in the middle of a call, so it ends as one
+/// leaves in order, so that the other ranks continue. EBUSY: the process is in the middle of a call, so it ends as one
 /// that was killed.
 ///
 /// # Safety

@@ -56,7 +56,7 @@ pub struct Settings {
     pub bypass_bytes: u64,
     /// So do requests for one range of at least as many bytes, reads only the first time; 0: never.
     pub stream_bytes: u64,
-    /// Reads of ranges of at least so many bytes leave uncached pages to a cache below, which all ranks share; 0:
+    /// Reads of ranges of at least this many bytes leave uncached pages to a cache below, which all ranks share; 0:
     /// never.
     pub aside_bytes: u64,
     /// No other process writes the file, so that a page in many parts may be read to be written as one.
@@ -472,7 +472,7 @@ impl CachedFile {
 
     /// Locks a page that is cached and dirty if that needs no waiting, and returns its frame.
     fn try_dirty(&self, page: u64) -> Outcome<Option<u32>> {
-        // A page of which nobody has asked for metadata is not cached, and must not get any for that.
+        // A page of which nobody has requested metadata is not cached, and must not get any for that.
         let hint = self.segment().find_meta(page).and_then(|meta| meta.frame.load(Acquire).checked_sub(1));
         if !hint.is_some_and(|frame| self.segment().looks_dirty(frame)) || !self.locks.try_lock(page)? {
             return Ok(None);

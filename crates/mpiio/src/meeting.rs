@@ -3,7 +3,7 @@
 //!
 //! Owns the rounds. Collective calls on a file of one node need no more than this of each other, and ranks that wait
 //! here sleep, while those that wait in an MPI library may spin and take the cores from whoever they wait for. Does not
-//! own what else has to go on meanwhile: `wait` returns after `PAUSE`, so that the shim can let the library make
+//! own what else has to continue meanwhile: `wait` returns after `PAUSE`, so that the shim can let the library make
 //! progress with other communication of the program.
 //!
 //! A rank that ended never comes, so the first one that waits for it breaks off this round and all later ones: who has

@@ -487,7 +487,7 @@ impl Segment {
         unsafe { &*self.at(self.geometry.chunks_at() + (slot * entries + page % entries) * META_BYTES) }
     }
 
-    /// The metadata of a page, if anybody has asked for a page of its chunk before.
+    /// The metadata of a page, if anybody has requested a page of its chunk before.
     pub fn find_meta(&self, page: u64) -> Option<&PageMeta> {
         let (slot, found) = self.slot_of(page / u64::from(self.geometry.chunk_entries))?;
         if found { Some(self.entry(slot, page)) } else { None }

@@ -80,7 +80,7 @@ pub struct Stats {
     pub yields: u64,
     /// Pages that moved to this rank's node from another one.
     pub migrations: u64,
-    /// Pages that were read before anybody asked for them.
+    /// Pages that were read before anybody requested them.
     pub prefetched: u64,
     /// Pages of other nodes of which this rank's node got a copy.
     pub copies: u64,

@@ -1,13 +1,13 @@
 //! A file that ranks on several nodes have open together.
 //!
 //! Each node has shared memory of its own and caches its part of the file: the run `r` of pages belongs to node
-//! `r mod nodes`, but for pages that have moved to a node that goes on to use them (`file/migrate.rs`). A rank does
+//! `r mod nodes`, but for pages that have moved to a node that continues to use them (`file/migrate.rs`). A rank does
 //! itself what falls to its own node. For the rest it asks the leader of the node that has the pages, where a proxy
 //! takes the locks in its name (`server`, `message`). So a page is cached once in the job.
 //!
 //! Invariants:
 //! * A call takes its pages in ascending order over all nodes and releases none before it has all, as on one node. A
-//!   page that has moved is asked for at the node where it went; the call holds all pages before it.
+//!   page that has moved is requested at the node where it went; the call holds all pages before it.
 //! * The length and the shared pointer of node 0 count. The other nodes know a length that is never too large: between
 //!   collective calls a file only grows. A write tells node 0 of a new length before it releases its locks.
 //! * With one node nothing of this runs: calls go to the node's cache as they are.
@@ -34,14 +34,14 @@ pub mod message;
 pub mod passing;
 pub mod server;
 
-/// So many bytes go into one step at most, unless one page is larger.
+/// This many bytes go into one step at most, unless one page is larger.
 const STEP_BYTES: usize = 16 << 20;
 
 /// So often a call goes after a page that moves before it could be had. Each time the page has moved once more, so only
 /// a page that no node has takes so long.
 const CHASES_MAX: u32 = 1000;
 
-/// After so many seconds of silence a connection is tried, and given up after three tries.
+/// After this many seconds of silence a connection is tried, and given up after three tries.
 const SILENCE_S: libc::c_int = 10;
 
 /// How long a rank tries to reach a leader.
@@ -150,7 +150,7 @@ impl Team {
 
     /// Connects with the leaders: `leaders` has host, port, our proxy rank there and nonce of each node in turn. Ends
     /// at the first one that cannot be reached, so an unreachable node costs the time limit once; returns which it was.
-    /// `references`: after so many in a row by another node a page moves there; 0: none does.
+    /// `references`: after this many in a row by another node a page moves there; 0: none does.
     pub fn connect(
         &mut self,
         node: usize,

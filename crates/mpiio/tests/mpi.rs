@@ -565,7 +565,7 @@ fn messages_of_the_library_connect_nodes() {
 }
 
 /// Goal: the hint chooses the transport; where it cannot be had, another one serves and the reason is told.
-/// Method: `opens`, which asks for the hints in use; with and without thread support, with leaders that cannot be
+/// Method: `opens`, which requests the hints in use; with and without thread support, with leaders that cannot be
 /// reached by sockets, and a leader's thread that waits, which costs next to nothing.
 #[test]
 fn transports_are_chosen_and_told() {

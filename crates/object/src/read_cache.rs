@@ -40,7 +40,7 @@ const FRESH_SHARE: usize = 10;
 /// Uses of a chunk are counted up to this number.
 const USES_MAX: u8 = 3;
 
-/// Runs of blocks, relative to the first block that was asked for.
+/// Runs of blocks, relative to the first block that was requested.
 pub type Missing = SmallVec<[Range<u64>; 2]>;
 
 /// 64 KiB of the data region.

@@ -16,7 +16,7 @@ const READS_MAX: usize = 16;
 const NEAR_BYTES: u64 = 128 << 10;
 /// Reads that begin within so many bytes may form a sequence.
 const TOGETHER_BYTES: u64 = 1 << 20;
-/// So many of the last reads, including the present one, form a sequence.
+/// This many of the last reads, including the present one, form a sequence.
 const TOGETHER_READS: usize = 4;
 
 /// The relation of a read to earlier ones.

@@ -188,7 +188,7 @@ impl Locality {
         self.is_lacking()
     }
 
-    /// Notes that a request for so many pages went direct for lack of locality.
+    /// Notes that a request for this many pages went direct for lack of locality.
     pub fn went_direct(&self, pages: u64) {
         if let Some(mount) = &self.of_mount {
             mount.passed.fetch_add(pages, Relaxed);
@@ -270,7 +270,7 @@ mod tests {
         assert!(b.is_not_read_back(), "that was long ago");
     }
 
-    /// Goal: where direct carries more, as much more reuse is asked for, of windows and of probes. Method: a quarter of
+    /// Goal: where direct carries more, as much more reuse is requested, of windows and of probes. Method: a quarter of
     /// the pages is used again, and what pays is moved around that.
     #[test]
     fn what_reuse_has_to_make_up_for() {

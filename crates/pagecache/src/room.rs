@@ -17,7 +17,7 @@ pub trait Room<F>: Send + Sync {
     /// Covers so many more blocks of the file's unit that begins at `offset`. Returns false if there is too little
     /// room.
     fn cover(&self, file: &F, offset: u64, blocks: u32) -> bool;
-    /// So many of its blocks are not dirty or under way any more.
+    /// This many of its blocks are not dirty or under way any more.
     fn uncover(&self, file: &F, offset: u64, blocks: u32);
 }
 

@@ -29,10 +29,10 @@ const FILES: u32 = 4;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum WhenFull {
-    /// The server continues, and logs the failure.
+    /// The server goes on, and says so in its log.
     #[default]
     GoOn,
-    /// No new client is admitted, and no key is changed.
+    /// Nobody new is let in, and no key is changed.
     Stop,
 }
 

@@ -97,7 +97,7 @@ pub fn of_server(config: &mut ServerConfig, data: &Path) -> Outcome<Option<OwnKe
     }
     let own = OwnKey::of(data)?;
     config.key = Some(own.bytes.clone());
-    // Whom the kernel vouches for on a Unix socket needs none.
+    // A user for whom the kernel vouches on a Unix socket needs none.
     config.unix_without_key = true;
     Ok(Some(own))
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 pub enum ErrorKind {
     /// The request or its surroundings are wrong, and nothing was changed.
     Refused,
-    /// Something failed while working; the same command again goes on.
+    /// Something failed while working; the same command again continues.
     Failed,
 }
 

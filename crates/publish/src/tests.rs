@@ -43,8 +43,8 @@ fn written(dir: &Path, text: &str) -> PathBuf {
 }
 
 /// Goal: wherever a commit is interrupted, the name leads to the old tree or to the new one, whole; the same commit
-/// goes on, also behind another one; nothing is left over. Method: a commit that is ended before each of its steps, the
-/// first time, with something there, and with another publication in between.
+/// continues, also behind another one; nothing is left over. Method: a commit that is ended before each of its steps,
+/// the first time, with something there, and with another publication in between.
 #[test]
 fn a_commit_is_interrupted_anywhere() {
     let folder = tempfile::tempdir().expect("a folder");

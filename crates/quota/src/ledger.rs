@@ -87,7 +87,7 @@ pub struct Ledger {
     number: u64,
 }
 
-/// What is left of a limit.
+/// The remainder of a limit.
 fn left(most: Amount, taken: Amount) -> Amount {
     most.each(taken, |most, taken| if most == u64::MAX { most } else { most.saturating_sub(taken) })
 }
@@ -187,7 +187,7 @@ impl Ledger {
 /// What a target needs.
 #[derive(Clone, Copy, Debug)]
 pub struct Need {
-    /// What the account uses there, including what requests under way hold.
+    /// The usage of the account there, including the reservations of requests under way.
     pub used: Amount,
     /// How much more it needs.
     pub wanted: Amount,

@@ -44,7 +44,7 @@ struct Held {
     /// The number of the answer that said so.
     number: u64,
     share: Option<Share>,
-    /// What requests under way may add.
+    /// The amount that requests under way may add.
     held: Amount,
     refused_until_ns: u64,
 }
@@ -67,7 +67,7 @@ impl Shares {
         self.on = on;
     }
 
-    /// What is known of an account, or of all, may be outdated.
+    /// The stored state of an account, or of all, may be outdated.
     pub fn forget(&mut self, account: Option<Account>) {
         let outdated = self.accounts.iter_mut().filter(|(of, _)| account.is_none_or(|account| account == **of));
         outdated.for_each(|(_, held)| (held.share, held.refused_until_ns) = (None, 0));
@@ -116,7 +116,7 @@ impl Shares {
         }
     }
 
-    /// What requests under way may add to an account.
+    /// The amount that requests under way may add to an account.
     pub fn held(&self, account: Account) -> Amount {
         self.accounts.get(&account).map_or(Amount::default(), |held| held.held)
     }

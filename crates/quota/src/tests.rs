@@ -182,7 +182,8 @@ proptest! {
     }
 }
 
-/// Goal: a soft limit counts like a hard one when its grace is over, and no more when less is used. Method: a story.
+/// Goal: a soft limit counts like a hard one when its grace is over, and no more when less is used. Method: a sequence
+/// of steps.
 #[test]
 fn soft_limits_count_after_their_grace() {
     let mut ledger = Ledger::default();
@@ -236,7 +237,7 @@ fn inodes_and_blocks_are_limited_apart() {
     assert_eq!(near(&shares, 1), (Nearness::Near, Some(group)), "it may be limited");
 }
 
-/// Goal: counts follow changes of owners and sizes. Method: a story.
+/// Goal: counts follow changes of owners and sizes. Method: a sequence of steps.
 #[test]
 fn usage_is_counted_by_account() {
     let mut usage = Usage::default();

@@ -76,7 +76,7 @@ where
                 f(env, i, seed)
             };
             let result = catch_unwind(AssertUnwindSafe(|| RealEnv::run(config.spin, run)));
-            // Nobody listens if the handle was dropped: the worker then ends unheard.
+            // If the handle was dropped, there is no receiver: the worker then ends without a report.
             let _ = tell.send((i, result));
         })?);
     }

@@ -34,7 +34,7 @@ pub struct Coherence {
     pub file_locks: FileLockTable,
     /// Mounts that are to look for directories that were moved or removed.
     pub changed_directories: Questions,
-    /// What has changed below kernel pages that mounts could not drop in time.
+    /// The changes below kernel pages that mounts could not drop in time.
     pub left_pages: RefCell<LeftPages>,
 }
 

@@ -39,7 +39,7 @@ pub type ReadFile = Arc<dyn Fn(&str) -> Option<String> + Send + Sync>;
 const READ_CACHE_BYTES: u64 = 16 << 20;
 /// Else this part of it: a server has four targets.
 const READ_CACHE_SHARE: u64 = 256;
-/// At most so many bytes.
+/// At most this many bytes.
 const READ_CACHE_MAX_BYTES: u64 = 1 << 30;
 
 /// Properties of the machine that a server needs to know.
@@ -65,7 +65,7 @@ impl Machine {
     }
 }
 
-/// What to do with a data folder without zones, which may be empty or belong to a disk that is not mounted.
+/// The handling of a data folder without zones, which may be empty or belong to a disk that is not mounted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum NewZones {
     /// Zones are made in it.
@@ -73,7 +73,7 @@ pub enum NewZones {
     Made,
     /// It is refused.
     Refused,
-    /// Zones are made in it, as was asked for; a folder that has zones is refused.
+    /// Zones are made in it, as was requested; a folder that has zones is refused.
     Wanted,
 }
 
@@ -84,10 +84,10 @@ pub type ZoneFailed = Arc<dyn Fn(&str) + Send + Sync>;
 /// Takes one line of the audit log, without its end; whether it is with the system that keeps it.
 pub type AuditSink = Arc<dyn Fn(&str) -> bool + Send + Sync>;
 
-/// What to do while the audit log cannot be written.
+/// The behaviour while the audit log cannot be written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AuditFull {
-    /// The server goes on, and reports it in its log.
+    /// The server continues, and reports it in its log.
     #[default]
     GoOn,
     /// No new client is admitted, and no key is changed.
@@ -126,7 +126,7 @@ pub struct ServerConfig {
     pub identity: Option<Identity>,
     /// Takes lines of the audit log; `None`: there is no audit log.
     pub audit: Option<AuditSink>,
-    /// What to do while the audit log cannot be written.
+    /// The behaviour while the audit log cannot be written.
     pub audit_full: AuditFull,
     /// Unix sockets need no key, though there is one for other addresses.
     pub unix_without_key: bool,
@@ -160,7 +160,7 @@ pub struct ServerConfig {
     pub holder_gone: HolderGone,
     /// The machine that it runs on.
     pub machine: Machine,
-    /// What to do when a zone fails. By default nothing: its target answers EIO until the server is started again.
+    /// The behaviour when a zone fails. By default nothing: its target answers EIO until the server is started again.
     pub zone_failed: ZoneFailed,
 }
 

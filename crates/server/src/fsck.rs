@@ -2,7 +2,7 @@
 //!
 //! Owns: the checks that need more than one zone or more than one store. Does not own: the checks of a zone
 //! (`amphi_zone::fsck`), of names (`amphi_meta::verify_cluster`), of extents (`amphi_data::fsck_items`).
-//! File data itself is read only where that is asked for (`data`).
+//! File data itself is read only where that is requested (`data`).
 //!
 //! Zones are opened for reading and nothing is changed. Operations over several targets that a crash interrupted are
 //! listed, and finished in memory as the next start would finish them, so that what is checked is the state that a

@@ -182,7 +182,7 @@ pub enum TargetRequest {
         /// Start again from zero.
         reset: bool,
     },
-    /// `Outcome`: after a sync, whether no work is left that goes on without a request.
+    /// `Outcome`: after a sync, whether no work is left that continues without a request.
     Idle,
     /// `Done`: what the worker's tunables say counts from now on.
     Tune,
@@ -255,7 +255,7 @@ pub enum QuotaRequest {
         account: Account,
         /// Which target.
         from: TargetId,
-        /// What the account uses on that target, including what requests under way hold.
+        /// The usage of the account on that target, including the reservations of requests under way.
         used: Amount,
         /// How much more.
         wanted: Amount,
@@ -294,7 +294,7 @@ pub enum Freeing {
 /// A cut of the objects of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cut {
-    /// Whose it is, and the number of that session's begin.
+    /// The session of the request, and the number of that session's begin.
     pub by: (SessionId, u64),
     /// The file.
     pub ino: Ino,
@@ -419,7 +419,7 @@ pub enum TargetReply {
     Directories(Vec<Option<InodeView>>),
     /// The request is not executed, and repeating it would not help.
     Refused(Errno),
-    /// What a session may do with a file.
+    /// The rights of a session on a file.
     Right(Right),
     /// The share of a target in a limit.
     Share {
@@ -432,7 +432,7 @@ pub enum TargetReply {
     },
     /// What an account uses.
     Used(Amount),
-    /// What an account uses, and the share that the target keeps.
+    /// The usage of an account, and the share that the target keeps.
     Collected {
         /// The use, including what requests under way hold.
         used: Amount,

@@ -30,8 +30,8 @@ use std::task::{Context, Waker};
 const ITEMS_A_RECORD: usize = 4096;
 /// Files with at most so many extents are destroyed in the record that takes their last name.
 const SMALL_EXTENTS: usize = 512;
-/// In the smallest log, a record that removes an inode has space for so many deletions, for all its attributes, and for
-/// more than 4 KiB of other items.
+/// In the smallest log, a record that removes an inode has space for this many deletions, for all its attributes, and
+/// for more than 4 KiB of other items.
 const _: () =
     assert!(XATTR_TOTAL_MAX + SMALL_EXTENTS * EXTENT_BYTES as usize + 8192 < amphi_zone::LOG_MIN as usize / 16 * 3);
 /// Most objects that one record makes: 47 bytes each, a fifth of what the smallest log takes.
@@ -250,7 +250,7 @@ pub async fn destroy_objects<E: Env>(target: &Target<E>, ino: Ino) -> Result<()>
     }
 }
 
-/// What follows when inodes lose their last name, beside the items in the transaction.
+/// The work that follows when inodes lose their last name, beside the items in the transaction.
 #[derive(Default)]
 pub struct Orphans {
     freed: Freed,

@@ -67,7 +67,7 @@ pub struct WorkerSeed {
     enlisted: Option<Enlisted>,
 }
 
-/// What all workers of a server share, made before any of them starts.
+/// The shared state of all workers of a server, made before any of them starts.
 pub struct Seeds {
     /// For worker 0.
     pub lead: WorkerSeed,
@@ -332,7 +332,7 @@ impl<E: Env> Server<E> {
         result
     }
 
-    /// Whether no target has work that goes on in the background. A target that cannot say so has failed.
+    /// Whether no target has work that continues in the background. A target that cannot say so has failed.
     async fn is_idle(&self) -> bool {
         let mut idle = true;
         // All targets are closed concurrently, since one may wait for what another has to sync.

@@ -93,7 +93,7 @@ impl Waiters {
     }
 }
 
-/// Messages that a ring holds between two of so many workers: all rings of 16 workers take 8 MiB.
+/// Messages that a ring holds between two of this many workers: all rings of 16 workers take 8 MiB.
 pub const fn ring_messages(workers: usize) -> usize {
     let share = RINGS_MESSAGES / if workers == 0 { 1 } else { workers };
     if share > RING_MESSAGES {
@@ -370,7 +370,7 @@ impl<E: Env> Worker<E> {
         }
     }
 
-    /// Sends the callbacks that a target's lock space asked for.
+    /// Sends the callbacks that a target's lock space requested.
     pub fn send_callbacks(self: &Rc<Self>, target: &Target<E>) {
         if !self.push_callbacks(&target.coherence.locks) || !target.coherence.locks.start_watch() {
             return;
@@ -407,7 +407,7 @@ impl<E: Env> Worker<E> {
         }
     }
 
-    /// Sends the revocations that a target's token space asked for, and has its deadlines watched.
+    /// Sends the revocations that a target's token space requested, and has its deadlines watched.
     pub fn send_revocations(self: &Rc<Self>, target: &Target<E>) {
         self.push_revocations(&target.coherence.tokens);
         if !target.coherence.tokens.start_watch(self.now_ns(), self.tunables.callback_again_ns()) {

@@ -85,7 +85,7 @@ pub struct TargetCounts {
     pub worker: Rc<Counters>,
     /// Bytes that were answered and are not stable.
     pub unstable: Unstable,
-    /// What accounts use of the target, and may use.
+    /// The usage of accounts on the target, and their shares.
     pub quota: TargetQuota,
 }
 

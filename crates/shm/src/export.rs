@@ -226,7 +226,7 @@ mod tests {
 
     proptest! {
         /// Goal: whatever is in the memory, a read copies from inside the slots only, in order, and not more than was
-        /// asked for. Method: heads and slots of arbitrary words.
+        /// requested. Method: heads and slots of arbitrary words.
         #[test]
         fn forged_memory_is_read_inside(
             words in proptest::collection::vec(any::<u64>(), 6),

@@ -32,7 +32,7 @@ pub const EXPORT_MAGIC: u64 = u64::from_le_bytes(*b"amphiexp");
 /// The version of everything that programs and mounts share. A program reads through the kernel if the versions differ.
 pub const VERSION: u64 = 1;
 
-/// Bytes of an export with so many slots.
+/// Bytes of an export with this many slots.
 pub const fn export_bytes(slots: usize) -> usize {
     data_offset(slots) + slots * SLOT_BYTES
 }

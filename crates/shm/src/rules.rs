@@ -30,7 +30,7 @@ pub const CERTAIN: u64 = 1;
 /// Bit of the state: the export will never show anything again.
 pub const DEAD: u64 = 2;
 const EVENT: u64 = 4;
-/// So many events are counted before the numbers of exports meet: a million each second for three days.
+/// This many events are counted before the numbers of exports meet: a million each second for three days.
 const ID_SHIFT: u32 = 40;
 const UNIT: u64 = SLOT_BYTES as u64;
 

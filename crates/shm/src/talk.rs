@@ -1,7 +1,7 @@
 //! Messages between programs and a mount before memory is shared.
 //!
 //! Owns: the answer to the question which open file a descriptor is (an `ioctl`), and the message by which a program
-//! asks for memory. Does not own: how they travel (`attach`, `fuse`). Integers have the byte order of the machine: both
+//! requests memory. Does not own: how they travel (`attach`, `fuse`). Integers have the byte order of the machine: both
 //! sides run on it.
 
 /// The `ioctl` that identifies a descriptor: `_IOR('A', 10, Identity)`.

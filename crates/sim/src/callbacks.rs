@@ -11,8 +11,8 @@
 //! * **Late**: a push, or the request that answers one, is held back, from a microsecond to beyond half of the time in
 //!   which it has to be answered. Repetitions of it meanwhile wait with it.
 //! * **Repeated**: a push comes once or twice more, at once or up to twice that time later, on the same connection.
-//! * **Lost**: a callback, a revocation or a question for a size vanishes while its connection goes on: the server has
-//!   to send it again. Or a push or an answer is lost as streams lose: with all that follows, and the connection
+//! * **Lost**: a callback, a revocation or a question for a size vanishes while its connection continues: the server
+//!   has to send it again. Or a push or an answer is lost as streams lose: with all that follows, and the connection
 //!   breaks. Or an answer arrives, and the connection breaks before its reply.
 //!
 //! A mount that sends nothing for the whole time may be ended, so of each `CALLBACK_DEADLINE` a pair of nodes has

@@ -17,7 +17,7 @@ const NODES_MANY: usize = 28;
 const OPENS_MANY: usize = 6;
 /// Longest file of a program, bytes.
 const FILE_MOST: u64 = 3 << 20;
-/// Unit of striping that programs ask for, bytes: the smallest, so that files lie on several targets.
+/// Unit of striping that programs request, bytes: the smallest, so that files lie on several targets.
 const UNIT: u64 = 64 << 10;
 
 /// How likely each family of calls is.
@@ -571,7 +571,7 @@ impl Generator {
     fn reads(&mut self, r: &Reference) -> Option<Op> {
         let handle = self.handle(r, |f| f.read)?;
         let (offset, len) = self.span(Self::size_of(r, handle));
-        // Whole files now and then: they show what went wrong elsewhere.
+        // Whole files sometimes: they show what went wrong elsewhere.
         let (offset, len) = if self.dice.one_in(10) { (0, FILE_MOST) } else { (offset, len) };
         Some(Op::Read { handle, offset, len, direct: self.dice.one_in(self.temper.direct) })
     }

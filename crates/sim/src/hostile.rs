@@ -91,7 +91,7 @@ const USER: u32 = 1000;
 const KEY: &[u8] = b"the key that a stranger does not know";
 /// Frames on one connection, at most: then another session begins.
 const FRAMES_A_CONNECTION: u64 = 400;
-/// After so many inputs the honest mount is checked.
+/// After this many inputs the honest mount is checked.
 const LOOK_EVERY: u64 = 250;
 /// Bytes of the honest mount's file.
 const FILE_BYTES: usize = 20_000;

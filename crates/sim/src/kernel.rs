@@ -230,7 +230,7 @@ pub struct Kernel {
     kept: Arc<Mutex<Kept>>,
     mistake: Option<Mistake>,
     dice: RefCell<Dice>,
-    /// How late pages are given back, at most, and how late answers arrive, microseconds.
+    /// How late pages are returned, at most, and how late answers arrive, microseconds.
     late_us: (u64, u64),
     tally: Cell<Tally>,
     /// Changes of names under way: they exclude callers that have to request one.
@@ -283,7 +283,7 @@ impl Kernel {
     async fn late(&self, most_us: u64) {
         let us = {
             let mut dice = self.dice.borrow_mut();
-            // Mostly soon, now and then as late as may be.
+            // Mostly soon, sometimes as late as may be.
             let most_us = if dice.one_in(8) { most_us } else { most_us / 50 };
             dice.below(most_us + 1)
         };
@@ -436,7 +436,7 @@ impl Kernel {
         telling(-1);
         let kept = lock(&self.kept);
         let Some(inode) = kept.inodes.get(&attr.ino) else { return true };
-        // Nobody checks which time of a directory the kernel uses: its listing has gone.
+        // The time of a directory that the kernel uses does not matter: its listing has gone.
         is_kept
             || attr.kind == Kind::Dir
             || match self.mistake {

@@ -102,7 +102,7 @@ fn one_in(n: u64) -> bool {
     COUNT.get().is_multiple_of(n)
 }
 
-/// Whether a bug leaves out the lock that is asked for now.
+/// Whether a bug leaves out the lock that is requested now.
 pub(crate) fn leaves_out_lock() -> bool {
     active() == Some(Plant::UnaskedLocks) && one_in(10)
 }

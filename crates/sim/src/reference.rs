@@ -86,7 +86,7 @@ pub enum Reach {
 pub enum Effect {
     /// A name now leads to this inode, or to none.
     Bind(Ino, Name, Option<Ino>),
-    /// The inode now has so many names (directories: 1 or 0).
+    /// The inode now has this many names (directories: 1 or 0).
     Links(Ino, u32),
     /// Permissions or owner changed.
     Attr(Ino),

@@ -124,11 +124,11 @@ pub struct Summary {
     pub ahead: u64,
     /// Writes past the cache that returned before they had landed.
     pub piped: u64,
-    /// Memberships of groups that were asked for.
+    /// Memberships of groups that were requested.
     pub grouped: u64,
     /// Mounts that were stopped for long.
     pub stopped: u64,
-    /// Mounts that were killed while others went on.
+    /// Mounts that were killed while others continued.
     pub killed: u64,
     /// Requests that were repeated and answered as before, as servers reported before mounts left them.
     pub resent: u64,
@@ -491,7 +491,7 @@ impl Run {
             }
         }
         let crashes = matches!(end, End::MountCrash | End::AllCrash | End::Power);
-        // After so many calls the mount crashes, if it is to.
+        // After this many calls the mount crashes, if it is to.
         let limit = self.calls_made() + self.roll(calls * (self.programs.len() + self.sharers) as u64);
         let mut last = (self.calls_made(), self.cluster.env.now());
         let mut to_meet = victim;

@@ -42,9 +42,9 @@ fn run(seeds: impl Iterator<Item = u64>) {
     assert!(enough && sum.grouped > SEEDS && sum.stopped > 0 && sum.killed > 0, "these are no fights: {sum:?}");
 }
 
-/// Goal: Promise S3, Promise S5: files that several mounts fight for, buffered and direct, in groups, with locks asked
-/// for ahead and while thresholds change, stay linearizable, also when servers are killed, the network fails and mounts
-/// are stopped. Method: even seeds of contention.
+/// Goal: Promise S3, Promise S5: files that several mounts fight for, buffered and direct, in groups, with locks
+/// requested ahead and while thresholds change, stay linearizable, also when servers are killed, the network fails and
+/// mounts are stopped. Method: even seeds of contention.
 #[test]
 fn even_fights_agree() {
     run((0..SEEDS).map(|i| 4_000_000 + 2 * i));

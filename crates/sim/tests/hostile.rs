@@ -6,7 +6,7 @@ use amphi_sim::hostile::{Guise, Tally, run};
 const INPUTS: u64 = 1_500;
 
 /// Goal: Promise S23: whatever a stranger, another user's mount, a mount, a server or an administrator sends, the
-/// server and an honest mount go on, and the zones stay sound. Method: seeds of each guise; most inputs reach an
+/// server and an honest mount continue, and the zones stay sound. Method: seeds of each guise; most inputs reach an
 /// operation.
 #[test]
 fn a_server_goes_on() {

@@ -74,7 +74,7 @@ impl<'a> Checkpoints<'a> {
         Checkpoints { stable, journal, journal_path, limit_bytes, state, changed: Condvar::new(), stop }
     }
 
-    /// Waits until so many bytes may be written. Each has to be told to `finish` or `cancel`. False: stopped.
+    /// Waits until this many bytes may be written. Each has to be told to `finish` or `cancel`. False: stopped.
     pub(crate) fn reserve(&self, bytes: u64) -> bool {
         let mut state = lock(&self.state);
         loop {

@@ -89,7 +89,7 @@ impl Options {
     }
 }
 
-/// Most threads that are used unless more are asked for.
+/// Most threads that are used unless more are requested.
 const THREADS_MAX: usize = 16;
 
 /// Threads of a stage by default: some wait for the source while others wait for the target.

@@ -40,7 +40,7 @@ pub fn clean(target: &Path, progress: &Progress) -> Result<(), Error> {
 }
 
 /// Stages. When it returns a complete manifest, everything is durable under the target's name. With a manifest that is
-/// not complete, and after an error that is no refusal, the same call goes on where this one ended.
+/// not complete, and after an error that is no refusal, the same call continues where this one ended.
 pub fn stage(options: &Options, progress: &Progress) -> Result<Manifest, Error> {
     let ends = ends::find(options)?;
     if options.leftovers == Leftovers::Remove {

@@ -41,7 +41,7 @@ pub struct ClusterKey(Vec<u8>);
 /// Why a key is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WeakKey {
-    /// It has so many bytes, fewer than `KEY_BYTES_MIN`.
+    /// It has this many bytes, fewer than `KEY_BYTES_MIN`.
     Short(usize),
     /// It is one short piece repeated, a row of characters, or made of very few different ones. Such keys are guessed.
     Guessable,
@@ -131,7 +131,7 @@ impl End {
     }
 }
 
-/// What a server requires of clients that connect.
+/// The requirements of a server for clients that connect.
 #[derive(Clone, Debug, Default)]
 pub struct ServerAuth {
     /// Clients must know this key. `None`: only Unix sockets are served, where the kernel reports who connects.

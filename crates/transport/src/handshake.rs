@@ -145,7 +145,7 @@ pub(crate) struct Proves<'a> {
     pub(crate) identity: Option<&'a Identity>,
     /// Any server at the address will do.
     pub(crate) any_server: bool,
-    /// The least protection with which it goes on.
+    /// The least protection with which it continues.
     pub(crate) secure: Secure,
 }
 

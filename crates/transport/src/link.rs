@@ -106,7 +106,7 @@ impl Numbered {
     pub const ONLY: Numbered = Numbered { link: 0, links: 1 };
 }
 
-/// What a link reports to its owner.
+/// The reports of a link to its owner.
 pub trait LinkEvents<E: Env>: 'static {
     /// The server has sent a push. Must not block.
     fn push(&self, push: Push);

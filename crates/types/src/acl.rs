@@ -28,7 +28,7 @@ const ENTRY_BYTES: usize = 8;
 /// The id of entries that name nobody.
 const NO_ID: u32 = u32::MAX;
 
-/// Whom an entry is about.
+/// The subject of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Who {
     /// The owner of the inode.

@@ -416,7 +416,7 @@ pub fn directory_target(parent: Ino, name: &[u8], pool: u16) -> TargetId {
 mod tests {
     use super::*;
 
-    /// Goal: the byte of an advice is the I/O mode as long as nothing else is asked for, and no other byte is taken.
+    /// Goal: the byte of an advice is the I/O mode as long as nothing else is requested, and no other byte is taken.
     /// Method: all bytes.
     #[test]
     fn bytes_of_an_advice() {

@@ -59,7 +59,7 @@ impl AccountKind {
     }
 }
 
-/// Somebody to whom storage is charged.
+/// An account to which storage is charged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Account {
     /// Kind.

@@ -191,7 +191,7 @@ pub enum FrameError {
         /// What the decoder says.
         why: postcard::Error,
     },
-    /// The body goes on after its message.
+    /// The body continues after its message.
     Trailing {
         /// Kind of the frame.
         kind: FrameKind,

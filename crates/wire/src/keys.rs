@@ -99,7 +99,7 @@ pub struct IdRange {
 pub enum AddressRange {
     /// Over Unix sockets of a server's own machine.
     Unix,
-    /// IPv4 addresses that begin with so many bits of this one.
+    /// IPv4 addresses that begin with this many bits of this one.
     V4([u8; 4], u8),
     /// The same of IPv6.
     V6([u8; 16], u8),
@@ -180,7 +180,7 @@ pub enum KeyChange {
     Add(KeyEntry),
     /// The key of this name or fingerprint is gone, and its sessions end.
     Remove(String),
-    /// The rights of the holder of this name's key change from now on; its sessions go on.
+    /// The rights of the holder of this name's key change from now on; its sessions continue.
     Set {
         /// Name.
         name: String,

@@ -40,7 +40,7 @@ pub enum Role {
     Mount,
     /// `amphi status` and the like: asks, holds nothing.
     Admin,
-    /// Another server of the cluster: asks for its targets.
+    /// Another server of the cluster: requests its targets.
     Server,
 }
 
@@ -152,7 +152,7 @@ pub struct Access {
     pub write: bool,
 }
 
-/// What rename does with an existing destination.
+/// The effect of rename on an existing destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum RenameMode {
     /// Replace it.
@@ -200,7 +200,7 @@ pub struct HeldLock {
     pub group: Option<u64>,
 }
 
-/// What setxattr does with an existing attribute.
+/// The effect of setxattr on an existing attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum XattrMode {
     /// Create or replace.

@@ -61,7 +61,7 @@ pub enum Reply {
     /// Where an object has data and holes.
     DataMap {
         /// Runs of blocks with data, ascending, none touching the next; the first may begin before the offset that was
-        /// asked for.
+        /// requested.
         runs: Vec<ByteRange>,
         /// The map is complete up to here; `None`: to the end of the object.
         known_to: Option<u64>,
@@ -109,7 +109,7 @@ pub enum Reply {
         sessions: Vec<SessionStatus>,
         /// Epoch of its cluster map.
         map_epoch: u64,
-        /// What the master knows of the servers, itself first; empty from other servers.
+        /// The master's data about the servers, itself first; empty from other servers.
         servers: Vec<ServerStatus>,
     },
     /// Tunables: name, value, help.
@@ -155,7 +155,7 @@ pub enum Reply {
     Project(u32),
     /// The registry of keys.
     Keys(Box<KeyRegistry>),
-    /// So many sessions are ending.
+    /// This many sessions are ending.
     Evicted(u32),
 }
 
@@ -259,7 +259,7 @@ pub enum Push {
         /// Whether it is alone now.
         alone: bool,
     },
-    /// The cluster map has changed: ask for it.
+    /// The cluster map has changed: request it.
     Map {
         /// Its epoch.
         epoch: u64,

@@ -54,7 +54,7 @@ pub enum Request {
         name: Name,
         /// What.
         make: Make,
-        /// Permission bits that the caller asks for.
+        /// Permission bits that the caller requests.
         perm: u16,
         /// Bits that the inode does not get, unless the directory has a default access control list.
         umask: u16,
@@ -63,7 +63,7 @@ pub enum Request {
     MakeTmp {
         /// Directory that decides target, group and layout.
         dir: Ino,
-        /// Permission bits that the caller asks for.
+        /// Permission bits that the caller requests.
         perm: u16,
         /// As of `Make`.
         umask: u16,
@@ -103,7 +103,7 @@ pub enum Request {
         to: Ino,
         /// New name.
         to_name: Name,
-        /// What to do with an existing destination.
+        /// The handling of an existing destination.
         mode: RenameMode,
     },
     /// `Bytes`: target of a symbolic link.
@@ -258,7 +258,7 @@ pub enum Request {
         object: ObjectId,
         /// Where to start.
         offset: u64,
-        /// So many runs at most; the server gives no more than `DATA_RUNS_MAX`.
+        /// This many runs at most; the server gives no more than `DATA_RUNS_MAX`.
         runs_max: u32,
     },
     /// `Extents`: where an object lies on its target's storage, from `offset` on.
@@ -267,13 +267,13 @@ pub enum Request {
         object: ObjectId,
         /// Where to start, in bytes of the file.
         offset: u64,
-        /// So many extents at most; the server gives no more than `EXTENTS_MAX`. 0: only their number.
+        /// This many extents at most; the server gives no more than `EXTENTS_MAX`. 0: only their number.
         extents_max: u32,
     },
     /// `Done`: everything this target answered before is on stable storage; with `file`, all changes of names and
     /// attributes, and of data that of this file.
     Sync {
-        /// Whose data is meant. `None`: that of all files.
+        /// The file whose data is meant. `None`: that of all files.
         file: Option<Ino>,
     },
     /// `Inode`: the file is about to have data beyond stripe 0; from now to the last writer's close the owner

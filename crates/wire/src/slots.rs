@@ -287,7 +287,7 @@ impl Window {
     }
 }
 
-/// What a target does with a request.
+/// The next step of a target for a request.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Begin<'a, T> {
     /// Execute it.

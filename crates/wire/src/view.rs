@@ -7,7 +7,7 @@ use crate::secure::Secure;
 use amphi_types::{Advice, Attr, ByteRange, Cred, FileFlags, Ino, Kind, Layout, Name, SessionId, TargetId};
 use serde::{Deserialize, Serialize};
 
-/// What a client knows of an inode.
+/// The attributes of an inode that a client gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InodeView {
     /// Attributes.
@@ -52,7 +52,7 @@ pub struct DirEntry {
     pub ino: Ino,
     /// Kind.
     pub kind: Kind,
-    /// Attributes, if asked for and at hand.
+    /// Attributes, if requested and at hand.
     pub inode: Option<InodeView>,
     /// Tokens for the name and, if the attributes are there, for them.
     pub tokens: Tokens,
@@ -67,7 +67,7 @@ pub struct TokenGrant {
     pub life_ms: u32,
 }
 
-/// What a reply contains about tokens. All fields are absent in sole mode.
+/// The part of a reply about tokens. All fields are absent in sole mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Tokens {
     /// The request changed keys that it named: grants up to this number, of the target that was called, are void.

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use serde::{Serialize, de::DeserializeOwned};
 use std::fmt::Debug;
 
-/// What a receiver does with bytes.
+/// The decoding of received bytes.
 fn receive<T: DeserializeOwned>(bytes: &[u8]) -> Result<(Head, T), Option<FrameError>> {
     let head_bytes: &[u8; HEAD_BYTES] = bytes.get(..HEAD_BYTES).and_then(|b| b.try_into().ok()).ok_or(None)?;
     let head = Head::parse(head_bytes)?;
@@ -426,7 +426,7 @@ fn decode_everything(bytes: &[u8]) {
     let _ = receive::<Refuse>(bytes);
 }
 
-/// What decodes must encode and decode to itself.
+/// A message that decodes must encode and decode to itself.
 fn stable<T: Serialize + DeserializeOwned + PartialEq + Debug>(kind: FrameKind, body: &[u8]) {
     if let Ok(message) = Head::new(kind).decode::<T>(body) {
         // Frames of some kinds have no body.

@@ -39,7 +39,7 @@ pub struct ZoneError {
     pub kind: ZoneErrorKind,
     /// The place: the path, and the structure with its block number.
     pub place: String,
-    /// What is wrong there, for users.
+    /// The fault there, for users.
     pub text: String,
 }
 

@@ -165,7 +165,7 @@ pub fn is_doubted<E: Env>(env: &E, path: &str, zone_id: u64, opening: u64) -> bo
     bytes.is_ok_and(|bytes| bytes.get(DOUBT_AT as usize..).is_some_and(|behind| behind.starts_with(&note)))
 }
 
-/// What was found in the memory of a killed process.
+/// The contents of the memory of a killed process.
 pub enum Found {
     /// The memory exists: its records by number, and the last one that was certainly on the disk. Records that are also
     /// in the log are among them.

@@ -44,7 +44,7 @@ pub struct OpenOptions {
 /// Called with a sentence.
 type Told = Rc<dyn Fn(&str)>;
 
-/// What is called when a zone fails; by default nothing.
+/// The function that is called when a zone fails; by default none.
 #[derive(Clone, Default)]
 pub struct OnFailure(pub Option<Told>);
 

@@ -5,7 +5,7 @@
 pub enum Mistake {
     /// The root is written before its segment and log are stable.
     RootBeforeSync,
-    /// Log space is given back before the root is stable.
+    /// Log space is returned before the root is stable.
     TrimBeforeRoot,
     /// A group may follow any other.
     NoChain,

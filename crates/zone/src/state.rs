@@ -50,19 +50,19 @@ pub struct State {
     pub log: LogBounds,
     /// The changes of the log over the segments.
     pub changes: Unmerged,
-    /// What is on the medium beside the log.
+    /// The contents of the medium beside the log.
     pub medium: Medium,
     /// Syncs, counted.
     pub syncs: Syncs,
     /// Checkpoints, counted.
     pub checkpoints: Checkpoints,
-    /// Whether the zone goes on.
+    /// Whether the zone continues.
     pub life: Life,
     pub counters: ZoneStats,
 }
 
 impl State {
-    /// Everybody has been told of a loss, and the root does not say so yet.
+    /// All mounts have been notified of a loss, and the root does not record it yet.
     pub fn is_told(&self) -> bool {
         self.medium.root.lost != 0 && !self.medium.lost
     }
@@ -292,7 +292,7 @@ impl<E: Env> Shared<E> {
         group.push(txn.encoded());
         let before = st.reached.kept_lsn;
         self.keep_queued(&mut st);
-        // Somebody may wait for those in front of it.
+        // A task may wait for those in front of it.
         let others = st.reached.kept_lsn > before + 1;
         drop(st);
         self.events.queued.notify();
@@ -302,7 +302,7 @@ impl<E: Env> Shared<E> {
         lsn
     }
 
-    /// What the root should say about kept memory.
+    /// The state of kept memory that the root should record.
     pub fn kept_wanted(&self) -> u64 {
         let keeps = self.kept.used.get() && self.kept.areas.borrow().as_ref().is_some_and(|keep| !keep.has_failed());
         if keeps { self.ids.opening } else { 0 }

@@ -35,7 +35,7 @@ pub enum Order {
     AfterData,
 }
 
-/// What opening a zone found.
+/// The result of opening a zone.
 #[derive(Debug, Default)]
 pub struct Recovered {
     /// Every item of the target, in key order; none if `Found::items` gave them to somebody else.
@@ -214,8 +214,8 @@ impl<E: Env> Zone<E> {
         Ok((zone, Recovered { items, ..recovered }))
     }
 
-    /// Everybody who got answers that may be lost has been informed: opening does not report it again. This is on the
-    /// disk when the function returns.
+    /// All mounts that got answers which may be lost have been informed: opening does not report it again. This is on
+    /// the disk when the function returns.
     ///
     /// Errors: `Io` when the zone has failed.
     pub async fn losses_told(&self) -> Result<(), ZoneError> {
@@ -328,7 +328,7 @@ impl<E: Env> Zone<E> {
         self.shared.make_stable(lsn.0, false).await
     }
 
-    /// Waits until record `lsn` is stable without asking for anything: that comes by itself, within `sync_interval`, or
+    /// Waits until record `lsn` is stable without requesting anything: that comes by itself, within `sync_interval`, or
     /// three if fresh data is concerned.
     ///
     /// Errors: `Io` when the zone has failed. Dropping the future changes nothing.
@@ -366,8 +366,8 @@ impl<E: Env> Zone<E> {
         Lsn(self.shared.state.borrow().reached.stable_lsn)
     }
 
-    /// Puts the changes of all written records into a segment and gives their log space back. Other calls go
-    /// on meanwhile. Calls during a checkpoint share the next one.
+    /// Puts the changes of all written records into a segment and gives their log space back. Other calls continue
+    /// meanwhile. Calls during a checkpoint share the next one.
     ///
     /// Errors: `NoSpace` (nothing changed), `Io` (the zone has failed). Dropping the future changes nothing.
     pub async fn checkpoint(&self) -> Result<(), ZoneError> {

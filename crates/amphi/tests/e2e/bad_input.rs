@@ -136,7 +136,7 @@ fn strangers_of_a_server() {
     server.stop();
 }
 
-/// Goal: two servers on one folder and two mounts on one point are refused, and the first goes on.
+/// Goal: two servers on one folder and two mounts on one point are refused, and the first continues.
 #[test]
 fn second_server_and_second_mount() {
     let place = Place::new();
@@ -214,7 +214,7 @@ fn damaged_zones_are_refused() {
     up.stop();
 }
 
-/// The number of so many bytes at a place of docs/DISK_FORMAT.md.
+/// The number of this many bytes at a place of docs/DISK_FORMAT.md.
 fn number(bytes: &[u8], at: usize, len: usize) -> u64 {
     bytes[at..at + len].iter().rev().fold(0, |n, b| n << 8 | u64::from(*b))
 }

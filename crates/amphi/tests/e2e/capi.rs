@@ -202,8 +202,8 @@ fn threads_share_handles_and_have_queues() {
     world.stop();
 }
 
-/// Goal: the library reads and writes no memory of a program that it was not given, and none that was given back.
-/// Method: programs that the address sanitizer watches.
+/// Goal: the library reads and writes no memory of a program that it was not given, and none that was returned. Method:
+/// programs that the address sanitizer watches.
 #[test]
 fn memory_of_programs_is_left_alone() {
     let folder = library().join("sources");

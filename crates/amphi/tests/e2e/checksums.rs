@@ -22,7 +22,7 @@ fn content(file: u64, len: usize) -> Vec<u8> {
     bytes
 }
 
-/// Reads a file in pieces of 256 KiB, and behind each block that cannot be read goes on with the next.
+/// Reads a file in pieces of 256 KiB, and behind each block that cannot be read continues with the next.
 fn read_in_large_pieces(path: &std::path::Path, bytes: &[u8], is_damaged: impl Fn(usize) -> bool) {
     let file = fs::File::open(path).expect("open");
     let (mut at, mut found) = (0, vec![0; 256 << 10]);

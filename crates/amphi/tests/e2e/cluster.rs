@@ -275,8 +275,8 @@ fn copy_folder(from: &Path, to: &Path) {
 }
 
 /// Goal: servers that do not belong to a cluster are refused with one line and exit code 2, and change nothing; the
-/// cluster goes on. Method: another key, the folder of another cluster, a folder that another server serves as a copy,
-/// nonsense.
+/// cluster continues. Method: another key, the folder of another cluster, a folder that another server serves as a
+/// copy, nonsense.
 #[test]
 fn servers_that_do_not_belong() {
     let place = Place::new();

@@ -16,10 +16,10 @@ fn mount(place: &Place) -> Daemon {
     Daemon::start(&["mount", "--cluster", &addr, &dir])
 }
 
-/// Goal: Promise S9, S12: a server killed while programs write and make files loses nothing that was
-/// acknowledged, the programs' calls wait and go on, nothing is done twice. Method: one thread makes, renames,
-/// appends with fsync and removes; the server is killed and restarted several times meanwhile; then everything is
-/// compared with what the thread knows.
+/// Goal: Promise S9, S12: a server killed while programs write and make files loses nothing that was acknowledged, the
+/// programs' calls wait and continue, nothing is done twice. Method: one thread makes, renames, appends with fsync and
+/// removes; the server is killed and restarted several times meanwhile; then everything is compared with what the
+/// thread knows.
 #[test]
 fn a_killed_server_loses_nothing() {
     loses_nothing(true);
@@ -384,8 +384,8 @@ fn fail_the_logs(daemon: &mut Daemon) {
 }
 
 /// Goal: a server whose zone fails ends at once with a line and exit code 1, without an answer that is not true;
-/// started again it has all that was acknowledged, and the mount goes on (Promises S9, S12). Method: writes to the log
-/// fail while a thread makes, renames and syncs files.
+/// started again it has all that was acknowledged, and the mount continues (Promises S9, S12). Method: writes to the
+/// log fail while a thread makes, renames and syncs files.
 #[test]
 fn a_failed_zone_ends_its_server() {
     let place = Place::new();

@@ -31,7 +31,7 @@ const OPEN: i32 = -5;
 const CLOSE: i32 = -6;
 /// Copies the descriptor at the place `kind`.
 const DUP: i32 = -7;
-/// Opens, locks without waiting (of the kind `kind`) and closes so many times; the errors are counted.
+/// Opens, locks without waiting (of the kind `kind`) and closes this many times; the errors are counted.
 const CYCLE: i32 = -8;
 
 /// The result of a step: errno, and the lock found by `F_GETLK`.

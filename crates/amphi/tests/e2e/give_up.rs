@@ -1,4 +1,4 @@
-//! A server that stays away: calls wait for it, and fail with EIO after a bound; when it is back all goes on.
+//! A server that stays away: calls wait for it, and fail with EIO after a bound; when it is back all continues.
 
 use crate::asynchronous::{Queue, Request};
 use crate::harness::{Place, errno, eventually, pattern};

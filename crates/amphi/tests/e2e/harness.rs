@@ -218,7 +218,7 @@ impl Place {
         self.server_of_size(&[&["--zone-size", "512M"], more].concat())
     }
 
-    /// The same, with zones of the size that is asked for.
+    /// The same, with zones of the size that is requested.
     pub fn server_of_size(&self, more: &[&str]) -> Daemon {
         let (data, addr) = (self.text("data"), self.addr());
         let mut args = vec!["server", "--data", &data, "--listen", &addr];
@@ -239,7 +239,7 @@ impl Place {
         Daemon::start(&args)
     }
 
-    /// Panics if a fault is found in the stopped zones of so many servers.
+    /// Panics if a fault is found in the stopped zones of this many servers.
     pub fn fsck_members(&self, servers: usize) {
         let names: Vec<String> =
             (0..servers).map(|k| if k == 0 { "data".into() } else { format!("data-{k}") }).collect();

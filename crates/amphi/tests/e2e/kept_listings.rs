@@ -33,7 +33,7 @@ fn end((_place, server, mounts): (Place, Daemon, [Daemon; 2])) {
     server.stop();
 }
 
-/// Changes one name of `dir` and of `names`, and now and then sets the time of modification to what it was before.
+/// Changes one name of `dir` and of `names`, and sometimes sets the time of modification to what it was before.
 fn change(random: &mut Random, dir: &Path, names: &mut Names) {
     let before = fs::metadata(dir).expect("stat");
     let fresh = format!("new-{}", random.below(1 << 40));

@@ -17,7 +17,7 @@ const PAGE: usize = 4096;
 const PAGES: usize = 8;
 /// Looks of each thread in a story of two mounts, at least.
 const LOOKS: u64 = 500;
-/// How long such a story goes on, at least.
+/// How long such a story continues, at least.
 const STORY: Duration = Duration::from_secs(4);
 
 /// Reads that came to a mount.
@@ -658,8 +658,8 @@ fn a_program_known_for_large_reads_is_served_by_the_mount() {
 }
 
 /// Goal: a reader whose `read` the kernel serves sees a record once its append on another mount has returned, also
-/// while that mount goes on appending. Method: one mount appends records and counts them; the other one reads the last
-/// that was counted, through a file that is open all the time, and must never find the end before it.
+/// while that mount continues appending. Method: one mount appends records and counts them; the other one reads the
+/// last that was counted, through a file that is open all the time, and must never find the end before it.
 #[test]
 fn records_are_read_as_soon_as_they_are_appended() {
     const RECORD: usize = 100;

@@ -274,7 +274,7 @@ fn a_mapping_of_an_open_for_appending() {
 const STEPS: u64 = 40;
 const PATIENCE: Duration = Duration::from_secs(100);
 
-/// Programs that go on until each of them has made its steps.
+/// Programs that continue until each of them has made its steps.
 struct Course {
     begin: Instant,
     behind: AtomicUsize,
@@ -358,8 +358,9 @@ fn stores_truncates_and_writes_of_two_mounts_get_on() {
     }
 }
 
-/// Goal: a program that stores into a mapping without a pause lets a read or a write of another mount through, and goes
-/// on itself. Method: the sizes and pauses with which a read of another mount waited for as long as the program ran.
+/// Goal: a program that stores into a mapping without a pause lets a read or a write of another mount through, and
+/// continues itself. Method: the sizes and pauses with which a read of another mount waited for as long as the program
+/// ran.
 #[test]
 fn a_busy_mapping_lets_others_on() {
     let pair = Pair::new(1, &["--targets", "4"], &[]);

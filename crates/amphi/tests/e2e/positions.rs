@@ -67,8 +67,8 @@ fn positions_of_appends_under_locks() {
 }
 
 /// Goal: the position behind an append is right if no other mount has moved the end since the last one, whatever had
-/// happened before that; a read goes on behind it. Method: the other mount appends, writes behind the end and cuts; the
-/// append behind that tells the kernel.
+/// happened before that; a read continues behind it. Method: the other mount appends, writes behind the end and cuts;
+/// the append behind that tells the kernel.
 #[test]
 fn positions_behind_own_appends() {
     let pair = Pair::new(1, &[], &[]);

@@ -115,7 +115,7 @@ fn limits_are_for_administrators() {
 }
 
 /// Goal: a tree is charged for all files in it, whoever made them, also for existing ones; data crosses its border only
-/// by a copy; df shows its limit; a file's owner may not take it out of the tree. Method: a story.
+/// by a copy; df shows its limit; a file's owner may not take it out of the tree. Method: a sequence of steps.
 #[test]
 fn a_tree_is_limited() {
     let place = Place::new();
@@ -198,7 +198,7 @@ fn limits_hold_over_servers_and_mounts() {
 }
 
 /// Goal: a program that has a file open while a limit is set is notified as well, at the latest by fsync; and a soft
-/// limit takes effect when its grace is over. Method: a story.
+/// limit takes effect when its grace is over. Method: a sequence of steps.
 #[test]
 fn limits_count_for_open_files() {
     let place = Place::new();

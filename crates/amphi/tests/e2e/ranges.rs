@@ -133,7 +133,7 @@ fn copy_file_range_and_its_errors() {
     assert_eq!(copy(&from, 0, &to, 0, 0).expect("nothing"), 0);
     assert_eq!(copy(&from, 499_990, &to, 99_999, 100).expect("up to the end"), 10);
     assert_eq!(copy(&same, 0, &same, 100, 100).expect("side by side"), 100);
-    // More than asked for ahead, off by some bytes, behind the end: a hole stays between.
+    // More than requested ahead, off by some bytes, behind the end: a hole stays between.
     assert_eq!(copy(&from, 7, &to, 200_001, 300_000).expect("a large one"), 300_000);
     let mut source = bytes;
     source.copy_within(0..100, 100);

@@ -73,8 +73,8 @@ fn servers_come_and_go_together() {
 }
 
 /// Goal: a server whose folder lost its zones, for instance because its disk is not mounted, is missed: nothing is made
-/// in its place, and when they are back everything is there. A first start that did not get to its end goes on. Method:
-/// the folder of each server of a stopped cluster is put away, with and without an empty one in its place.
+/// in its place, and when they are back everything is there. A first start that did not get to its end continues.
+/// Method: the folder of each server of a stopped cluster is put away, with and without an empty one in its place.
 #[test]
 fn a_server_without_its_zones_is_missed() {
     let place = Place::new();

@@ -43,7 +43,7 @@ fn is_mapped(file: &OwnedFd, size: u64) -> bool {
     }
 }
 
-/// Programs on these mounts set the size of new files, ask for it, map them and touch the last byte, all at once.
+/// Programs on these mounts set the size of new files, request it, map them and touch the last byte, all at once.
 /// Returns how many could not.
 fn set_and_mapped(mounts: &[&Path]) -> usize {
     let (barrier, missed) = (Barrier::new(mounts.len()), AtomicUsize::new(0));
@@ -96,7 +96,7 @@ fn take(way: Way, file: &OwnedFd, size: u64, into: &File) -> u64 {
     taken as u64
 }
 
-/// A program on `writer` makes files longer; followers on `reader` ask for the size and take as much. Returns how often
+/// A program on `writer` makes files longer; followers on `reader` request the size and take as much. Returns how often
 /// there was less.
 fn grown_and_followed(writer: &Path, reader: &Path) -> usize {
     let ways = [Way::SendFile, Way::SendFile, Way::Splice, Way::Copy, Way::Map];

@@ -83,7 +83,7 @@ fn a_server_on_tcp_makes_its_key() {
 }
 
 /// Goal: a Unix socket is accessible to its user alone by default, and a user who may connect is no administrator.
-/// Method: `up` and a server with a mode; their sockets; `status` as nobody, as root without the key that TCP asks for.
+/// Method: `up` and a server with a mode; their sockets; `status` as nobody, as root without the key that TCP requests.
 #[test]
 fn sockets_are_their_users() {
     let place = Place::new();

@@ -22,7 +22,7 @@ use amphi_wire::{BATCH_PARTS_MAX, Lane, Request};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// If so many closes of one target are delayed, they are sent at once.
+/// If this many closes of one target are delayed, they are sent at once.
 const LINGER_MAX: usize = 256;
 
 /// Sends the closes that nothing delays any more, without waiting for the answers.

@@ -39,7 +39,7 @@ const CLEAN_PATIENCE_NS: u64 = 2_000_000_000;
 const TURN_NS: u64 = 5_000_000;
 
 /// Drops all pages of a file before `locks` are returned to `target`. Returns when that is done. If the target takes a
-/// note of what others change, returns then, and dropping goes on.
+/// note of what others change, returns then, and dropping continues.
 pub(crate) async fn take_back(mount: &Arc<Mount>, file: &Arc<Inode>, target: TargetId, locks: &[u64]) {
     let mut turn_ns = begin(mount, file);
     loop {

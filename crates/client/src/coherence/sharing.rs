@@ -5,7 +5,7 @@
 //!
 //! In sole mode a mount caches without tokens and locks, and its front end may cache names and attributes for a fixed
 //! time. In shared mode it caches only under tokens and locks (docs/locking/sharing.md). The master alone decides which
-//! mode is in force and whether the session goes on.
+//! mode is in force and whether the session continues.
 //!
 //! Invariants: the server is answered that the switch to shared mode is complete only after every operation that began
 //! in sole mode has ended and every timeout that was given in sole mode is over. An answer that was requested in one
@@ -140,7 +140,7 @@ pub(crate) fn welcomed(mount: &Mount, welcome: &Welcome) {
     }
 }
 
-/// Whether a session that the server has ended may go on as if it had not: the mount was in sole mode, and no other
+/// Whether a session that the server has ended may continue as if it had not: the mount was in sole mode, and no other
 /// mount has come since.
 pub(crate) fn may_go_on(mount: &Mount) -> bool {
     mount.coherence.sharing.undisturbed.load(SeqCst)

@@ -38,7 +38,7 @@ impl Pauses {
         self.waiting.lock().is_empty()
     }
 
-    /// Waits for so many nanoseconds, or until the client has stopped.
+    /// Waits for this many nanoseconds, or until the client has stopped.
     pub(crate) async fn pause(&self, ns: u64) {
         if ns == 0 {
             return;

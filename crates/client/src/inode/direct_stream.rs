@@ -12,7 +12,7 @@ use std::sync::{Arc, Weak};
 
 /// Counts the bytes that were requested ahead.
 pub(crate) trait AheadOwner: Send + Sync {
-    /// So many bytes of the file are no longer requested or kept ahead.
+    /// This many bytes of the file are no longer requested or kept ahead.
     fn ended(&self, file: &Arc<Inode>, bytes: u64);
 }
 
@@ -27,7 +27,7 @@ pub(crate) struct DirectStream {
     pub(crate) shorter: u32,
     /// Number of consecutive reads that followed each other.
     pub(crate) matches: u32,
-    /// So many more reads must follow each other before the next one is requested ahead.
+    /// This many more reads must follow each other before the next one is requested ahead.
     pub(crate) caution: u32,
     /// Reads that were requested ahead, in order of their offsets.
     pub(crate) ahead: VecDeque<Ahead>,

@@ -46,7 +46,7 @@ pub(crate) struct FileGroup {
 }
 
 impl FileGroup {
-    /// Whether requests of a member of this group, or of a file in no group (0), may go on.
+    /// Whether requests of a member of this group, or of a file in no group (0), may continue.
     #[inline]
     pub(crate) fn admits(&self, member: u64) -> bool {
         self.id.load(SeqCst) == member

@@ -37,7 +37,7 @@ impl Overwrite {
     }
 
     /// Makes the front end, if there is one, drop its pages of these bytes. The caller must hold no lock that a read or
-    /// write of these pages may need. The work goes on if the future is dropped.
+    /// write of these pages may need. The work continues if the future is dropped.
     pub(crate) async fn settle(self, front: Option<Arc<dyn KernelPages>>) {
         let Some(pages) = front else { return };
         let (ino, range) = (self.file.ino, self.range);

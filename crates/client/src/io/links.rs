@@ -197,7 +197,7 @@ impl<E: Env> Links<E> {
     }
 
     /// The connection to the server of `target`, opened if need be. A target that the map does not have yet makes us
-    /// ask for the map once.
+    /// request the map once.
     async fn link_for(self: &Rc<Self>, target: TargetId, insist: bool) -> Result<Rc<Link<E>>, Errno> {
         let mut seat = self.seat_of(target);
         if seat.is_none() {
@@ -255,7 +255,7 @@ impl<E: Env> Links<E> {
         self.master().link().is_none_or(|link| link.welcome().begun != begun)
     }
 
-    /// Waits until the master's connection has said whether this mount goes on with a session that was begun anew.
+    /// Waits until the master's connection has said whether this mount continues with a session that was begun anew.
     ///
     /// Errors: `Io`: it does not.
     pub(crate) async fn hear_master(self: &Rc<Self>) -> Result<(), Errno> {

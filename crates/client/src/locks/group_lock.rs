@@ -13,7 +13,7 @@
 //!   `QUIET_NS` the servers are asked nevertheless: where the group is in force they grant the group lock ahead of all
 //!   waiting requests, and such a request then runs under it.
 //! * The group ends on this mount when its last member has left, everything written under it is on the targets, nothing
-//!   is cached any more and the servers have confirmed it; then other requests go on.
+//!   is cached any more and the servers have confirmed it; then other requests continue.
 //! * Members order their I/O among each other themselves: one may have cached bytes that another has changed since.
 
 use crate::coherence::lease;
@@ -39,8 +39,8 @@ use std::task::{Context, Poll, Waker};
 
 /// How long to wait for the end of this mount's own I/O before the servers are asked, nanoseconds.
 const QUIET_NS: u64 = 50_000_000;
-/// If the caller must not wait, it still waits for so many notifications, which come at least every second, until this
-/// mount's own I/O on the file has ended.
+/// If the caller must not wait, it still waits for this many notifications, which come at least every second, until
+/// this mount's own I/O on the file has ended.
 const PATIENCE_RINGS: u64 = 2;
 
 /// Takes the range lock when a member of this group, or of none (0), may use the file.
@@ -226,7 +226,7 @@ async fn take(
             return ask(mount, file, group, wait, interrupt, locks).await;
         }
         ask(mount, file, group, wait, interrupt, locks).await?;
-        // I/O that waited for the group on another mount goes on now.
+        // I/O that waited for the group on another mount continues now.
         unless(interrupt, quiet).await
     } else {
         // Some of this I/O may itself wait for another group.
@@ -294,7 +294,7 @@ fn withdraw(mount: &Mount, target: TargetId, lock: u64) {
     drop(mount.insist(Lane::Answer, target, Request::LockCancel { locks: vec![lock] }));
 }
 
-/// Returns the locks and lets other requests go on.
+/// Returns the locks and lets other requests continue.
 async fn end(mount: &Arc<Mount>, file: &Arc<Inode>, locks: &[(TargetId, LockId)]) {
     locks::leave_group(mount, locks).await;
     free(mount, file);
@@ -326,7 +326,7 @@ fn leave(file: &Inode, group: u64) -> Option<Vec<(TargetId, LockId)>> {
 }
 
 /// The open file leaves the group. If it was the last member on this mount, returns when everything is written back and
-/// other requests may go on.
+/// other requests may continue.
 ///
 /// Errors: `Inval` if it is not a member; `Io` if the group lock was lost; the first failure of write-back.
 pub(crate) async fn unlock(mount: Arc<Mount>, open: Arc<OpenFile>) -> Result<()> {
@@ -378,7 +378,7 @@ pub(crate) fn closed(mount: &Arc<Mount>, file: &Arc<Inode>, group: u64) {
     }
 }
 
-/// A server no longer knows locks of the group: calls of its members fail from now on, others go on.
+/// A server no longer knows locks of the group: calls of its members fail from now on, others continue.
 pub(crate) fn lost(mount: &Arc<Mount>, file: &Arc<Inode>) {
     if file.group.id() == 0 {
         return;

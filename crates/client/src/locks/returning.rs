@@ -25,7 +25,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 /// In a range up to this length every stripe is checked; in a longer one only what is cached.
 const WALK_BYTES: u64 = 64 << 20;
-/// Locks that are flushed together are of files with at most so many dirty bytes.
+/// Locks that are flushed together are of files with at most this many dirty bytes.
 const TOGETHER: usize = 64;
 const TOGETHER_BYTES: u64 = 256 << 10;
 

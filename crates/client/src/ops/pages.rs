@@ -43,7 +43,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 /// How long a read of a page waits for the end of the dropping, nanoseconds: it then comes after the request that waits
 /// for the lock. Otherwise a program that always touches pages that were just dropped would delay other mounts for as
-/// long as it runs. The front end may wait for this very page, so after this time the read goes on without a lock.
+/// long as it runs. The front end may wait for this very page, so after this time the read continues without a lock.
 const HELD_BACK_NS: u64 = 10_000_000;
 
 /// Pause until a target that has too many notes is asked for one again, nanoseconds.
@@ -391,7 +391,7 @@ mod tests {
     }
 
     /// Goal: if a caller is told that its pages come without a lock, they are dropped after that. Method: two threads
-    /// ask for pages of their own while a third one drops all again and again; in each round every such answer needs a
+    /// request pages of their own while a third one drops all again and again; in each round every such answer needs a
     /// drop that began later.
     #[test]
     fn pages_that_come_without_a_lock_are_taken_again() {

@@ -57,7 +57,7 @@ const FILL_BYTES: u64 = 1 << 20;
 const WARM_BYTES: u64 = 256 << 10;
 /// Bytes that the processor fetches at once.
 const CACHE_LINE: usize = 64;
-/// Reads of at least so many bytes get the cache's memory instead of a copy.
+/// Reads of at least this many bytes get the cache's memory instead of a copy.
 const LEND_MIN_BYTES: u64 = 16 << 10;
 
 pub(crate) fn try_read(

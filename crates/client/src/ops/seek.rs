@@ -26,9 +26,9 @@ use amphi_wire::{Reply, Request};
 use futures_util::future::join_all;
 use std::sync::Arc;
 
-/// Runs of data that are asked for at a time, of all objects of a file together.
+/// Runs of data that are requested at a time, of all objects of a file together.
 const RUNS_MAX: u32 = 16_384;
-/// At least so many runs are requested of one object, since a file with many objects has more runs.
+/// At least this many runs are requested of one object, since a file with many objects has more runs.
 const RUNS_OF_OBJECT_MIN: u32 = 16;
 
 /// As `lseek`, from what is known, without waiting; `None` if it is not.

@@ -107,7 +107,7 @@ pub(crate) fn try_write(
             file.range.wrote_unguarded();
         }
         if one_unit {
-            // Under the unit's lock: before a flush that a callback has asked for.
+            // Under the unit's lock: before a flush that a callback has requested.
             file.size.extend_own(range.end);
         }
     };
@@ -416,7 +416,7 @@ async fn settle(
         flush::flush(mount, file, range).await;
         flush::recycle_room(mount);
         if let Err(e) = watch.result() {
-            // The caller gets the error, and may go on at the end of the file without these bytes.
+            // The caller gets the error, and may continue at the end of the file without these bytes.
             file.settled().await;
             let kept = watch.lost_from().map_or(0, |from| from.saturating_sub(range.start));
             return if e.is_no_room() && kept > 0 { Ok(kept as usize) } else { Err(e) };

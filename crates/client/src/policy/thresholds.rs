@@ -37,7 +37,7 @@ const CLASSES: usize = 13;
 const REACH: usize = 3;
 /// Samples of each way that decide.
 const SAMPLES: usize = 8;
-/// By so many percent the other way has to be faster.
+/// By this many percent the other way has to be faster.
 const LEAD_PERCENT: u64 = 5;
 /// The share of the time with I/O that trials may cost, as its inverse; `FREE_NS` is free besides.
 const COST_PART: u64 = 50;

@@ -38,7 +38,7 @@ const AHEAD_BYTES: u64 = 4 << 20;
 const BUSY_BYTES: u64 = 8 << 20;
 /// How long bytes are kept for a reader that does not come, nanoseconds.
 const KEPT_NS: u64 = 2_000_000_000;
-/// Most reads that must follow each other before anything is asked for, after that was useless.
+/// Most reads that must follow each other before anything is requested, after that was useless.
 const CAUTION_MAX: u32 = 64;
 /// Reads in a row that are shorter than those before until requests are as short.
 const SHORTER_MAX: u32 = 4;
@@ -66,7 +66,7 @@ pub(crate) async fn read(
     data
 }
 
-/// Whether the next reads are asked for.
+/// Whether the next reads are requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Asking {
     /// Unless others keep the disks busy: below the large threshold.
@@ -164,7 +164,7 @@ type Taken = SmallVec<[Ahead; 2]>;
 /// Advances the stream to `range`: returns what is there or under way for its beginning, and requests the next reads.
 fn advance(mount: &Arc<Mount>, open: &Arc<OpenFile>, range: ByteRange, size: u64, asking: Asking) -> Taken {
     let mut stream = open.streams.direct.lock();
-    // Bytes that the cache served meanwhile, or a probe brought, were requested in vain, but the stream goes on.
+    // Bytes that the cache served meanwhile, or a probe brought, were requested in vain, but the stream continues.
     let mut passed = VecDeque::new();
     if stream.ahead.iter().any(|a| a.range.start == range.start) {
         while let Some(a) = stream.ahead.pop_front_if(|a| a.range.start < range.start) {
@@ -212,7 +212,7 @@ fn advance(mount: &Arc<Mount>, open: &Arc<OpenFile>, range: ByteRange, size: u64
     taken
 }
 
-/// Whether a read may be asked for ahead.
+/// Whether a read may be requested ahead.
 pub(crate) fn is_wanted(mount: &Mount, next: ByteRange, asking: Asking) -> bool {
     let streams = &mount.prefetch.direct_streams;
     let busy = || streams.bytes.load(Relaxed) + streams.waited_for.load(Relaxed);

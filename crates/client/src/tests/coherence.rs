@@ -291,7 +291,7 @@ fn hits_by_threads_are_atomic() {
 }
 
 /// Goal: a hit over several units is one event: it shows no write without an earlier one of the same thread (Promise
-/// S2). Method: one thread writes a number at 0, then at 1 MiB; the other reads both in one hit, and now and then the
+/// S2). Method: one thread writes a number at 0, then at 1 MiB; the other reads both in one hit, and sometimes the
 /// first one waits for it.
 #[test]
 fn hits_over_several_units_are_one_event() {
@@ -335,8 +335,8 @@ fn hits_over_several_units_are_one_event() {
     w.check_clean();
 }
 
-/// Goal: locks go on under the names that a restarted server gives them, and dirty data survives. Method: rename every
-/// lock of the server as a restart does, then call one back by its new name.
+/// Goal: locks continue under the names that a restarted server gives them, and dirty data survives. Method: rename
+/// every lock of the server as a restart does, then call one back by its new name.
 #[test]
 fn locks_survive_a_restart_under_new_names() {
     let mut w = World::new(9, &[]);

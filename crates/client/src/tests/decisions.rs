@@ -245,7 +245,7 @@ fn callers_that_are_short_of_memory() {
 }
 
 /// Goal: memory that is short only until the mount has returned what it kept for later changes no decision; lasting
-/// shortage does, until it ends. Method: a group that is full for so many samples.
+/// shortage does, until it ends. Method: a group that is full for this many samples.
 #[test]
 fn own_memory_is_given_back_first() {
     let full_for = Arc::new(AtomicU64::new(0));

@@ -184,8 +184,8 @@ fn nothing_stays() {
     assert_eq!(kept(&w), 0);
 }
 
-/// Goal: a stream of which the cache served a read in between goes on, and loses just that one. Method: leave one read
-/// out, which has the same effect, and count.
+/// Goal: a stream of which the cache served a read in between continues, and loses just that one. Method: leave one
+/// read out, which has the same effect, and count.
 #[test]
 fn a_stream_goes_on_behind_what_the_cache_served() {
     let (mut w, _, file, bytes) = world(1);

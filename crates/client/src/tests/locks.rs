@@ -1,4 +1,4 @@
-//! Locks as open files ask for them: groups, lock-ahead, exact locks, age, cancels, and the deadlocks that must not be.
+//! Locks as open files request them: groups, lock-ahead, exact locks, age, cancels, and the deadlocks that must not be.
 
 use super::sharing::*;
 use crate::api::{Hints, OpenFlags};
@@ -198,7 +198,7 @@ fn lock_ahead_and_exact_locks() {
     });
 }
 
-/// Makes mounts give back all locks by their age.
+/// Makes mounts return all locks by their age.
 async fn drop_locks(c: &Cluster, clients: [&Client; 2]) {
     for client in clients {
         client.mount.tunables.set("locks.max_age_s", "1").unwrap();

@@ -101,7 +101,7 @@ impl Cluster {
         client
     }
 
-    /// The file system below the server's zones has so many bytes left.
+    /// The file system below the server's zones has this many bytes left.
     pub(super) fn set_room(&self, bytes: Option<u64>) {
         self.sim.set_room("server", bytes);
     }

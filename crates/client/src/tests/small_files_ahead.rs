@@ -161,7 +161,7 @@ fn started(w: &mut World, count: usize) -> Vec<(String, Ino)> {
 }
 
 /// Goal: what the server has checked for one caller serves no other (permission). Method: the super-user reads in
-/// order; a user whom the server refuses asks for files that were opened ahead.
+/// order; a user whom the server refuses requests files that were opened ahead.
 #[test]
 fn others_are_checked_by_the_server() {
     let mut w = World::new(4, &[]);

@@ -18,7 +18,7 @@ fn set(w: &World, name: &str, value: &str) {
     w.client.mount.tunables.set(name, value).expect("a tunable");
 }
 
-/// Requests went so, of so many a second.
+/// Requests went so, of this many a second.
 fn tell(w: &World, way: Way, course: Course, mib_s: u64) {
     for _ in 0..200 {
         let now_ns = w.clock.0.fetch_add(1_000_000, SeqCst) + 1_000_000;
@@ -128,8 +128,8 @@ fn only_whole_blocks_pass_the_cache_if_told_so() {
     w.check_clean();
 }
 
-/// Goal: a direct request to one object is locked by its target, and no lock is asked for; the other mount sees the
-/// bytes. Method: two mounts; a write and a read past the cache; locks that were asked for.
+/// Goal: a direct request to one object is locked by its target, and no lock is requested; the other mount sees the
+/// bytes. Method: two mounts; a write and a read past the cache; locks that were requested.
 #[test]
 fn who_locks_for_direct_requests() {
     in_cluster(7, async |cluster| {

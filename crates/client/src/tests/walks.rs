@@ -11,7 +11,7 @@ use std::time::Duration;
 
 /// Goal: the inode that a repeated walk returned exists for the operation that follows, although another mount has
 /// replaced the name by then, whatever kind it is; without a repeated walk it is stale; and no state stays behind.
-/// Method: one mount looks a name up, the other renames over it, the first goes on with the inode.
+/// Method: one mount looks a name up, the other renames over it, the first continues with the inode.
 #[test]
 fn what_a_repeated_walk_is_shown_stays() {
     in_cluster(1, async |cluster| {

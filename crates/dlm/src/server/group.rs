@@ -84,7 +84,7 @@ impl LockSpace {
     }
 
     /// A group lock was granted. Other waiting requests of the group are granted as well, and the members' direct
-    /// requests go on.
+    /// requests continue.
     pub(super) fn joined(&mut self, now_ns: u64, object: ObjectId, session: SessionId, group: GroupId) {
         self.note_member(object, session, group);
         let mut waiting = Vec::new();

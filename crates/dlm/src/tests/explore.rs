@@ -55,7 +55,7 @@ fn direct(op: Op) -> Op {
     Op { direct: true, ..op }
 }
 
-/// Under the lock of a group; `last`: which is given back then.
+/// Under the lock of a group; `last`: which is returned then.
 fn in_group(group: u64, last: bool, op: Op) -> Op {
     Op { group: Some((group, last)), ..op }
 }
@@ -245,8 +245,7 @@ fn every_order_with_groups() {
     }
 }
 
-/// Goal: locks given back for their number race with callbacks without harm. Method: exhaustive, with room for one
-/// lock.
+/// Goal: locks returned for their number race with callbacks without harm. Method: exhaustive, with room for one lock.
 #[test]
 fn every_order_with_a_tight_cache() {
     let limits = CacheLimits { max_locks: 1, cancel_linger_ns: 0, ..CacheLimits::default() };
@@ -271,7 +270,7 @@ fn explore_all(worlds: impl IntoIterator<Item = World>, limit: usize) {
 }
 
 /// Goal: a lock-ahead is granted only if nothing conflicts, such locks behave like others, and every request is
-/// answered; a client that waits for its own lock-ahead goes on if it is refused. Method: exhaustive.
+/// answered; a client that waits for its own lock-ahead continues if it is refused. Method: exhaustive.
 #[test]
 fn every_order_with_locks_asked_for_ahead() {
     explore_all(ahead_programs().iter().map(|programs| world(programs, None)), 400_000);

@@ -28,7 +28,8 @@ impl Story {
             .any(|(id, _, _, held, of)| held.covers(mode) && of.contains(&range) && !called.contains(&id))
     }
 
-    /// Asks if it has to, and lets those who are called back go on with `meanwhile` before they give their locks back.
+    /// Asks if it has to, and lets those who are called back continue with `meanwhile` before they give their locks
+    /// back.
     fn ask(&mut self, session: u64, mode: Mode, range: ByteRange, mut meanwhile: impl FnMut(&mut Story, SessionId)) {
         if self.has(SessionId(session), mode, range) {
             return;

@@ -116,7 +116,7 @@ impl Reference {
                 self.entries[i - 1].granted = Some(range);
                 self.grants.push((entry.id, range));
                 if entry.owner.group().is_some() {
-                    // The rest of the group comes in, then earlier requests of its members may go on.
+                    // The rest of the group comes in, then earlier requests of its members may continue.
                     for other in &mut self.entries {
                         let same = other.object == entry.object && other.owner.group() == entry.owner.group();
                         if same && other.granted.is_none() {
@@ -244,7 +244,7 @@ impl Pair {
         let mut expected = std::mem::take(&mut self.reference.grants);
         if grants.iter().any(|(id, _)| self.reference.entries.iter().any(|e| e.id == *id && e.owner.group().is_some()))
         {
-            // Requests that the begin of a group lets go on are granted together.
+            // Requests that the begin of a group lets continue are granted together.
             expected.sort_by_key(|(id, _)| *id);
             grants.sort_by_key(|(id, _)| *id);
         }

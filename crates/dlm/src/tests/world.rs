@@ -20,12 +20,12 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 /// Bytes of each object.
 pub(super) const BYTES: u64 = 6;
 
-/// How wide a lock is asked for.
+/// How wide a lock is requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Extent {
     Grown,
     Exact,
-    /// Lock-ahead: asked for without waiting for the answer, and no I/O.
+    /// Lock-ahead: requested without waiting for the answer, and no I/O.
     Ahead,
 }
 
@@ -106,7 +106,7 @@ struct Client {
     doing: Doing,
     /// Sessions that it had before.
     ended: u64,
-    /// Locks asked for ahead, unanswered.
+    /// Locks requested ahead, unanswered.
     ahead: BTreeMap<u64, Op>,
     /// The group lock held.
     group: Option<(ObjectId, u64, LockId)>,

@@ -4,13 +4,13 @@
 //!
 //! Buffers below `POOLED_MIN_BYTES` come from the allocator. From there to 1 MiB a buffer is a chunk of a run, one
 //! class of chunks for each power of two with a page of room on top, so that a payload that begins anywhere within a
-//! page fits its class. Larger buffers are mappings of their own. Runs and mappings ask for huge pages and lie on their
+//! page fits its class. Larger buffers are mappings of their own. Runs and mappings request huge pages and lie on their
 //! boundaries: direct I/O from huge pages moves 3.2 GB/s where 4 KiB pages give 2.4, at times 1.3 (a 1 MiB request of
 //! small pages has more segments than a request of the block layer takes), and memory that comes back used costs no
 //! page faults (0.3 us for each 4 KiB).
 //!
-//! Invariants: memory is in the store, or in one `Memory`, or being given back. Chunks are never unmapped; their number
-//! is bounded by how many were in use at once. Memory in the store beyond the bounds below is given back to the system:
+//! Invariants: memory is in the store, or in one `Memory`, or being returned. Chunks are never unmapped; their number
+//! is bounded by how many were in use at once. Memory in the store beyond the bounds below is returned to the system:
 //! it then reads as zeros.
 
 mod mappings;
@@ -307,7 +307,7 @@ fn give_back(back: GiveBack) {
     // SAFETY: the memory is mapped, starts at a page, and nobody owns or finds it.
     let given = unsafe { madvise(ptr.as_ptr().cast(), back.bytes, Advice::LinuxDontNeed) };
     if given.is_err() {
-        // SAFETY: as above. Locked memory cannot be given back; it must be zero all the same.
+        // SAFETY: as above. Locked memory cannot be returned; it must be zero all the same.
         unsafe { ptr.write_bytes(0, back.bytes) };
     }
     lock(&CHUNKS).gave_back(back);

@@ -167,7 +167,7 @@ impl Tx for RealTx {
     }
 
     async fn send(&mut self, mut head: Buf, mut payload: Option<Buf>) -> (io::Result<()>, Buf, Option<Buf>) {
-        // With MSG_WAITALL the ring itself goes on after a short write.
+        // With MSG_WAITALL the ring itself continues after a short write.
         let flags = SendFlags::NOSIGNAL | SendFlags::from_bits_retain(libc::MSG_WAITALL as u32);
         let total = head.len() + payload.as_ref().map_or(0, |p| p.len());
         let mut sent = 0;

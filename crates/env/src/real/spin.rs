@@ -1,4 +1,4 @@
-//! `Spin`: whether a thread that has nothing to do goes on looking or sleeps.
+//! `Spin`: whether a thread that has nothing to do continues looking or sleeps.
 //!
 //! Owns: the budget since the last progress, and the rule that no thread polls while others need the core. Does not
 //! own: what is checked between two turns, how to sleep.
@@ -42,7 +42,7 @@ const TAKEN_MAX: u32 = 3;
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 /// Longest pause.
 const PAUSE_MAX: Duration = Duration::from_secs(1);
-/// A pause is forgotten, and the next one is short again, when so many times as long has passed behind it without a
+/// A pause is forgotten, and the next one is short again, when this many times as long has passed behind it without a
 /// late turn.
 const CALM_TIMES: u32 = 8;
 

@@ -344,7 +344,7 @@ fn cuts() {
 }
 
 /// Goal: a stopped node does nothing and loses nothing, and a crash ends the stop. Method: a node that counts every ms
-/// is stopped for 10 ms; it goes on with its count; stopped again, crashed and started, it runs at once.
+/// is stopped for 10 ms; it continues with its count; stopped again, crashed and started, it runs at once.
 #[test]
 fn stopped_nodes_stand_still() {
     let sim = Sim::new(1, SimConfig::default());

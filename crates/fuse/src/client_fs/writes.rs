@@ -154,7 +154,7 @@ impl ClientFs {
     }
 
     /// Waits for a change of a file's bytes, of which `bytes` are in memory, and notes it when it is done. If that
-    /// takes long, the thread is given back and a task calls `answer`. The returned value is then ignored.
+    /// takes long, the thread is returned and a task calls `answer`. The returned value is then ignored.
     pub(super) fn wait_change<T: Send + 'static>(
         &self,
         caller: &Caller<'_>,

@@ -35,7 +35,7 @@ use std::time::Duration;
 const SLOTS: usize = 8192;
 /// A thread needs at most so long from the answer to the moment from which the kernel counts the timeout.
 const LATE: Duration = Duration::from_millis(50);
-/// So many last ends of a file are remembered, because requests may have crossed.
+/// This many last ends of a file are remembered, because requests may have crossed.
 const ENDS: usize = 4;
 
 #[derive(Default)]
@@ -188,7 +188,7 @@ impl Changing<&KernelView> {
     /// Makes this a shared change, for an answer that may come when the request has no thread any more.
     pub(crate) fn shared(mut self, view: &Arc<KernelView>) -> SharedChange {
         let Changing { ino, since, beside, .. } = self;
-        // The change goes on in the shared value.
+        // The change continues in the shared value.
         let is_over = std::mem::replace(&mut self.is_over, true);
         SharedChange(Arc::new(Mutex::new(Changing { view: view.clone(), ino, since, beside, is_over })))
     }

@@ -21,7 +21,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::task::{Poll, Wake, Waker};
 use std::time::Duration;
 
-/// How long a call goes on after a signal that does not kill.
+/// How long a call continues after a signal that does not kill.
 const GRACE: Duration = Duration::from_secs(2);
 /// How often the mount looks whether the caller of an interrupted call is being killed.
 const LOOK: Duration = Duration::from_millis(20);

@@ -3,7 +3,7 @@
 //! Linux gives an inode's attributes a version. Another answer, a write, a truncate or an invalidation moves the
 //! version, and Linux then keeps no answer to a question from before. The program that asked with `stat` is shown the
 //! answer all the same. But mappings, `sendfile`, `splice`, `copy_file_range`, reads that the kernel serves and `lseek`
-//! to the end go by the size that the kernel keeps. Of programs that set the size of a file, asked for it, mapped it
+//! to the end go by the size that the kernel keeps. Of programs that set the size of a file, requested it, mapped it
 //! and touched its last byte, one of thirty was ended by SIGBUS. While another mount appended records, one of six reads
 //! on this mount ended before a record whose append had returned. Therefore:
 //!
@@ -69,7 +69,7 @@ const LOOK: Duration = Duration::from_micros(20);
 const PAUSE_NS: u64 = 200_000;
 /// Questions in one round.
 const QUESTIONS: usize = 16;
-/// After so many questions a larger size is accepted too, because the file is being written here all the time.
+/// After this many questions a larger size is accepted too, because the file is being written here all the time.
 const LARGER: usize = 3;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -91,7 +91,7 @@ struct Job {
 #[derive(Default)]
 struct State {
     jobs: VecDeque<Job>,
-    /// The inode that each thread is asking for.
+    /// The inode that each thread is requesting.
     asked: [Option<Ino>; THREADS],
     /// Number of threads that take jobs.
     threads: usize,
@@ -99,7 +99,7 @@ struct State {
 }
 
 impl State {
-    /// Takes the next inode that no thread is asking for, with all who wait for the same.
+    /// Takes the next inode that no thread is requesting, with all who wait for the same.
     fn take(&mut self) -> Option<(Ino, What, Vec<SyncSender<bool>>)> {
         let free = |job: &Job| !self.asked.contains(&Some(job.ino));
         let at = self.jobs.iter().position(free)?;

@@ -462,7 +462,7 @@ mod tests {
         assert!(pool.work_done().is_none(), "whoever read it works");
     }
 
-    /// Goal: requests of one user that wait leave threads for those of others, however many they are, and go on when
+    /// Goal: requests of one user that wait leave threads for those of others, however many they are, and continue when
     /// one of theirs is done. Method: nine threads at most; one user's requests wait, then another's, then a third
     /// one's.
     #[test]

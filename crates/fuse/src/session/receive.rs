@@ -323,10 +323,10 @@ mod tests {
         }
     }
 
-    /// Goal: the payload of a write that begins where the last large one ended, or a small one that went on from there,
-    /// lies in its page as in its block, also in another reader's memory; requests of all lengths arrive whole there.
-    /// Method: a stream of odd lengths with small pieces in between, small writes elsewhere that must change nothing,
-    /// other requests, and one that is put aside.
+    /// Goal: the payload of a write that begins where the last large one ended, or a small one that continued from
+    /// there, lies in its page as in its block, also in another reader's memory; requests of all lengths arrive whole
+    /// there. Method: a stream of odd lengths with small pieces in between, small writes elsewhere that must change
+    /// nothing, other requests, and one that is put aside.
     #[test]
     fn payloads_lie_in_their_pages_as_in_their_blocks() {
         const LARGEST: usize = 40 * 4096;

@@ -1,4 +1,4 @@
-//! Copies of pages that are only read, on nodes that read them again; an option that is off unless it is asked for.
+//! Copies of pages that are only read, on nodes that read them again; an option that is off unless it is requested.
 //!
 //! Owns: which nodes get copies and have them, and how a copy is dropped. Does not own the messages (`team/copies.rs`,
 //! and `team/handover.rs` for the bytes).
@@ -6,8 +6,8 @@
 //! A page is cached on one node. When a second read of another node comes to it and no rank has written it since the
 //! first one, the reply brings a copy of the whole page, which that node's rank puts into a frame of its own. Reads of
 //! that node use the copy from then on. A write locks the page exclusively at its node, finds that there are copies,
-//! stops, makes their nodes drop them, and goes on. With copies, pages do not move to nodes that read them, and a page
-//! with copies does not move.
+//! stops, makes their nodes drop them, and continues. With copies, pages do not move to nodes that read them, and a
+//! page with copies does not move.
 //!
 //! Invariants:
 //! * A copy is whole and never dirty. A copy equals its page: a node gets a copy while its page is locked shared at its

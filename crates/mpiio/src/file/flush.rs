@@ -184,9 +184,9 @@ impl CachedFile {
         result
     }
 
-    /// Writes the dirty bytes of all ranks of the node, as one rank, while the others may go on; `stable`: also makes
-    /// them stable, and marks pages that are clean then as not valid, so that the next read of any rank reads the file
-    /// system. The frames stay with their pages, since only their own ranks free frames.
+    /// Writes the dirty bytes of all ranks of the node, as one rank, while the others may continue; `stable`: also
+    /// makes them stable, and marks pages that are clean then as not valid, so that the next read of any rank reads the
+    /// file system. The frames stay with their pages, since only their own ranks free frames.
     pub fn settle_alone(&mut self, stable: bool) -> Outcome {
         self.flush_share(0, 1)?;
         if !stable {

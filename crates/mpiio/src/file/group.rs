@@ -51,7 +51,7 @@ impl CachedFile {
         Ok(())
     }
 
-    /// Joins again if the node has left. If that does not work now, it goes on without.
+    /// Joins again if the node has left. If that does not work now, it continues without.
     pub fn rejoin_group(&mut self) {
         let header = self.segment().header();
         if header.group_state.load(SeqCst) == LEFT {

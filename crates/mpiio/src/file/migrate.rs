@@ -124,14 +124,14 @@ impl CachedFile {
         Place(self.segment().find_meta(page).map_or(0, |meta| meta.place.load(SeqCst)))
     }
 
-    /// The node to ask for a page, as far as this node knows.
+    /// The node to request a page, as far as this node knows.
     pub fn node_of(&self, page: u64) -> usize {
         let nodes = u64::from(self.segment().header().job.nodes.load(Relaxed).max(1));
         let run_pages = self.settings.run_bytes / self.page_bytes();
         self.place_of(page).node().unwrap_or((page / run_pages % nodes) as usize)
     }
 
-    /// The page that ended a step after so many bytes, and why.
+    /// The page that ended a step after this many bytes, and why.
     pub fn why_it_stopped(&self, extents: &[Extent], done: u64) -> Outcome<Stop> {
         let page_bytes = self.page_bytes();
         let next = pieces(extents, page_bytes, u64::MAX).find(|piece| piece.memory as u64 >= done);
@@ -281,7 +281,7 @@ impl CachedFile {
                     self.stats.relieved += u64::from(relief);
                 }
                 None if !self.moves.over => {
-                    // In front: a write that stopped goes on at the page that it took last.
+                    // In front: a write that stopped continues at the page that it took last.
                     self.held.insert(0, (page, mode));
                     continue;
                 }
@@ -349,7 +349,7 @@ impl CachedFile {
         Ok(fits)
     }
 
-    /// Pages stay on their nodes from now on (`on`) or may move again; counted, since several may ask for it.
+    /// Pages stay on their nodes from now on (`on`) or may move again; counted, since several may request it.
     pub fn keep_still(&self, on: bool) {
         let still = &self.segment().header().job.still;
         if on {

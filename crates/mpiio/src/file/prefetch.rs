@@ -1,10 +1,10 @@
-//! Reading ahead of a rank that reads one range behind the other; an option that is off unless it is asked for.
+//! Reading ahead of a rank that reads one range behind the other; an option that is off unless it is requested.
 //!
 //! Owns when and what is prefetched. Prefetched are whole uncached pages behind the read, with one request, into frames
 //! of this rank; only pages that belong to this node (`migrate`), that begin before the end of the file, and whose
-//! locks are free. It waits for nothing: the locks are released before the call goes on, since the call may need these
-//! pages itself, and a failure leaves everything as it was. Bound: `Settings::prefetch_bytes`, and half of the rank's
-//! frames.
+//! locks are free. It waits for nothing: the locks are released before the call continues, since the call may need
+//! these pages itself, and a failure leaves everything as it was. Bound: `Settings::prefetch_bytes`, and half of the
+//! rank's frames.
 
 use super::CachedFile;
 use crate::error::Outcome;

@@ -9,7 +9,7 @@ use std::io::IoSlice;
 use std::ops::Range;
 use std::sync::atomic::Ordering::{Relaxed, SeqCst};
 
-/// So many pieces of a page are marked in one pass.
+/// This many pieces of a page are marked in one pass.
 const MANY_PIECES: usize = 4;
 
 /// A run of whole pages that goes past the cache.
@@ -66,7 +66,7 @@ impl CachedFile {
                 }
                 self.refer(page)?;
             }
-            // The lock is kept, so that no node gets a new copy before the write goes on.
+            // The lock is kept, so that no node gets a new copy before the write continues.
             if self.has_copies_elsewhere(page)? {
                 break;
             }

@@ -29,7 +29,7 @@ pub struct JobNodes {
     pub node: AtomicU32,
     /// How many there are.
     pub nodes: AtomicU32,
-    /// After so many references in a row by another node a page moves there; 0: none does.
+    /// After this many references in a row by another node a page moves there; 0: none does.
     pub references: AtomicU32,
     /// No page moves while this is not 0, and none is copied.
     pub still: AtomicU32,

@@ -29,7 +29,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Maps so many bytes of the file.
+    /// Maps this many bytes of the file.
     pub fn new(fd: &OwnedFd, length: usize) -> Outcome<Mapping> {
         let mut stat = std::mem::MaybeUninit::<libc::stat>::zeroed();
         let huge = HUGE_BYTES as usize;

@@ -17,7 +17,7 @@ impl Team {
     }
 
     /// A write stopped at a page. If other nodes have copies of it, the write holds it alone at `home`; makes these
-    /// nodes drop them, so that the write can go on.
+    /// nodes drop them, so that the write can continue.
     pub(super) fn recall(&mut self, home: usize, stop: &Stop) -> Outcome {
         let page = stop.page;
         if stop.copies == 0 {

@@ -253,7 +253,7 @@ fn calls(team: &mut Team, pace: &ActorPace, random: &mut Random, readable: bool,
     };
     let mut extents = random_extents(random, FILE_BYTES);
     for _ in 0..10 {
-        // Programs come back to where they were, or go on behind it.
+        // Programs come back to where they were, or continue behind it.
         match random.below(4) {
             0 => extents = random_extents(random, FILE_BYTES),
             1 => go_on(&mut extents, FILE_BYTES),

@@ -368,7 +368,7 @@ fn large_data_written_once_goes_past_the_cache() {
 }
 
 /// Goal: pages in many small parts are written back as one part each when no other program writes the file, with the
-/// bytes of the file between, and as so many parts otherwise; nothing is written before the first part and behind the
+/// bytes of the file between, and as this many parts otherwise; nothing is written before the first part and behind the
 /// last one. Method: a file with other bytes, two ranks that write every tenth byte of a part of it; the requests and
 /// the file.
 #[test]

@@ -1,5 +1,5 @@
-//! A scheduler that lets one of several threads go on at a time and chooses by a seed which, and the array of bytes to
-//! which the calls of ranks are applied in the order in which they held all of their locks.
+//! A scheduler that lets one of several threads continue at a time and chooses by a seed which, and the array of bytes
+//! to which the calls of ranks are applied in the order in which they held all of their locks.
 //!
 //! An actor is a thread that is scheduled: a rank, or a proxy that works for one.
 
@@ -84,7 +84,7 @@ impl Scheduler {
         self.turns.iter().for_each(Condvar::notify_all);
     }
 
-    /// Chooses who goes on. When nobody can, all fail.
+    /// Chooses who continues. When nobody can, all fail.
     fn choose(&self, state: &mut State) {
         let can: Vec<usize> = (0..state.ready.len()).filter(|r| state.ready[*r] && !state.done[*r]).collect();
         if can.is_empty() {
@@ -223,7 +223,7 @@ impl Pace for ActorPace {
         }
     }
 
-    /// Time goes on with the writes.
+    /// Time continues with the writes.
     fn seconds(&self) -> u32 {
         self.scheduler().locked().writes as u32 / 8
     }

@@ -37,7 +37,7 @@ const LEFTOVER: Duration = Duration::from_secs(30);
 /// How long a server with a map waits for the master before it starts without.
 const MASTER_PATIENCE: Duration = Duration::from_secs(2);
 
-/// What the master has answered about sessions.
+/// The master's answers about sessions.
 pub(crate) struct Heard {
     version: u64,
     sessions: Vec<(SessionId, SessionRecord)>,
@@ -125,7 +125,7 @@ async fn ask_master<E: Env>(
     }
 }
 
-/// What a server without zones gets from the master.
+/// The master's data for a server without zones.
 #[derive(Clone)]
 pub(crate) struct Enlisted {
     /// Its number.

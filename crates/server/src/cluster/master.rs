@@ -52,7 +52,7 @@ impl<E: Env> Cluster<E> {
         Ok(())
     }
 
-    /// `Request::Join`. A request without targets asks for the numbers of new ones, which are assigned only when the
+    /// `Request::Join`. A request without targets requests the numbers of new ones, which are assigned only when the
     /// server joins with them.
     pub(crate) async fn join(
         self: &Rc<Self>,
@@ -319,7 +319,7 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// What the master knows of all servers, itself first.
+    /// The master's data about all servers, itself first.
     pub(crate) fn servers(&self, own: &[TargetStatus]) -> Vec<ServerStatus> {
         if !self.is_master() {
             return Vec::new();

@@ -1,4 +1,4 @@
-//! What a server that is not the master does depending on when it last heard the master.
+//! The behaviour of a server that is not the master, by the time of the last message of the master.
 //!
 //! Owns: making its targets grant tokens or not, and making mounts wait while the master is silent. Does not own: how
 //! long the master's last answer is valid (`membership::lease`), beats and sessions (`follower`), whether there is one
@@ -41,7 +41,7 @@ impl<E: Env> Cluster<E> {
         self.switch(true).await
     }
 
-    /// A session was cut off here and may go on using tokens until they end.
+    /// A session was cut off here and may continue using tokens until they end.
     pub(crate) fn note_cut_off(&self) {
         self.lease.note_cut_off(self.worker.now_ns());
     }

@@ -63,7 +63,7 @@ const HOLDER_LOOK: Duration = Duration::from_secs(1);
 /// Why further connections of a session end.
 const FIRST_ENDED: &str = "the first connection of the session has ended";
 
-/// What a server reports about itself.
+/// The report of a server about itself.
 struct ServerFacts {
     /// Number of the cluster.
     cluster: u64,
@@ -147,7 +147,7 @@ impl<E: Env> SessionManager<E> {
             deaf: RefCell::default(),
             worker,
         });
-        // What an earlier run permitted is not known, so the present value of the tunable is assumed.
+        // The value permitted by an earlier run is not known, so the present value of the tunable is assumed.
         manager.rule.lend(manager.worker.tunables.get(Tunable::TokenMs));
         for id in ids {
             manager.keep_for_grace(id, 0);

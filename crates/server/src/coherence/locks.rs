@@ -444,8 +444,8 @@ mod tests {
         (Locks::new(TargetId(0), limits, 1, move || told.get()), clock)
     }
 
-    /// Goal: a cached lock is called back once for a direct request of another session, which goes on when the lock is
-    /// returned; a client that does not return it is overdue; a dropped wait leaves nothing. Method: by hand, two
+    /// Goal: a cached lock is called back once for a direct request of another session, which continues when the lock
+    /// is returned; a client that does not return it is overdue; a dropped wait leaves nothing. Method: by hand, two
     /// sessions.
     #[test]
     fn callbacks_and_waits() {

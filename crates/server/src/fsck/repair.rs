@@ -22,7 +22,7 @@ use std::hash::{DefaultHasher, Hash, Hasher};
 /// Items changed by one record of a repair.
 const RECORD_ITEMS: usize = 256;
 
-/// What a repair has to know of a zone.
+/// The data about a zone that a repair needs.
 #[derive(Debug)]
 pub(super) struct Basis {
     /// Which of the folders it is in.

@@ -21,6 +21,6 @@ pub enum Eviction {
     Silent,
     /// The client was alive and did not answer, so its tokens end at once.
     Deaf,
-    /// Answered changes of the session may be lost: not even a sole mount may go on.
+    /// Answered changes of the session may be lost: not even a sole mount may continue.
     AfterPowerLoss,
 }

@@ -322,7 +322,7 @@ pub(crate) mod tests {
     }
 
     /// Goal: keys are added, rotated and removed; a name and a public key belong to one key only; each change makes a
-    /// later state. Method: a story.
+    /// later state. Method: a sequence of steps.
     #[test]
     fn keys_come_and_go() {
         let none = KeyRegistry::default();

@@ -44,7 +44,7 @@ impl MasterLease {
         Duration::from_nanos(now_ns.saturating_sub(self.heard_ns.get()))
     }
 
-    /// A session was cut off, and may go on using tokens until they end.
+    /// A session was cut off, and may continue using tokens until they end.
     pub(crate) fn note_cut_off(&self, now_ns: u64) {
         self.orphans_until_ns.set(now_ns + ns(TOKEN_LIFE + TOKEN_MARGIN));
     }

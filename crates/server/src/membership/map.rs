@@ -1,6 +1,6 @@
 //! The cluster map: which servers are in it, which may join, and whether a folder of zones fits it.
 //!
-//! Owns: the rules, as plain functions. Does not own: keeping the map (`zone_target`), asking for it
+//! Owns: the rules, as plain functions. Does not own: keeping the map (`zone_target`), requesting it
 //! (`cluster::follower`), giving it (`cluster::master`).
 //!
 //! Invariants: target 0 is in the first server; every target below the pool is in exactly one server; the targets of a
@@ -23,7 +23,7 @@ pub fn first(cluster: u64, master: ServerInfo) -> ClusterMap {
     map
 }
 
-/// What is wrong with a map, if anything.
+/// The fault of a map, if there is one.
 pub fn fault(map: &ClusterMap) -> Option<&'static str> {
     let all: Vec<TargetId> = map.servers.iter().flat_map(|s| s.targets.iter().copied()).collect();
     let distinct: BTreeSet<TargetId> = all.iter().copied().collect();
@@ -128,7 +128,7 @@ pub fn take_in(map: &ClusterMap, server: &ServerInfo) -> Result<Option<ClusterMa
     Ok(Some(next))
 }
 
-/// What a server's zones contain about the cluster to which they belong.
+/// The data in a server's zones about the cluster to which they belong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Belonging {
     /// Cluster of the zones.

@@ -14,7 +14,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What the last messages of another server contained.
+/// The contents of the last messages of another server.
 #[derive(Clone, Debug)]
 struct Heard {
     at_ns: u64,

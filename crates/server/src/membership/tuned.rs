@@ -28,7 +28,7 @@ impl Default for Known {
     }
 }
 
-/// What was sent to one run of a server.
+/// The values sent to one run of a server.
 pub(crate) struct Portion {
     /// Names and values.
     pub(crate) values: Vec<(String, String)>,

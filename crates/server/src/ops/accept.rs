@@ -167,8 +167,8 @@ impl<E: Env> RequestCx<E> {
         lsn
     }
 
-    /// What the inode has to include at once after bytes were accepted: neither the length of the file nor its
-    /// modification time.
+    /// The changes of the inode at once after bytes were accepted: neither the length of the file nor its modification
+    /// time.
     fn note_accepted(&self, object: ObjectId, kill_suidgid: bool, txn: &mut Txn) {
         let ino = object.ino;
         let mut meta = self.target.meta.borrow_mut();

@@ -24,9 +24,9 @@ use amphi_types::{ByteRange, Errno, ObjectId, Result};
 use amphi_wire::ReadAdvice;
 use std::cell::Cell;
 
-/// So many bytes of a large read are verified at once, while the disk reads the rest. In one run, reads of this size in
-/// four pieces had 0.87 of the rate without checksums; in another run, reads in one piece that was verified afterwards
-/// had 0.91 (docs/LESSONS.md).
+/// This many bytes of a large read are verified at once, while the disk reads the rest. In one run, reads of this size
+/// in four pieces had 0.87 of the rate without checksums; in another run, reads in one piece that was verified
+/// afterwards had 0.91 (docs/LESSONS.md).
 const VERIFIED_BYTES: usize = 1 << 20;
 
 /// Blocks of a file that lie side by side on the disk.
@@ -267,8 +267,8 @@ impl<E: Env> RequestCx<E> {
         Ok(buf)
     }
 
-    /// What a read fetches, in the order of the file, and the total bytes: its missing runs, and the blocks of the
-    /// surrounding unit that are not kept.
+    /// The pieces that a read fetches, in the order of the file, and the total bytes: its missing runs, and the blocks
+    /// of the surrounding unit that are not kept.
     fn fetches(&self, object: ObjectId, plan: &ReadPlan, missing: Vec<Run>, unit: u64) -> (Vec<Fetch>, usize) {
         let own = plan.aligned();
         let around = ByteRange::new(own.start / unit * unit, own.end.next_multiple_of(unit));

@@ -245,7 +245,7 @@ impl<E: Env> Target<E> {
         Ok((damaged, asked))
     }
 
-    /// What lies between the delayed parts of a plan: each gap lies in one block.
+    /// The bytes between the delayed parts of a plan: each gap lies in one block.
     fn gaps(&self, plan: &WritePlan, parts: &[Overlay]) -> Vec<Gap> {
         let data = self.data.borrow();
         let mut gaps = Vec::new();
@@ -262,7 +262,7 @@ impl<E: Env> Target<E> {
         gaps
     }
 
-    /// What the disk has of a block, and whether that is what was written there.
+    /// The bytes of a block on the disk, and whether they are those that were written there.
     async fn block_beneath(&self, object: ObjectId, block: u64, physical: Option<u64>) -> Result<(Buf, bool)> {
         let Some(physical) = physical else { return Ok((Buf::zeroed(BLOCK as usize), true)) };
         if let Some(image) = self.data.borrow().recent.get(object, block, physical) {
@@ -295,7 +295,7 @@ impl<E: Env> Target<E> {
         Ok(())
     }
 
-    /// What the objects of a file on this target have on the disk: what its inode may say.
+    /// The data of the objects of a file on this target that is on the disk: its inode may include it.
     pub fn landed(&self, ino: Ino) -> Gathered {
         let mut sum = Gathered::default();
         for (_, o) in self.data.borrow().landed_of(ino) {

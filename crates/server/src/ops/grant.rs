@@ -70,7 +70,7 @@ fn tell<E: Env>(target: &Target<E>, session: SessionId, answer: &mut Answer) {
 }
 
 impl<E: Env> Target<E> {
-    /// What each session may have at this moment, in blocks.
+    /// The grant that each session may have at this moment, in blocks.
     fn grant_level(&self) -> u64 {
         let sessions = self.sessions.count() as u64;
         let below = self.free_blocks(false);
@@ -98,7 +98,7 @@ impl<E: Env> RequestCx<E> {
         Ok(Reply::Done)
     }
 
-    /// Whose grant a write takes of.
+    /// The session whose grant a write uses.
     pub(super) fn holder(&self, cover: Cover) -> Option<SessionId> {
         (cover == Cover::Granted).then_some(self.session)
     }

@@ -313,7 +313,7 @@ impl<E: Env> RequestCx<E> {
     }
 
     /// `Request::Represent`. If others did not wait for the session, files that it writes may have been settled
-    /// meanwhile, and other mounts may cache their attributes. The session goes on to write without notice, so before
+    /// meanwhile, and other mounts may cache their attributes. The session continues to write without notice, so before
     /// the answer these files are marked as spread again, stably, and no mount caches their attributes.
     ///
     /// For a client whose users are mapped (`users`), only opens are accepted that one of these users could get now.

@@ -34,7 +34,7 @@ pub(crate) const LEDGER: TargetId = TargetId(0);
 const AGAIN: Duration = Duration::from_millis(1);
 /// How often a request asks for a larger share of a limit: others may be faster each time.
 const ASKS_MAX: u32 = 1000;
-/// Pause before more of a limit is asked for ahead of need again.
+/// Pause before more of a limit is requested ahead of need again.
 const AHEAD_EVERY: Duration = Duration::from_millis(20);
 /// How long a refusal waits for files that are being removed.
 const FREED_WITHIN: Duration = Duration::from_secs(5);
@@ -126,7 +126,7 @@ pub(super) async fn admit<E: Env>(
 }
 
 impl<E: Env> RequestCx<E> {
-    /// Whose an object is, as far as it is known here.
+    /// The owner of an object, as far as it is known here.
     fn owner_of(&self, object: ObjectId) -> Option<Owner> {
         if object.ino.target() == self.target.id {
             return self.target.meta.borrow().charged(object.ino).ok();
@@ -265,7 +265,7 @@ impl<E: Env> RequestCx<E> {
     /// larger share is requested ahead of need.
     fn nearness(&self, object: ObjectId) -> Nearness {
         let Some(owner) = self.owner_of(object) else { return Nearness::Unlimited };
-        // What mounts may accept until they are informed, and may have under way.
+        // The amount that mounts may accept until they are informed, and may have under way.
         let margin = 2 * Nearness::FAR_BLOCKS * self.target.sessions.count().max(1) as u64;
         let shares = self.target.counts.quota.shares.borrow();
         let (nearness, account) = shares.nearness(owner, margin, |account| self.target.used(account));
@@ -292,7 +292,7 @@ impl<E: Env> RequestCx<E> {
     }
 }
 
-/// Whose room a request uses.
+/// The account whose space a request uses.
 pub(super) enum Charged {
     /// Nobody's.
     Nothing,
@@ -306,7 +306,7 @@ fn first_object(ino: Ino) -> ObjectId {
     ObjectId { ino, stripe: 0 }
 }
 
-/// Whose room a request uses, as its answer has to say.
+/// The account whose space a request uses, as its answer has to name it.
 pub(super) fn charged_by(op: &Request) -> Charged {
     match op {
         Request::Make { make: Make::File { open: Some(_), .. }, .. } | Request::MakeTmp { .. } => Charged::Made,

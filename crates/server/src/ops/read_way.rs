@@ -15,11 +15,11 @@ use amphi_object::Beside;
 use amphi_types::limits::BLOCK;
 use amphi_wire::ReadAdvice;
 
-/// Reads of so many bytes go past the memory, bytes.
+/// Reads of this many bytes go past the memory, bytes.
 const LARGE_BYTES: u64 = 256 << 10;
-/// What a read near another one loads: the whole blocks of so many bytes around it.
+/// The piece that a read near another one loads: the whole blocks of this many bytes around it.
 const NEAR_UNIT_BYTES: u64 = 64 << 10;
-/// What a read that is part of a sequence loads.
+/// The piece that a read in a sequence loads.
 const FAR_UNIT_BYTES: u64 = 1 << 20;
 
 /// The inputs of the decision.
@@ -44,7 +44,7 @@ pub(super) struct State {
 pub(super) enum ReadWay {
     /// From memory.
     Kept,
-    /// From the disk, with all surrounding blocks up to multiples of so many bytes, which are kept.
+    /// From the disk, with all surrounding blocks up to multiples of this many bytes, which are kept.
     Unit(u64),
     /// From the disk, without keeping anything.
     DirectOff,

@@ -40,7 +40,7 @@ impl Gathered {
     }
 }
 
-/// What happens to an existing destination, and whether the old name becomes a whiteout.
+/// The handling of an existing destination, and whether the old name becomes a whiteout.
 fn plan_mode(mode: RenameMode) -> (plan::RenameMode, bool) {
     match mode {
         RenameMode::Replace => (plan::RenameMode::Replace, false),
@@ -103,7 +103,7 @@ impl<E: Env> RequestCx<E> {
                         TargetReply::Moving(number) => *lock = Some(number),
                         _ => return Err(Errno::Proto),
                     }
-                    // What was collected before the lock may be outdated.
+                    // The facts collected before the lock may be outdated.
                     continue;
                 }
                 match self.exclude_loops(&found, mode).await {

@@ -26,7 +26,7 @@ const TRIES: usize = 3;
 /// Pause before the inode's target is asked again whether a session has reconnected to it.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
 
-/// What a session may do with a file by this target's opens.
+/// The rights of a session on a file by this target's opens.
 ///
 /// Errors: `Stale` if the file is gone or being removed; `Inval` if it is not a file; `BadFd` if the session has not
 /// opened it; `Again` if the session has not reconnected after a restart of this target.

@@ -30,7 +30,7 @@ const BUSY_PERCENT: u8 = 90;
 const FAST_NS: u64 = 1_000_000;
 /// Cores from which on the kernel carries requests of the disk beside a busy worker and the mounts.
 const MANY_CORES: u16 = 8;
-/// Writes of so many bytes take a worker longer to copy than to hand to the disk.
+/// Writes of this many bytes take a worker longer to copy than to hand to the disk.
 const COPIED_BYTES: u64 = 16 << 10;
 
 /// The inputs of the decision.
@@ -40,7 +40,7 @@ pub(super) struct State {
     pub open: bool,
     /// Bytes of the write.
     pub len: u64,
-    /// Writes of so many bytes go through, in an empty memory above a fast disk.
+    /// Writes of this many bytes go through, in an empty memory above a fast disk.
     pub through_bytes: u64,
     /// Pages of the memory in use, and all.
     pub pages: (u64, u64),

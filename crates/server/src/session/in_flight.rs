@@ -73,8 +73,8 @@ mod tests {
     use super::*;
     use futures_util::FutureExt;
 
-    /// Goal: the waiting task goes on with the end of the last change of that session, and nothing is left. Method: two
-    /// changes of one session and one of another.
+    /// Goal: the waiting task continues with the end of the last change of that session, and nothing is left. Method:
+    /// two changes of one session and one of another.
     #[test]
     fn the_last_change_wakes() {
         let in_flight = InFlights::default();

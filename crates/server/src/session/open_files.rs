@@ -10,7 +10,7 @@ use amphi_wire::Access;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
-/// A slot of a session at a target that asked for an open.
+/// A slot of a session at a target that requested an open.
 pub type OpenSlot = (SessionId, TargetId, u16);
 
 /// Open files of one target.
@@ -18,7 +18,7 @@ pub type OpenSlot = (SessionId, TargetId, u16);
 pub struct OpenFiles {
     /// Open inodes.
     pub open: RefCell<Opens>,
-    /// What sessions may do with stripes on this target that belong to files of other targets.
+    /// The rights of sessions on stripes on this target that belong to files of other targets.
     pub rights: RefCell<Rights>,
     /// The last open for each slot: number of the request, inode.
     opened_for: RefCell<BTreeMap<OpenSlot, (u64, Ino)>>,

@@ -24,7 +24,7 @@ const CLOSED_MAX: usize = 16_384;
 #[derive(Default)]
 pub struct Opens {
     inodes: BTreeMap<Ino, BTreeMap<SessionId, Count>>,
-    /// What sessions have closed lately, with the access of the open, and in which order.
+    /// The files that sessions have closed lately, with the access of the open, and in which order.
     closed: BTreeMap<(Ino, SessionId), Access>,
     closed_order: VecDeque<(Ino, SessionId)>,
 }

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
     use futures_util::FutureExt;
 
-    /// Goal: the waiting task goes on when the last session has presented its opens; a late session counts as late
+    /// Goal: the waiting task continues when the last session has presented its opens; a late session counts as late
     /// until all consequences are done. Method: two sessions, one of which is given up and comes back.
     #[test]
     fn the_last_session_wakes() {

@@ -7,7 +7,7 @@ use amphi_wire::Access;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 
-/// Sessions and files of other targets that a target remembers; beyond, all are asked for anew.
+/// Sessions and files of other targets that a target remembers; beyond, all are requested anew.
 const RIGHTS_MAX: usize = 65_536;
 
 /// The kind of access of a request to an object.
@@ -19,7 +19,7 @@ pub enum Touch {
     Change,
 }
 
-/// What a session may do with the stripes of a file, as the inode's target has answered.
+/// The rights of a session on the stripes of a file, as the inode's target has answered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Right {
     /// How it has the file open, or had it open lately.

@@ -70,7 +70,7 @@ pub struct Slots {
     slots: BTreeMap<(SessionId, u16), Slot>,
 }
 
-/// What to do with a request.
+/// The next step for a request.
 #[expect(clippy::large_enum_variant, reason = "made once for each request, and taken apart at once")]
 pub enum Begin {
     /// The request is new: execute it, then call `finish`. The open that an earlier run kept for the slot ends.
@@ -176,7 +176,7 @@ impl Slots {
         self.slots.range_mut((session, 0)..=(session, u16::MAX)).filter_map(|(_, slot)| end(slot)).collect()
     }
 
-    /// Whose answer of an earlier run shows the inode with this generation: the session that truncated it last.
+    /// The session whose answer of an earlier run shows the inode with this generation: the one that truncated it last.
     pub fn truncated_by(&self, ino: Ino, generation: u64) -> Option<SessionId> {
         let shows = |answer: &Answer| matches!(&answer.result, Ok(Reply::Inode(view)) if view.attr.ino == ino && view.generation == generation);
         let of = |slot: &Slot| matches!(&slot.live, Live::Answered { answer, .. } if shows(answer));

@@ -177,8 +177,8 @@ fn each_part_stands_for_itself() {
     });
 }
 
-/// Goal: batches, single writes, cuts and removals of the same files go on at once without waiting in a circle, and a
-/// disk that refuses a write fails its parts alone. Method: many at once in the simulator, which ends a run in which
+/// Goal: batches, single writes, cuts and removals of the same files continue at once without waiting in a circle, and
+/// a disk that refuses a write fails its parts alone. Method: many at once in the simulator, which ends a run in which
 /// nothing moves.
 #[test]
 fn batches_and_others_at_once() {

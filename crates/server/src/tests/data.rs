@@ -265,7 +265,7 @@ fn spread_files() {
         c.call(Request::Close { ino: f, access: RW, atime: None }).await.unwrap();
         assert_eq!(c.stat(f).await.unwrap().size, (6 << 20) + 10);
         c.unlink(Ino::ROOT, "f").await.unwrap();
-        // Removal goes on in the background.
+        // Removal continues in the background.
         for _ in 0..200 {
             c.call(Request::Sync { file: None }).await.unwrap();
             if free().await == before {
@@ -370,7 +370,7 @@ fn large_requests_and_a_small_log() {
 }
 
 /// Goal: a truncate that an object refuses is over with its error: no later start cuts what was synced since. Method:
-/// the block at the cut cannot be read once; a program goes on writing behind the cut, and the server is killed.
+/// the block at the cut cannot be read once; a program continues writing behind the cut, and the server is killed.
 #[test]
 fn a_cut_that_failed_is_not_resumed() {
     use amphi_env::sim::{CrashKind, DiskOpKind};

@@ -7,7 +7,7 @@ use amphi_wire::{LockExtent, LockMode};
 use futures_util::future::{Either, select};
 use std::pin::pin;
 
-/// The glimpse to an unresponsive holder, once it knows of so many bytes.
+/// The glimpse to an unresponsive holder, once it knows of this many bytes.
 async fn asked(holder: &Client, object: ObjectId, knows: u64) {
     let question = holder.held.pushed(|p| matches!(p, Push::Glimpse { .. }).then(|| p.clone())).await;
     holder.held.unwritten.borrow_mut().insert(object, (knows, Timespec::default()));

@@ -137,7 +137,7 @@ fn a_batch_has_a_bound() {
     });
 }
 
-/// A user asks for files of which it may not read one, nor search a directory.
+/// A user requests files of which it may not read one, nor search a directory.
 fn asks_for_others_files() {
     with_server(83, 1, 1, async |_, c| {
         let mut parts = Vec::new();

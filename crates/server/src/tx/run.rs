@@ -123,7 +123,7 @@ impl<E: Env> RequestCx<E> {
             return Ok(Ran::Done(reply));
         }
         self.target.zone.stable(lsn).await?;
-        // Nobody was informed of the decision before it was certain.
+        // No participant was informed of the decision before it was certain.
         self.target.txs.borrow_mut().undecided.remove(&tx);
         let commits = promised.iter().map(|t| self.worker.insist(*t, TargetRequest::Commit(tx)));
         join_all(commits).await.into_iter().collect::<Result<()>>()?;

@@ -266,7 +266,7 @@ pub async fn finish<E: Env>(
     Ok(TargetReply::Done)
 }
 
-/// What the coordinator knows of an operation: an operation that it does not know did not happen.
+/// The coordinator's record of an operation: an operation without a record did not happen.
 pub fn outcome<E: Env>(target: &Target<E>, tx: TxId) -> Decision {
     let txs = target.txs.borrow();
     if txs.undecided.contains(&tx) {

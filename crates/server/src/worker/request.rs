@@ -35,9 +35,9 @@ pub struct RequestCx<E: Env> {
     pub cred: Cred,
     /// Wall-clock time of its start: the time stamp of what it changes.
     pub now: Timespec,
-    /// What the answer will contain about tokens.
+    /// The part of the answer about tokens.
     pub tokens: Cell<Tokens>,
-    /// What the answer will contain about the directory of a changed name.
+    /// The part of the answer about the directory of a changed name.
     pub directory: Cell<Option<DirectoryAfter>>,
 }
 

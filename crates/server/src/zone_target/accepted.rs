@@ -1,4 +1,4 @@
-//! What a target does with accepted writes from its start to its end.
+//! The handling of accepted writes by a target from its start to its end.
 //!
 //! Owns: bringing accepted bytes of an earlier process to the disk, `fsync` of accepted bytes, switching, giving the
 //! memory up, closing. Does not own: the memory (`write_back`), accepting and flushing (`ops`).

@@ -32,7 +32,7 @@ struct Below {
     sharing: u64,
 }
 
-/// What is known of the file system below the zone; nothing until `begin`.
+/// The known state of the file system below the zone; nothing until `begin`.
 #[derive(Default)]
 pub struct RoomBelow {
     below: RefCell<Option<Below>>,

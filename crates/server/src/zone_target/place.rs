@@ -29,7 +29,7 @@ pub struct ClusterPlace {
     first: RefCell<Txn>,
 }
 
-/// What the zone of a target contains about its place in the cluster.
+/// The data in the zone of a target about its place in the cluster.
 #[derive(Default)]
 pub struct KeptPlace {
     /// Pool and starts.

@@ -66,7 +66,7 @@ impl<E: Env> Drop for Admitted<E> {
 }
 
 impl<E: Env> Target<E> {
-    /// What an account uses on this target.
+    /// The usage of an account on this target.
     pub fn used(&self, account: Account) -> Amount {
         Amount { blocks: self.data.borrow().used(account), inodes: self.meta.borrow().used(account) }
     }

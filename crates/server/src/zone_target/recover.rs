@@ -51,7 +51,7 @@ pub struct Loading {
 }
 
 impl Loading {
-    /// For a target with so many blocks of data.
+    /// For a target with this many blocks of data.
     pub fn new(target: TargetId, data_blocks: u64) -> Loading {
         Loading {
             meta: MetaStore::empty(target),

@@ -15,7 +15,7 @@ use std::pin::pin;
 use std::rc::Weak;
 
 impl<E: Env> Target<E> {
-    /// Blocks that `lsn` freed: they are given back when it is stable.
+    /// Blocks that `lsn` freed: they are returned when it is stable.
     pub fn release_later(&self, lsn: Lsn, freed: Freed) {
         self.freeing.push(lsn, freed);
     }

@@ -64,7 +64,7 @@ pub struct SpanGuard {
 }
 
 impl SpanGate {
-    /// Waits until nothing that conflicts with `range` of `object` is held or was asked for earlier. Dropping the
+    /// Waits until nothing that conflicts with `range` of `object` is held or was requested earlier. Dropping the
     /// future gives the place in the queue up.
     pub async fn take(&self, object: ObjectId, range: ByteRange, hold: Hold) -> SpanGuard {
         self.enter(object, range, hold, None).await

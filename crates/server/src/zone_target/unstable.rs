@@ -63,7 +63,7 @@ pub struct Unstable {
 }
 
 impl Unstable {
-    /// So many bytes of an object are on the disk, or will be in the log, and the next record makes them valid.
+    /// This many bytes of an object are on the disk, or will be in the log, and the next record makes them valid.
     pub fn written(&self, object: ObjectId, bytes: u64) {
         self.written.set(self.written.get() + bytes);
         self.next.borrow_mut().push((object, bytes));

@@ -42,7 +42,7 @@ pub struct Settings {
     pub on: bool,
     /// Bytes of memory.
     pub bytes: u64,
-    /// Writes of so many bytes go to the disk.
+    /// Writes of this many bytes go to the disk.
     pub through_bytes: u64,
     /// Bytes that have been in memory for so long are flushed.
     pub age_ns: u64,
@@ -55,7 +55,7 @@ struct Area<E: Env> {
     number: u64,
 }
 
-/// What an earlier process left in memory.
+/// The state that an earlier process left in memory.
 #[derive(Default)]
 struct Left {
     bytes: Vec<u8>,
@@ -77,7 +77,7 @@ pub struct LostExtent {
 pub struct WriteBack<E: Env> {
     area: RefCell<Option<Area<E>>>,
     left: RefCell<Option<Left>>,
-    /// What an earlier process left has been processed.
+    /// The state that an earlier process left has been processed.
     begun: Cell<bool>,
     /// The memory has failed, or nobody would find it.
     failed: Cell<bool>,
@@ -165,7 +165,7 @@ impl<E: Env> WriteBack<E> {
         self.left.borrow_mut().as_mut().map(|left| std::mem::take(&mut left.lost)).unwrap_or_default()
     }
 
-    /// What an earlier process left is on the disk, so its memory is not needed any more.
+    /// The data that an earlier process left is on the disk, so its memory is not needed any more.
     pub fn begin(&self) {
         self.left.take();
         self.begun.set(true);

@@ -12,7 +12,7 @@
 //!
 //! Bounds: files with delayed bytes, of which a target has no more than delayed extents (`Target::delayed_max`), and
 //! its sessions; sessions of files without delayed bytes are removed in the flusher's next round. `NEWS_MAX` messages
-//! for each session: a writer with so many stays recorded, and gets its message when the flush is tried again.
+//! for each session: a writer with this many stays recorded, and gets its message when the flush is tried again.
 
 use amphi_types::{Ino, SessionId};
 use smallvec::SmallVec;

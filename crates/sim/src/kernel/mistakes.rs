@@ -25,7 +25,7 @@ pub enum Mistake {
     CrossingAnswers,
     /// The mount drops no listing before an answer that shows a change.
     ListingsOfBefore,
-    /// The kernel goes on as if it had not changed a name itself.
+    /// The kernel continues as if it had not changed a name itself.
     OwnChangesStay,
     /// The mount shows a directory that was removed with the times that it had.
     RemovedTimesStay,

@@ -29,7 +29,7 @@ pub struct Tally {
     pub listings_read: u64,
     /// Cached listings that were dropped, for another time or by an invalidation.
     pub listings_dropped: u64,
-    /// Opens of a directory that went on with the listing that was there.
+    /// Opens of a directory that continued with the listing that was there.
     pub listings_opened: u64,
 }
 

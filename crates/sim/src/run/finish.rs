@@ -61,7 +61,7 @@ impl Run {
         self.simply(&mount, Op::SyncAll).await?;
         let ctx = Ctx::root();
         let mut left = free;
-        // Space is given back in the background.
+        // Space is returned in the background.
         for _ in 0..200 {
             left = mount.client.statfs(&ctx).await.map_err(|e| line(format!("statfs: {e}")))?.blocks_free;
             if left == free {

@@ -49,9 +49,9 @@ impl Run {
         Some(Victim { mount: first + self.pick(mounts - first), fate })
     }
 
-    /// Stops or kills the mount while the others go on.
+    /// Stops or kills the mount while the others continue.
     ///
-    /// Errors: others do not go on.
+    /// Errors: others do not continue.
     pub(super) async fn meets_fate(&self, victim: Victim, mounts: &mut Mounts) -> Checked {
         match victim.fate {
             Fate::Stop => self.stop_for_long(victim.mount).await,
@@ -96,7 +96,7 @@ impl Run {
 
     /// Stops a mount for so long that it may be ended.
     ///
-    /// Errors: others do not go on.
+    /// Errors: others do not continue.
     async fn stop_for_long(&self, victim: usize) -> Checked {
         let node = self.cluster.mount_node(victim);
         let long = Duration::from_millis(5_000 + self.roll(95_000));

@@ -91,7 +91,7 @@ impl Arena {
         format!("an arena of cells of {:?} bytes{storms}{groups}{}", self.lengths, with(self.stops, ", stops"))
     }
 
-    /// An episode of so many tasks on so many mounts begins.
+    /// An episode of this many tasks on this many mounts begins.
     pub fn begin(&mut self, tasks: usize, mounts: usize, victim: Option<usize>) {
         (self.victim, self.was_stopped, self.others_calls) = (victim, false, 0);
         self.others_working = (0..tasks).filter(|task| Some(task % mounts) != victim).count();

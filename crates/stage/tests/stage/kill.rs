@@ -1,4 +1,4 @@
-//! Stages that are killed: the same command goes on.
+//! Stages that are killed: the same command continues.
 
 use crate::model::{self, assert_same, names};
 use amphi_stage::{Existing, Options, Progress, stage};

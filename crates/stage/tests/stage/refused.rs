@@ -83,8 +83,8 @@ fn leftovers_are_named_and_cleaned() {
     assert_same(&at("bad"), &at("other"));
 }
 
-/// Goal: files that cannot be read are all counted and the first are named, nothing appears, and the stage goes on when
-/// they can. Method: another user's stage of files of root, as far as the bound on names and beyond.
+/// Goal: files that cannot be read are all counted and the first are named, nothing appears, and the stage continues
+/// when they can. Method: another user's stage of files of root, as far as the bound on names and beyond.
 #[test]
 fn unreadable_files_are_named() {
     if !rustix::process::geteuid().is_root() {

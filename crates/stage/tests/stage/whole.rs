@@ -74,7 +74,7 @@ fn nothing_is_inherited_from_the_folder() {
     assert_same(&source, &folder.join("target"));
 }
 
-/// Goal: an existing target is replaced at the end and only if that is asked for. Method: a file and a tree, both ways.
+/// Goal: an existing target is replaced at the end and only if that is requested. Method: a file and a tree, both ways.
 #[test]
 fn an_existing_target_is_replaced() {
     let dir = tempfile::tempdir().expect("folder");

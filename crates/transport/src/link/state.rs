@@ -56,7 +56,7 @@ pub(super) struct Pending {
     pub(super) sent: bool,
     /// The call insists, so it is not given up.
     insist: bool,
-    /// The call was given up, and what its answer brings has to be returned. A resend only asks for an answer that
+    /// The call was given up, and what its answer brings has to be returned. A resend only requests an answer that
     /// exists or is being made.
     late: bool,
     cell: Option<usize>,

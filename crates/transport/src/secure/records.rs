@@ -128,9 +128,9 @@ impl Sealer {
 /// The content of an opened record.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Opened {
-    /// So many bytes at the front of `out`.
+    /// This many bytes at the front of `out`.
     Out(usize),
-    /// So many bytes at the front of `body`.
+    /// This many bytes at the front of `body`.
     InPlace(usize),
 }
 

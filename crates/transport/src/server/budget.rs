@@ -94,7 +94,7 @@ impl Drop for Room {
 }
 
 impl Budget {
-    /// The share of one of so many threads: at least four small payloads and one of the largest.
+    /// The share of one of this many threads: at least four small payloads and one of the largest.
     pub(crate) fn of_one_of(threads: usize) -> Budget {
         let small = (SMALL_BYTES / threads.max(1)).max(4 * SMALL_MAX);
         let large = (LARGE_BYTES / threads.max(1)).max(PAYLOAD_MAX);

@@ -224,8 +224,8 @@ fn pushes_arrive() {
     }
 }
 
-/// Goal: an orderly end is told apart from a broken one; calls on a closed link fail. Method: close one link,
-/// with a call outstanding.
+/// Goal: an orderly end is distinguished from a broken one; calls on a closed link fail. Method: close one link, with a
+/// call outstanding.
 #[test]
 fn closing_is_clean() {
     for net in BOTH {

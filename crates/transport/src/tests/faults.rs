@@ -239,7 +239,7 @@ fn what_was_given_up_leaves_nothing_behind() {
     });
 }
 
-/// Goal: a connection over which nothing comes any more is noticed by both ends, and calls go on over a new one.
+/// Goal: a connection over which nothing comes any more is noticed by both ends, and calls continue over a new one.
 /// Method: cut the network under a call with a large payload, heal it after the ends have noticed.
 #[test]
 fn silence_ends_connections() {

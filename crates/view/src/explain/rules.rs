@@ -1,6 +1,6 @@
 //! The rules of `amphi explain`: pure functions from facts to findings.
 //!
-//! Each has a case that triggers it and one near it that must not (`tests`). The thresholds ask for enough requests or
+//! Each has a case that triggers it and one near it that must not (`tests`). The thresholds request enough requests or
 //! bytes that a change could be felt.
 
 use super::facts::{FileFacts, Portrait, Row, Side};
@@ -377,7 +377,7 @@ fn useless_read_ahead(change: &Change<'_>) -> Option<Finding> {
     slow("useless_read_ahead", what, advice, Some("amphi set readahead.max_bytes=1M".into()))
 }
 
-/// The mount does little but ask for names.
+/// The mount does little but request names.
 fn metadata_storm(change: &Change<'_>) -> Option<Finding> {
     let names: f64 = ["lookup", "getattr", "open", "create", "unlink"].iter().map(|name| change.often(name)).sum();
     let calls = change.often("server_calls");

@@ -84,16 +84,16 @@ pub struct Unmerged {
     pub deletions: u64,
 }
 
-/// What is on the medium beside the log.
+/// The contents of the medium beside the log.
 pub struct Medium {
-    /// What the next root says about a loss.
+    /// The record of a loss in the next root.
     pub lost: bool,
     pub root: Superblock,
     pub segments: Vec<Segment>,
     pub slots: SlotMap,
 }
 
-/// Syncs: those begun, those done, and those asked for, counted from the opening.
+/// Syncs: those begun, those done, and those requested, counted from the opening.
 pub struct Syncs {
     pub started: u64,
     /// The last record that the sync which was started last will make stable.
@@ -104,7 +104,7 @@ pub struct Syncs {
     pub hurried: bool,
 }
 
-/// Checkpoints: those begun, those done, and those asked for, counted from the opening.
+/// Checkpoints: those begun, those done, and those requested, counted from the opening.
 pub struct Checkpoints {
     pub started: u64,
     pub done: u64,
@@ -162,7 +162,7 @@ pub struct Events {
     pub written: Event,
     /// A sync ended.
     pub synced: Event,
-    /// Log or metadata space was given back, a checkpoint ended.
+    /// Log or metadata space was returned, a checkpoint ended.
     pub room: Event,
     /// An agent ended.
     pub done: Event,

@@ -15,7 +15,7 @@ use amphi_env::sim::CrashKind;
 use amphi_env::{Buf, Disk, Env};
 use std::cell::RefCell;
 
-/// What a scenario did, recorded outside of the simulated process.
+/// The steps of a scenario, recorded outside of the simulated process.
 #[derive(Default)]
 struct Track {
     txns: Vec<Txn>,
@@ -255,7 +255,7 @@ fn run(seed: u64, nth: u64, kinds: Kinds, load: Load, steps: u64, rots: bool) ->
         let kind = crash.kind();
         {
             let mut t = track.borrow_mut();
-            // What opening found is stable, and what it did not find never was.
+            // Records found at the opening are stable, and others never were.
             t.txns.truncate(n as usize);
             (t.kept, t.written, t.stable, t.lossy) = (n, n, n, lossy);
             t.ended = false;

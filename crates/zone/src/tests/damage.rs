@@ -204,7 +204,7 @@ fn damage_before_a_synced_group_is_reported() {
     }
 }
 
-/// Goal: both superblocks damaged, foreign, of another version, empty, or cut storage are told apart and change
+/// Goal: both superblocks damaged, foreign, of another version, empty, or cut storage are distinguished and change
 /// nothing. Method: each written over a good zone.
 #[test]
 fn superblocks_are_judged() {

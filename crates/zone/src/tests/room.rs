@@ -1,4 +1,4 @@
-//! What a zone does when the local file system below is full, and in what order a failure is reported.
+//! The behaviour of a zone when the local file system below is full, and the order in which a failure is reported.
 
 use super::*;
 use crate::layout::DOUBT_OFFSET;
@@ -17,8 +17,8 @@ fn item(i: u64) -> Txn {
 }
 
 /// Goal: items grow as long as the local file system has space for their checkpoints; then growth is refused with
-/// `NoSpace` and everything else goes on: deletions, checkpoints, a restart; when there is space again, items can grow.
-/// Method: a node with little space, and records until one is refused.
+/// `NoSpace` and everything else continues: deletions, checkpoints, a restart; when there is space again, items can
+/// grow. Method: a node with little space, and records until one is refused.
 #[test]
 fn items_grow_as_long_as_there_is_room_below() {
     let sim = sim(7);

@@ -1,4 +1,5 @@
-//! What a zone does without crashes: appending, waiting, checkpoints, rounds of the ring, full regions, failures.
+//! The behaviour of a zone without crashes: appending, waiting, checkpoints, rounds of the ring, full regions,
+//! failures.
 
 use super::*;
 use crate::{ZoneErrorKind, fsck};
@@ -163,7 +164,7 @@ fn syncs_under_way_are_shared() {
         let before = syncs();
         let first = zone.stable(lsn);
         let second = async {
-            // The first one has been asked for and has begun, and is not over.
+            // The first one has been requested and has begun, and is not over.
             while syncs() == before {
                 sim.node(NODE).sleep(Duration::from_micros(1)).await;
             }
@@ -437,7 +438,7 @@ fn a_full_metadata_region_can_change() {
     assert!(found.items == model);
 }
 
-/// Goal: a full log holds up mutations, and a checkpoint lets them go on, also when nobody takes checkpoints by
+/// Goal: a full log holds up mutations, and a checkpoint lets them continue, also when nobody takes checkpoints by
 /// plan. Method: records beyond three laps without `reserve` and without automatic checkpoints.
 #[test]
 fn a_full_log_makes_its_own_room() {

@@ -245,7 +245,7 @@ impl<E: Env> Links<E> {
     async fn opened(self: &Rc<Self>, seat: &Rc<Seat<E>>, link: Rc<Link<E>>) {
         let welcome = link.welcome();
         if !self.is_master(seat) && self.is_behind(welcome.begun) {
-            // The session may have ended and begun anew: the master says whether this mount goes on with it.
+            // The session may have ended and begun anew: the master says whether this mount continues with it.
             if let Err(e) = self.hear_master().await {
                 tracing::debug!("server {} is left: {e}", seat.name());
                 seat.set_gone();

@@ -23,7 +23,7 @@ use std::sync::atomic::Ordering::Relaxed;
 
 /// Most units that are shown ahead of a stream.
 const AHEAD_MAX: u64 = 16;
-/// Files of at most so many units are shown as a whole as soon as they are read.
+/// Files of at most this many units are shown as a whole as soon as they are read.
 const SMALL_UNITS: u64 = 4;
 /// How long programs may read from the export without a renewal by the mount: after a mount was killed, its export is
 /// used for this time at most.

@@ -29,10 +29,10 @@ use futures_util::future::join_all;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 
-/// Bytes read at once beyond the end that is known: a caller that asks for everything must not lock everything.
+/// Bytes read at once beyond the end that is known: a caller that requests everything must not lock everything.
 const BEYOND_MAX: u64 = 64 << 20;
 
-/// `None`: a group of this mount has asked for the file meanwhile.
+/// `None`: a group of this mount has requested the file meanwhile.
 pub(super) async fn read(
     mount: &Arc<Mount>,
     ctx: &Ctx,
@@ -230,7 +230,7 @@ async fn unless_damaged(
         return Ok(Some(buf.into()));
     }
     let got = join_all(wanted(file, &gaps, pages, size.unwrap_or(hint), mode).into_iter().map(|(object, piece)| {
-        // No lock is asked for under this fetch.
+        // No lock is requested under this fetch.
         let fetch = fetch(mount.clone(), file.clone(), object, piece, false, LockExtent::Grown);
         async move {
             Ok(match ask_piece(mount, file, object, piece, Under::Lock).await? {

@@ -118,9 +118,9 @@ impl Model {
 enum Kind {
     Small,
     Large,
-    /// Large so many times in 100.
+    /// Large this many times in 100.
     Mixed(u64),
-    /// Large, then small, or the other way round, each for so many opens.
+    /// Large, then small, or the other way round, each for this many opens.
     Turns(u64),
 }
 

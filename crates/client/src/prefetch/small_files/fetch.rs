@@ -18,9 +18,9 @@ use std::sync::{Arc, Weak};
 
 /// Entries that are requested at once when the names of a directory are needed.
 const ENTRIES: u32 = 1024;
-/// Files of at most so many bytes are read ahead: one unit of the cache.
+/// Files of at most this many bytes are read ahead: one unit of the cache.
 const SMALL_BYTES_MAX: u32 = 64 << 10;
-/// Cache memory is allocated in units of so many bytes.
+/// Cache memory is allocated in units of this many bytes.
 const UNIT: u64 = amphi_pagecache::UNIT;
 
 /// A request that is entered: from now on the files that it requests count as under way. When it is dropped, they no
@@ -218,7 +218,7 @@ fn keep(
     mount.prefetch.small_files.note_busy(state);
 }
 
-/// Notes how large the files are, and which to ask for once more.
+/// Notes how large the files are, and which to request once more.
 fn note(mount: &Mount, batch: &Batch, got: usize, (with_bytes, bytes): (u64, u64), later: Vec<(Name, Ino)>) {
     let now_ns = mount.clock.now_ns();
     let mut state = mount.prefetch.small_files.state.lock();

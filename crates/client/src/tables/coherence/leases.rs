@@ -5,7 +5,7 @@
 //!
 //! A server evicts a mount that is silent for 30 s. A mount that has heard nothing of a server for `LEASE_NS` uses
 //! nothing that is cached under that server's locks and tokens, until a question of its own is answered. So this mount
-//! has stopped using its cache before other mounts go on. What other servers granted stays usable.
+//! has stopped using its cache before other mounts continue. What other servers granted stays usable.
 //!
 //! The number behind `all_until_ns`: while all servers are heard, one comparison decides for all of them.
 

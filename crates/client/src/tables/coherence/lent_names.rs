@@ -29,7 +29,7 @@ pub(crate) const LATE_NS: u64 = 500_000_000;
 const LIFE_MIN_NS: u64 = 1_000_000_000;
 /// Most names that are remembered because they were invalidated.
 const RESTS_MAX: usize = 16_384;
-/// The rest of a name that is invalidated again and again grows to at most so many times its first rest.
+/// The rest of a name that is invalidated again and again grows to at most this many times its first rest.
 const REST_FACTOR_MAX: u32 = 64;
 /// How often expired records are removed.
 const SWEEP_NS: u64 = 1_000_000_000;

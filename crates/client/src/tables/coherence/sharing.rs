@@ -1,7 +1,7 @@
 //! `Sharing`: which caching mode is in force (sole or shared), and what was begun in it.
 //!
-//! Owns: the mode, what holds up the switch to shared mode, whether the session goes on, and the front end that caches
-//! too. Does not own: the switch from one mode to the other (`coherence::sharing`).
+//! Owns: the mode, what holds up the switch to shared mode, whether the session continues, and the front end that
+//! caches too. Does not own: the switch from one mode to the other (`coherence::sharing`).
 
 use super::leases::Leases;
 use crate::api::KernelPages;

@@ -2,8 +2,8 @@
 //!
 //! The kernel looks a name up, and then sends the operation with the inode that it was shown. Another program may have
 //! renamed a file over that name in between, so the inode is gone. A local file system would keep it for the walking
-//! thread, but the server does not know that thread, and answers ESTALE. Linux then walks the path once more and asks
-//! for each name anew (`LOOKUP_REVAL`), but only once. A second replacement at the wrong moment would reach the
+//! thread, but the server does not know that thread, and answers ESTALE. Linux then walks the path once more and
+//! requests each name anew (`LOOKUP_REVAL`), but only once. A second replacement at the wrong moment would reach the
 //! program. So in this second walk, each inode that is looked up is opened at its server and held until the operation
 //! has come. Whatever becomes of the name, the inode lives.
 //!
@@ -99,7 +99,7 @@ impl Walks {
         });
     }
 
-    /// The operation of `thread` has found its inode, so its walk has ended. For threads that cannot be told apart,
+    /// The operation of `thread` has found its inode, so its walk has ended. For threads that cannot be distinguished,
     /// only time ends a walk.
     #[inline]
     pub(crate) fn ended(&self, thread: u32) {

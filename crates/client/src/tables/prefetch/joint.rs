@@ -151,7 +151,7 @@ impl Joint {
             // The sequence begins, it has overtaken what was fetched, or it has begun anew.
             (self.ahead_from, self.ahead_to, self.window) = (front, front, 0);
         }
-        // Refill when half of the window is used, so that fetching goes on while the programs read.
+        // Refill when half of the window is used, so that fetching continues while the programs read.
         if self.ahead_to - front > self.window / 2 {
             return plan;
         }

@@ -14,8 +14,8 @@ use parking_lot::RwLock;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-/// If so many bytes were written in messages whose answers report no free space, the target counts as nearly full. That
-/// is a quarter of the free space that a target reports as much.
+/// If this many bytes were written in messages whose answers report no free space, the target counts as nearly full.
+/// That is a quarter of the free space that a target reports as much.
 const UNHEARD_MAX_BYTES: u64 = 32 << 20;
 
 /// The last report of a target: whether it has much free space, and the bytes that have landed there since in messages

@@ -87,8 +87,8 @@ impl Grants {
         &page[at % PAGE]
     }
 
-    /// Covers so many more blocks of a file, if the grant has room for them, and as far as the limits of its owner let
-    /// the mount accept them.
+    /// Covers this many more blocks of a file, if the grant has room for them, and as far as the limits of its owner
+    /// let the mount accept them.
     #[inline]
     pub(crate) fn cover(&self, ino: Ino, target: TargetId, blocks: u64) -> bool {
         let most = match self.limits.nearness(ino) {
@@ -99,7 +99,7 @@ impl Grants {
         self.of(target).update(|limit, used| (used + blocks <= limit.min(most)).then_some((limit, used + blocks)))
     }
 
-    /// So many blocks are not dirty any more.
+    /// This many blocks are not dirty any more.
     #[inline]
     pub(crate) fn uncover(&self, target: TargetId, blocks: u64) {
         let counted = self.of(target).update(|limit, used| used.checked_sub(blocks).map(|used| (limit, used)));
@@ -177,7 +177,7 @@ impl Grants {
         unused
     }
 
-    /// The target has confirmed the return of so many blocks and has reported what is left.
+    /// The target has confirmed the return of this many blocks and has reported what is left.
     pub(crate) fn has_left(&self, target: TargetId, blocks: u64) {
         let of = self.of(target);
         let mut told = of.told.lock();

@@ -1,11 +1,11 @@
 //! Counters of files that this mount has closed and forgotten, so that people can look at them when a program has
 //! ended.
 //!
-//! Owns: the counters of the last so many files. Does not own: counting (`file`), nor when a file is forgotten
+//! Owns: the counters of the last this many files. Does not own: counting (`file`), nor when a file is forgotten
 //! (`files::table`).
 //!
-//! Invariants: bounded; the files that were forgotten longest ago go first. A file that is known again goes on with its
-//! counters from before, so each file has one set of counters at a time.
+//! Invariants: bounded; the files that were forgotten longest ago go first. A file that is known again continues with
+//! its counters from before, so each file has one set of counters at a time.
 
 use super::FileStats;
 use amphi_types::Ino;

@@ -113,8 +113,8 @@ impl Portrait {
 mod tests {
     use super::*;
 
-    /// Goal: requests are told apart by size, alignment and order, and none is lost when they are booked. Method: a few
-    /// of each kind, booked in two parts.
+    /// Goal: requests are distinguished by size, alignment and order, and none is lost when they are booked. Method: a
+    /// few of each kind, booked in two parts.
     #[test]
     fn a_portrait() {
         let (open, file) = (Portrait::default(), Portrait::default());

@@ -334,7 +334,7 @@ impl Pair {
                 for lock in sessions.flat_map(|session| locks.held_by(session).collect::<Vec<_>>()) {
                     fresh.restore(lock).map_err(|refusal| format!("{op:?}: {lock:?}: {refusal}"))?;
                 }
-                // Ids go on, so that the order of asking stays that of the ids in both.
+                // Ids continue, so that the order of asking stays that of the ids in both.
                 fresh.sequence += locks.sequence;
                 *locks = fresh;
                 model.queue.clear();

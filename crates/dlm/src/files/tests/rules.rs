@@ -141,7 +141,7 @@ fn a_flock_conversion_may_lose_the_lock() {
 }
 
 /// Goal: circles of two and of three owners are refused with EDEADLK and nothing is lost; the victim's unlock lets the
-/// others go on. Method: each owner holds one byte, also of different files, and asks for the next one's.
+/// others continue. Method: each owner holds one byte, also of different files, and requests the next one's.
 #[test]
 fn circles_of_owners_are_refused() {
     for (count, files) in [(2, 1), (3, 1), (3, 3), (8, 2)] {

@@ -165,7 +165,7 @@ fn changes_wait_in_order() {
 }
 
 /// Goal: 50,000 creates in one directory behind one change of it cost no more than their number. Method: all wait for
-/// one, then go on together; quadratic work would take minutes.
+/// one, then continue together; quadratic work would take minutes.
 #[test]
 fn crowd_in_one_directory() {
     let mut space = space();

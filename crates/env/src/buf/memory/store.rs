@@ -12,8 +12,8 @@
 //! Chunks are taken from the run to which a chunk was returned last: it may still be in the processor's cache, and
 //! chunks that are taken together are adjacent, so that they become free together.
 //!
-//! Invariants: a chunk is in use, being given back, or in `used` or `fresh` of its run; a run is in `runs` or in
-//! `bare`, or under way between them with its caller.
+//! Invariants: a chunk is in use, being returned, or in `used` or `fresh` of its run; a run is in `runs` or in `bare`,
+//! or under way between them with its caller.
 
 use super::{CHUNKS_KEPT_BYTES, CLASSES, RUN_BYTES, chunk_bytes};
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,7 +34,7 @@ struct Class {
     used: usize,
     /// Runs with fresh chunks.
     with_fresh: BTreeSet<Address>,
-    /// The minimum of `used` in this interval of `decay`s and in the previous one: so many chunks were not needed.
+    /// The minimum of `used` in this interval of `decay`s and in the previous one: this many chunks were not needed.
     least: [usize; 2],
     /// When it was asked for a chunk last, in events.
     asked: u64,
@@ -91,7 +91,7 @@ pub(super) struct Taken {
 pub(super) struct Store {
     classes: [Class; CLASSES],
     runs: BTreeMap<Address, Run>,
-    /// Runs that were given back.
+    /// Runs that were returned.
     bare: Vec<Address>,
     /// Runs that are idle, by their order.
     idle: BTreeMap<u64, Address>,
@@ -241,7 +241,7 @@ impl Store {
         self.kept += used.count_ones() as usize * chunk_bytes(class);
     }
 
-    /// A run of zeros that was given back, for `add_touched`.
+    /// A run of zeros that was returned, for `add_touched`.
     pub(super) fn take_bare(&mut self) -> Option<Address> {
         self.bare.pop()
     }

@@ -1,4 +1,4 @@
-//! `Asked`: how often the kernel asks for each name.
+//! `Asked`: how often the kernel requests each name.
 //!
 //! Owns: counters by a hash of directory and name, several in a group. When a group is full, the name with the fewest
 //! lookups is replaced. A name that has the hash of another one may be cached too early, which costs one walk of the

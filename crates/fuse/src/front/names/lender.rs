@@ -26,7 +26,7 @@
 //!   answer shows, it drops the answer and walks again. So an invalidation of the name waits for the end of the call,
 //!   or until the lookup thread is seen waiting for a directory after its answer was written.
 //! * An invalidation thread waits for the lock of a directory only where the kernel has no entry with a running
-//!   timeout, so nothing is cached. Then it is left behind, and another invalidation thread goes on.
+//!   timeout, so nothing is cached. Then it is left behind, and another invalidation thread continues.
 //! * The root of the clone is open as long as the file system is mounted somewhere in this process's mount table. The
 //!   clone does not count as a user of that mount, which can be unmounted at any moment. When it is unmounted, all
 //!   names are invalidated and the root is closed, and the file system ends as it would have without the clone.

@@ -305,7 +305,7 @@ mod tests {
         assert!(!known.shows(answer(2, 5, NOW + 8 + 2 * LATER), NOW + 8 + 2 * LATER, || true), "a change is under way");
     }
 
-    /// Goal: programs that change the file and ask for its size in turn are answered at once. Method: a writer and a
+    /// Goal: programs that change the file and request its size in turn are answered at once. Method: a writer and a
     /// thread that asks; then a third one.
     #[test]
     fn turns_cost_nothing() {

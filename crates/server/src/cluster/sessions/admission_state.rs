@@ -9,7 +9,7 @@ use std::cell::Cell;
 #[derive(Default)]
 pub(super) struct AdmissionState {
     closed: Cell<bool>,
-    /// Everybody has to wait: the server is not in its cluster yet, or has lost its master.
+    /// All mounts have to wait: the server is not in its cluster yet, or has lost its master.
     held: Cell<bool>,
     /// Mounts have to wait: power was lost, and not all have been told.
     after_power_loss: Cell<bool>,

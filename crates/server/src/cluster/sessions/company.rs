@@ -243,7 +243,7 @@ impl<E: Env> SessionManager<E> {
         if self.rule.tokens.get() && self.mount_count() < 2 {
             let manager = self.clone();
             self.worker.env.spawn(async move {
-                // On an error targets go on to grant tokens, which costs speed alone.
+                // On an error targets continue to grant tokens, which costs speed alone.
                 let _ = manager.part_company().await;
             });
         }

@@ -119,8 +119,8 @@ impl<E: Env> SessionManager<E> {
         });
     }
 
-    /// A mount whose session ends now cannot go on as if it had not, also if it is alone: the count of mounts does not
-    /// fit (`Welcome::mounts`).
+    /// A mount whose session ends now cannot continue as if it had not, also if it is alone: the count of mounts does
+    /// not fit (`Welcome::mounts`).
     pub fn disturb(&self) {
         self.admission.count_mount();
     }
@@ -231,8 +231,7 @@ pub async fn end_everywhere<E: Env>(
     if let Some(cluster) = cluster {
         cluster.stop_elsewhere(session).await;
     }
-    // What one target still does on another one for the session has to end before that other target forgets the
-    // session.
+    // Work of one target on another one for the session has to end before that other target forgets the session.
     for target in worker.routes.local() {
         ended = ended.and(worker.tell(*target, TargetRequest::SessionLanded(session)).await);
     }

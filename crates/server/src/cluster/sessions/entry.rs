@@ -1,4 +1,4 @@
-//! What a server knows of one session.
+//! The state of one session at a server.
 
 use super::trust::Owner;
 use amphi_transport::{ConnId, Secure};

@@ -4,7 +4,7 @@
 //! may request, as which users its users count, and which users and groups it is shown. Does not own: who holds which
 //! key (`membership::keys`), what users of this machine may do on a Unix socket (`trust`), permissions of files.
 //!
-//! What a session may do is determined when its connection is made, and again when the registry changes; a request
+//! The rights of a session are determined when its connection is made, and again when the registry changes; a request
 //! costs one look-up in a table of connections with keys, and nothing if there is none. Credentials are replaced before
 //! any other code sees them, so every permission check, every owner of a new inode and every inherited group uses the
 //! replaced ones. Numbers of users in requests (`chown`, access control lists) and in answers are translated here as
@@ -132,7 +132,7 @@ pub(super) fn changes_servers(op: &Request) -> bool {
     }
 }
 
-/// What the holder of a key may do on one connection. The worker with the connection checks it, the worker with the
+/// The rights of the holder of a key on one connection. The worker with the connection checks it, the worker with the
 /// sessions closes it.
 #[derive(Debug)]
 pub(super) struct Gate {
@@ -231,8 +231,8 @@ impl Gate {
         Ok(())
     }
 
-    /// What a mount presents after a restart names no users: the server accepts what some user of the client could have
-    /// opened.
+    /// The state that a mount presents after a restart names no users: the server accepts files that some user of the
+    /// client could have opened.
     fn present_for_users(&self, call: &mut Call) {
         if call.cred.uid == 0 {
             return;

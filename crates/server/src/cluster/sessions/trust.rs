@@ -21,7 +21,7 @@ use amphi_wire::{Call, Hello, Push, Role};
 /// Why a bound client is no server.
 const NOT_TRUSTED: &str = "a server has to be root's, or that of the user whom this server runs as";
 
-/// Whose a session is: nobody else takes it over.
+/// The owner of a session: no other client takes it over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
     /// The owner is not known since this server was started: whoever knows the session's number, which is random and
@@ -79,7 +79,7 @@ pub(super) fn may_come(
 pub(super) enum Viewer {
     /// A client that may see all sessions.
     Anybody,
-    /// Whose sessions these are alone.
+    /// The only owner of these sessions.
     Only(Owner),
 }
 

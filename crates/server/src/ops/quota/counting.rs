@@ -16,7 +16,7 @@ use std::time::Duration;
 
 /// Pause before target 0 is asked again whether anything is limited, if it could not be reached.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
-/// How long a question for all accounts waits for owners that a target is asking for.
+/// How long a question for all accounts waits for owners that a target is requesting.
 const WHOLE_WITHIN: Duration = Duration::from_secs(10);
 /// Pause before it is looked again whether all owners are known.
 const LOOK: Duration = Duration::from_millis(1);
@@ -60,7 +60,7 @@ pub(super) fn set_on<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, on:
     target.counts.quota.shares.borrow_mut().set_on(on);
 }
 
-/// Begins to count, and asks for the owners of stripes of files of other targets.
+/// Begins to count, and requests the owners of stripes of files of other targets.
 fn begin_counting<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>) {
     let mut foreign: BTreeMap<TargetId, BTreeSet<Ino>> = BTreeMap::new();
     for object in target.begin_counting() {

@@ -166,7 +166,7 @@ async fn look_at<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, account
     let replies = pool(worker).map(|other| worker.ask(other, TargetRequest::Quota(QuotaRequest::Used(account))));
     let mut used = Amount::default();
     for reply in join_all(replies).await {
-        // What a target that cannot be reached uses is not known, so nothing is decided.
+        // The usage on a target that cannot be reached is not known, so nothing is decided.
         let Ok(TargetReply::Used(part)) = reply else { return };
         used = used.plus(part);
     }

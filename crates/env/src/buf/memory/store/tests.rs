@@ -281,7 +281,7 @@ proptest! {
 }
 
 /// Goal: memory that was touched ahead of its use is taken first by any class, stays within the bound and the goal, and
-/// is returned when it is not used. Method: three runs, the last of which was given back before.
+/// is returned when it is not used. Method: three runs, the last of which was returned before.
 #[test]
 fn touched_ahead() {
     let mut w = World::new();
