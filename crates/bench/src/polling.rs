@@ -1,7 +1,7 @@
 //! `amphi bench polling`: what it buys to poll briefly before sleeping: the worker after its last work, the caller
 //! while it waits.
 //!
-//! Back to back, and with a pause of 1 ms before each call, in which everybody has gone to sleep.
+//! Back to back, and with a pause of 1 ms before each call, in which all threads have gone to sleep.
 
 use super::Run;
 use super::cluster::{Cluster, set_mode};

@@ -461,7 +461,7 @@ fn set_of(set: &AmphiSetattr, attr: &Attr, kills: bool, is_open: bool) -> Done<S
         size: has(AMPHI_SET_SIZE).then_some(set.size),
         atime: time(AMPHI_SET_ATIME, AMPHI_SET_ATIME_NOW, set.atime)?,
         mtime: time(AMPHI_SET_MTIME, AMPHI_SET_MTIME_NOW, set.mtime)?,
-        // A change of the owner takes the bits away from everybody, a cut from those who may not keep them.
+        // A change of the owner clears the bits for every caller, a truncate for callers who may not keep them.
         kill_suidgid: attr.kind != Kind::Dir && (owner || (has(AMPHI_SET_SIZE) && kills)),
         open_for_write: is_open && has(AMPHI_SET_SIZE),
         ..SetAttr::default()

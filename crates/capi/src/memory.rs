@@ -84,7 +84,7 @@ pub(crate) fn free(memory: *mut c_void) -> Done<()> {
     Ok(())
 }
 
-/// Memory that a write has; whoever waits gets it back.
+/// Memory that a write uses; the waiting caller gets it back.
 pub(crate) struct Lent(Arc<()>);
 
 impl Lent {

@@ -633,7 +633,8 @@ impl Client {
         self.start(group_lock::unlock(self.mount.clone(), file.clone()))
     }
 
-    /// Whether anybody waits for the end of the group that the open file is a member of, on this mount or another one.
+    /// Whether another open file waits for the end of the group that the open file is a member of, on this mount or
+    /// another one.
     ///
     /// Errors: `Inval` if it is no member; `Io` if the group was lost.
     pub fn group_wanted(&self, file: &Arc<OpenFile>) -> Pending<bool> {

@@ -105,7 +105,7 @@ impl WritePlan {
         self.checksums = checksums;
     }
 
-    /// Changes the checksum of a block, because its content has changed or nobody must read it any more.
+    /// Changes the checksum of a block, because its content has changed or must not be read any more.
     pub fn set_checksum(&mut self, file_block: u64, checksum: Checksum) {
         if self.checksums.is_empty() && checksum != Checksum::DAMAGED {
             return;

@@ -30,7 +30,7 @@ impl DataStore {
     /// A generation above the object's is accepted and not remembered, because truncates reach an object before the
     /// writes that follow them.
     ///
-    /// Blocks that `fresh` selects are not overwritten in place: until the commit everybody reads the old bytes, even
+    /// Blocks that `fresh` selects are not overwritten in place: until the commit all readers get the old bytes, even
     /// after a crash in the middle of the write. The blocks that the write adds come from the grant of `holder`.
     ///
     /// Errors: `Stale` when a truncate came after the request was sent, `NoSpace` (nothing taken), `FileTooBig`,

@@ -349,7 +349,7 @@ impl FileSystem for ClientFs {
             (self.fixes_size(caller, attr, asked_ns)?, changing.ends())
         };
         self.client.walk_ended(caller.tid);
-        // During a SETATTR the kernel lets nobody make or remove names in the directory.
+        // During a SETATTR the kernel prevents all callers from making or removing names in the directory.
         let ttl = match attr.kind {
             Kind::Dir if caller.by_other_id() => Duration::ZERO,
             Kind::Dir => self.lend(&attr, since),

@@ -126,7 +126,7 @@ impl Session {
         Unmounter { shared: self.shared.clone(), mount_point: self.mount_point.clone() }
     }
 
-    /// Waits until the mount has ended, by an `Unmounter` or by somebody's `umount`.
+    /// Waits until the mount has ended, by an `Unmounter` or by a user's `umount`.
     pub fn wait(&self) {
         self.shared.pool.wait_empty();
         self.shared.pool.once_at_end(|| self.shared.fs.unmounted());
@@ -161,7 +161,7 @@ impl Unmounter {
         self.mount_point.unmount()
     }
 
-    /// Whether this mount has ended; then whatever is at the path now belongs to somebody else.
+    /// Whether this mount has ended; then a mount at the path now belongs to another process.
     fn unmounted_already(&self) -> bool {
         self.shared.pool.ended() && !self.shared.died.load(Ordering::Acquire)
     }

@@ -136,7 +136,7 @@ fn dropping_a_busy_mount_ends_it() {
     assert!(open.read(&mut [0; 10]).is_err());
 }
 
-/// Goal: an unmount by somebody else ends the session. Method: unmount behind its back and wait.
+/// Goal: an unmount by another process ends the session. Method: unmount behind its back and wait.
 #[test]
 fn unmount_from_outside_ends_the_session() {
     let m = Mounted::new(Arc::new(NullFs::new()));
@@ -281,7 +281,7 @@ impl FileSystem for Probe {
     }
 }
 
-/// A child process that reads one byte of `path`: signals hit it and nobody else.
+/// A child process that reads one byte of `path`: signals hit only it.
 fn reader_process(path: &Path) -> std::process::Child {
     std::process::Command::new("head")
         .args(["-c", "1"])

@@ -10,7 +10,7 @@ use rustix::fs::{FileType, Mode, OFlags};
 use rustix::io::Errno;
 use std::path::Path;
 
-/// Bytes of a key file, at most: nobody means a larger one.
+/// Bytes of a key file, at most: a larger one is a mistake.
 const FILE_MAX: usize = 64 << 10;
 
 /// Reads a cluster key and checks it.

@@ -129,7 +129,7 @@ fn decide(cred: &Cred, inode: &Inode, facts: &Facts, set: &SetAttr, now: Timespe
 }
 
 impl MetaStore {
-    /// Whether the file gives capabilities to whoever executes it (`security.capability`).
+    /// Whether the file gives capabilities to programs that execute it (`security.capability`).
     pub fn gives_capabilities(&self, ino: Ino) -> bool {
         self.xattrs(ino).any(|(name, _)| name == CAPABILITY)
     }

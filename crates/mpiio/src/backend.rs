@@ -47,7 +47,7 @@ pub trait Backend: Send {
     fn group_leave(&self, _: u64) -> Outcome {
         Err(NO_GROUPS)
     }
-    /// Whether anybody waits for the end of the group.
+    /// Whether another program waits for the end of the group.
     fn group_wanted(&self) -> Outcome<bool> {
         Err(NO_GROUPS)
     }

@@ -436,7 +436,7 @@ pub unsafe extern "C" fn amphi_mpiio_arrive(file: *const AmphiFile, value: c_int
     unsafe { *arrival = (*file).meeting.arrive(value) };
 }
 
-/// Waits for a moment until all have come; EAGAIN: not yet. `largest` is the largest value that anybody brought.
+/// Waits for a moment until all have come; EAGAIN: not yet. `largest` is the largest value of all ranks.
 ///
 /// # Safety
 /// `file` is open; `arrival` came from `amphi_mpiio_arrive`; `largest` is valid.
@@ -595,7 +595,7 @@ plain! {
     /// Joins the group lock of the job, for the node; the first rank of each node calls, while no rank has a request
     /// under way.
     amphi_mpiio_group_join(group: u64) -> c_int = |f| code(f.local().join_group(group));
-    /// Joins it again, if the node has left it for somebody outside.
+    /// Joins it again, if the node has left it for a program outside the job.
     amphi_mpiio_group_rejoin() -> () = |f| f.local().rejoin_group();
     /// Calls of this node give each page back as soon as they have done with it, or not; all ranks call.
     amphi_mpiio_relax(on: c_int) -> () = |f| f.local().relax(on != 0);

@@ -82,7 +82,7 @@ pub struct CachedFile {
     stats: Stats,
     /// Pages that the present call holds, in the order in which it took them.
     held: Vec<(u64, Mode)>,
-    /// Whole pages that this rank wrote in a row, none of which anybody had, and without a read between.
+    /// Whole pages that this rank wrote in a row, none of which was cached, and without a read between.
     once: u32,
     /// The error that broke a release of locks; the next call returns it.
     broken: Option<Error>,
@@ -187,7 +187,7 @@ impl CachedFile {
         self.segment().header().pointer.load(SeqCst)
     }
 
-    /// The first error of a write that was made for nobody in particular, as an errno value; 0: none.
+    /// The first error of a write without a waiting rank, as an errno value; 0: none.
     pub fn late_error(&self) -> i32 {
         self.segment().header().late_error.load(Acquire)
     }
@@ -380,7 +380,7 @@ impl CachedFile {
         frame / self.segment().geometry().frames_per_rank != self.segment().rank()
     }
 
-    /// A frame for a page that the caller holds exclusively and that nobody caches; none when there is no room.
+    /// A frame for a page that the caller holds exclusively and that is not cached; none when all are in use.
     fn allocate_frame(&mut self, page: u64) -> Outcome<Option<u32>> {
         let own = match self.pool.take_free() {
             Some(own) => own,
@@ -405,7 +405,7 @@ impl CachedFile {
         Ok(Some(frame))
     }
 
-    /// Frees the frame that was not used for longest and whose page nobody holds.
+    /// Frees the frame that was not used for longest and whose page is not locked.
     fn evict(&mut self) -> Outcome<bool> {
         let segment = self.segment();
         let first = segment.rank() * segment.geometry().frames_per_rank;
@@ -429,7 +429,7 @@ impl CachedFile {
             }
             let written = self.write_cluster(page, frame);
             if let Err(error) = &written {
-                // The bytes stay; whoever flushes next tries again, and sync and close report it on every rank.
+                // The bytes stay; the next flush tries again, and sync and close report it on every rank.
                 self.note_late_error(*error);
                 self.locks.unlock(page, Mode::Exclusive)?;
                 continue;
@@ -472,7 +472,7 @@ impl CachedFile {
 
     /// Locks a page that is cached and dirty if that needs no waiting, and returns its frame.
     fn try_dirty(&self, page: u64) -> Outcome<Option<u32>> {
-        // A page of which nobody has requested metadata is not cached, and must not get any for that.
+        // A page without metadata is not cached, and must not get any for that.
         let hint = self.segment().find_meta(page).and_then(|meta| meta.frame.load(Acquire).checked_sub(1));
         if !hint.is_some_and(|frame| self.segment().looks_dirty(frame)) || !self.locks.try_lock(page)? {
             return Ok(None);

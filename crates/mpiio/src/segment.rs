@@ -155,7 +155,7 @@ pub struct Header {
     pub size: AtomicU64,
     /// The shared file pointer, in units of the caller.
     pub pointer: AtomicU64,
-    /// First errno value of a write that was made for nobody in particular.
+    /// First errno value of a write without a waiting rank.
     pub late_error: AtomicI32,
     /// 1: the file system was given something since the last sync.
     pub unsynced: AtomicU32,
@@ -487,7 +487,7 @@ impl Segment {
         unsafe { &*self.at(self.geometry.chunks_at() + (slot * entries + page % entries) * META_BYTES) }
     }
 
-    /// The metadata of a page, if anybody has requested a page of its chunk before.
+    /// The metadata of a page, if there is any for its chunk.
     pub fn find_meta(&self, page: u64) -> Option<&PageMeta> {
         let (slot, found) = self.slot_of(page / u64::from(self.geometry.chunk_entries))?;
         if found { Some(self.entry(slot, page)) } else { None }

@@ -258,7 +258,7 @@ impl ReadCache {
         }
     }
 
-    /// The blocks have arrived if `is_known`; otherwise nobody has seen whether they did. Returns whether they may be
+    /// The blocks have arrived if `is_known`; otherwise it is unknown whether they did. Returns whether they may be
     /// cached.
     fn end(&mut self, number: u64, is_known: bool) -> bool {
         let Some(at) = self.accesses.iter().position(|a| a.number == number) else { return false };
@@ -281,7 +281,7 @@ impl ReadCache {
     }
 }
 
-/// Blocks on their way. If this is dropped without `end`, nobody has seen whether they arrived.
+/// Blocks on their way. If this is dropped without `end`, it is unknown whether they arrived.
 pub struct OnTheWay {
     cache: Rc<RefCell<ReadCache>>,
     number: u64,

@@ -24,7 +24,7 @@ const TOGETHER_READS: usize = 4;
 pub enum Beside {
     /// There was no read near it lately.
     Nothing,
-    /// Somebody has read the same place or a neighbouring one.
+    /// There was a read of the same place or a neighbouring one.
     Neighbour,
     /// Several mounts read here, one beside the other.
     Together,

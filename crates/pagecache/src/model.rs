@@ -9,7 +9,7 @@ use std::cell::Cell;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A file that nobody asks a server about.
+/// A file for which no request to a server is made.
 pub(crate) struct TestFile {
     id: u64,
     cached: CachedBytes,

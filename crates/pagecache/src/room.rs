@@ -1,7 +1,7 @@
 //! `Room`: whether servers have free blocks for what is dirty.
 //!
-//! Owns: the contract with whoever knows, and which blocks of a unit are covered. Does not own: how many free blocks
-//! there are.
+//! Owns: the contract with the owner of the grants, and which blocks of a unit are covered. Does not own: how many free
+//! blocks there are.
 //!
 //! A block of 4 KiB is covered from before its first byte is dirty until none of it is dirty or under way. Dirty bytes
 //! that could not be covered are cached all the same, and are sent in requests of their own.

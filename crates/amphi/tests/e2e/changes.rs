@@ -136,9 +136,9 @@ fn as_other<T: Send>(what: impl FnOnce() -> T + Send) -> T {
     std::thread::scope(|s| s.spawn(change).join().expect("the other user's thread"))
 }
 
-/// Goal: Promise S1, Promise S8: an open for reading with O_TRUNC cuts the file for everybody, as on Linux, if the
-/// caller may write to it, and is EACCES otherwise, also while somebody has it open for writing. Method: such opens by
-/// root and by another user, of a name that the mount knows and of one that it does not; both mounts read.
+/// Goal: Promise S1, Promise S8: an open for reading with O_TRUNC truncates the file for all users, as on Linux, if the
+/// caller may write to it, and is EACCES otherwise, also while another program has it open for writing. Method: such
+/// opens by root and by another user, of a name that the mount knows and of one that it does not; both mounts read.
 #[test]
 fn opens_for_reading_cut() {
     let pair = Pair::new(1, &[], &[]);

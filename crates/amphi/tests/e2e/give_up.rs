@@ -76,7 +76,7 @@ fn requests_of_open_files(place: Place, server: crate::harness::Daemon, mount: c
     plain.write_all_at(b"soon", 0).expect("buffered");
     plain.sync_all().expect("sync");
     server.kill();
-    // In the cache, so it needs nobody; its write-back does.
+    // In the cache, so it needs no server; its write-back does.
     plain.write_all_at(b"lost", 0).expect("buffered");
     let begun = Instant::now();
     let (queue, mut into) = (Queue::new(), vec![0; 8192]);

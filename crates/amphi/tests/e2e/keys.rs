@@ -115,7 +115,7 @@ impl Cluster {
         Daemon::start(&["mount", "--cluster", &self.tcp, "--identity", &self.id(identity), &self.place.text(name)])
     }
 
-    /// A mount of whoever is root of the cluster.
+    /// A mount of the cluster's own root.
     fn trusted(&self) -> Daemon {
         self.place.mount_at("trusted", &[])
     }
@@ -165,7 +165,7 @@ fn keys_root_of_a_client_is_nobody() {
     assert!(denied.contains(&errno(std::os::unix::fs::chown(here.join("open/by-root"), Some(0), Some(0)))));
     assert!(denied.contains(&errno(std::os::unix::fs::chown(here.join("secret"), Some(65_534), None))));
     assert!(denied.contains(&errno(fs::rename(here.join("secret"), here.join("mine")))));
-    // A hard link gives nobody more than the file itself.
+    // A hard link grants no more rights than the file itself.
     let _ = fs::hard_link(here.join("secret"), here.join("linked"));
     assert!(denied.contains(&errno(fs::read(here.join("linked")))) || !here.join("linked").exists());
     for uid in ["1000", "1001"] {

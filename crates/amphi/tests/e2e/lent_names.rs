@@ -98,8 +98,8 @@ fn what_is_made_under_an_absent_name_has_that_name() {
     pair.stop();
 }
 
-/// Goal: a signal that ends the mount is never taken by the threads that walk, which cannot tell it to anybody. Method:
-/// what they block, as `/proc` shows it.
+/// Goal: a signal that ends the mount is never taken by the threads that walk, which cannot report it. Method: what
+/// they block, as `/proc` shows it.
 #[test]
 fn walking_threads_leave_signals_to_others() {
     let can = kernel_can();

@@ -127,7 +127,7 @@ fn nodes_of_a_job_keep_their_locks() {
     assert!(grown > 1, "nothing to tell the two apart: {grown}");
 }
 
-/// A node of a job with one rank, and its thread, which writes nothing before somebody asks.
+/// A node of a job with one rank, and its thread, which writes nothing before a request.
 fn member(path: &Path) -> (CachedFile, Looker) {
     const NEVER: Duration = Duration::from_secs(100_000);
     let path = CString::new(path.as_os_str().as_bytes()).unwrap();

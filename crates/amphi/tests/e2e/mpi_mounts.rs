@@ -225,7 +225,7 @@ fn plain_readers_see_what_a_job_on_two_mounts_wrote() {
 }
 
 /// Goal: a rank that is killed in the middle of a call, a leader or not, ends the job; synced bytes stay, on both
-/// mounts, and everybody can read and write them as before. Method: all ranks write the same pages, which move; a
+/// mounts, and every program can read and write them as before. Method: all ranks write the same pages, which move; a
 /// thread kills one of them. Then the file is read, written over one mount and read over the other one.
 #[test]
 fn a_killed_rank_leaves_both_mounts_in_order() {

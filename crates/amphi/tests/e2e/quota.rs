@@ -84,7 +84,7 @@ fn a_user_is_refused_what_is_too_much() {
     place.fsck();
 }
 
-/// Goal: whoever may not sees and sets nothing, and wrong limits are explained. Method: a table.
+/// Goal: a user without the right sees and sets nothing, and wrong limits are explained. Method: a table.
 #[test]
 fn limits_are_for_administrators() {
     let place = Place::new();

@@ -317,7 +317,7 @@ fn compare(planted: &Path, called: &Path, own: &Path) {
     assert!(CALLS.len() >= 81 && odd.is_empty(), "{} calls\n{}", CALLS.len(), odd.join("\n"));
 }
 
-/// A folder of the machine's own file system that everybody may search.
+/// A folder of the machine's own file system that every user may search.
 fn own_folder(place: &Place) -> PathBuf {
     chmod(place.path(""), mode(0o755)).expect("chmod");
     fs::create_dir(place.path("own")).expect("mkdir");
@@ -458,8 +458,8 @@ fn capabilities_decide() {
 }
 
 /// Goal: a directory that is open is listed whatever becomes of its permissions and its owner: they count when it is
-/// opened. Method: opened by its owner, then closed to everybody or given to somebody else, by this mount and by
-/// another one; listed from the start and again. (Promise S8)
+/// opened. Method: opened by its owner, then closed to all users or given to another one, by this mount and by another
+/// one; listed from the start and again. (Promise S8)
 #[test]
 fn open_directories_are_listed_after_chmod() {
     if !can_change_user() {

@@ -266,8 +266,8 @@ fn random_operations_on_several_mounts_agree_with_a_byte_vector(servers: usize) 
     pair.stop();
 }
 
-/// Goal: Promise S1, S3 across mounts, whoever serves reads. Method: the random-operation tester on two mounts with
-/// each setting of `hybrid.kernel_cache`, through open files that read alone as well.
+/// Goal: Promise S1, S3 across mounts, whether the kernel or the mount serves reads. Method: the random-operation
+/// tester on two mounts with each setting of `hybrid.kernel_cache`, through open files that read alone as well.
 #[test]
 fn random_operations_whoever_serves_reads_of_two_mounts() {
     for setting in ["auto", "on", "off"] {
@@ -308,7 +308,7 @@ fn random_operations_without_a_cache() {
     pair.stop();
 }
 
-/// Goal: size and blocks of a file that grew by switched writes are right for everybody at once, by name and by open
+/// Goal: size and blocks of a file that grew by switched writes are right on both mounts at once, by name and by open
 /// file, before and after it is closed, over truncates, and after a restart: no owner's copy of them lags behind
 /// (sanity 271ba, 806). Method: large writes, holes and truncates on one mount; the other looks each time.
 #[test]
@@ -421,8 +421,8 @@ fn writes_over_several_objects_are_one_event(servers: usize) {
     pair.stop();
 }
 
-/// Goal: exclusive creation is exclusive across mounts, and whoever lost sees the winner's file. Method: both mounts
-/// make the same names at the same time.
+/// Goal: exclusive creation is exclusive across mounts, and the loser sees the winner's file. Method: both mounts make
+/// the same names at the same time.
 fn one_of_two_exclusive_creates_wins(servers: usize) {
     const NAMES: usize = 150;
     let pair = Pair::new(servers, &["--targets", "2"], &[]);

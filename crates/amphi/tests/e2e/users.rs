@@ -83,9 +83,9 @@ fn marked_writes_are_pipelined_and_ask_nothing() {
     up.stop();
 }
 
-/// Goal: an open directory is listed with the rights of whoever opened it, also by a program that has given them up.
-/// Method: root opens a directory of mode 0700; a thread that has become the other user cannot open it, and lists it,
-/// from the start and again.
+/// Goal: an open directory is listed with the rights of its opener, also by a program that has given them up. Method:
+/// root opens a directory of mode 0700; a thread that has become the other user cannot open it, and lists it, from the
+/// start and again.
 #[test]
 fn open_directories_are_listed() {
     if !can_change_user() {

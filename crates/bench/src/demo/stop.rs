@@ -7,7 +7,7 @@ use amphi_host::failure::{During, Failure, Outcome};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
-/// Whether somebody wants the demo to end.
+/// Whether the demo has been requested to end.
 #[derive(Clone, Default)]
 pub struct Stop(Arc<AtomicBool>);
 

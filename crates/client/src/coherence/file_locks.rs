@@ -10,7 +10,7 @@
 //!   server. A waiting request is not under way: the server has answered that it has to wait, and the client sends it
 //!   again after the server has pushed news of it.
 //! * The client's table of locks never contains a lock that the server's table does not. A lock leaves the table before
-//!   its release is sent, and enters it with the answer. So a lock that the server may have granted to somebody else is
+//!   its release is sent, and enters it with the answer. So a lock that the server may have granted to another owner is
 //!   not presented after a restart. There is one exception: a waiting request may convert a part of a held lock to
 //!   shared. Until the client learns of the grant, that part counts as exclusive. If a request without an answer may
 //!   have converted a lock, the lock is presented as shared, and as converted: the server makes it exclusive again if
@@ -207,8 +207,8 @@ async fn reached(mount: &Mount, ino: Ino) -> bool {
     heard.is_ok_and(|(answer, _)| answer.result.is_ok())
 }
 
-/// Withdraws a waiting request that was not answered. It may be in the server's queue, where it would be granted to
-/// nobody.
+/// Withdraws a waiting request that was not answered. It may be in the server's queue, where it would be granted to no
+/// caller.
 async fn withdraw_later(mount: Arc<Mount>, lock: FileLockSpec, number: Number) {
     while reached(&mount, lock.ino).await {
         let Ok(turn) = Turn::new(&mount.coherence.file_locks, (lock.ino, lock.owner)).await else { return };
@@ -262,7 +262,7 @@ pub(crate) async fn take_interruptible(
     .await;
     drop(went_down);
     taken.unwrap_or_else(|| {
-        // The lock is released when it is granted, because nobody keeps it.
+        // The lock is released when it is granted, because no caller keeps it.
         mount.spawn(async move { drop(taking.await) });
         Err(Errno::Intr)
     })

@@ -220,8 +220,8 @@ async fn until_settled<E: Env>(mount: &Arc<Mount>, change: u64, env: &E) -> bool
             env.sleep(LOOK).await;
             continue;
         }
-        // This is read after the count of operations under way: whoever gives a timeout records its end before it
-        // leaves the count.
+        // This is read after the count of operations under way: an operation that gives a timeout records its end
+        // before it leaves the count.
         let lent_until = sharing.lent_until_ns.load(SeqCst);
         let left = lent_until.saturating_add(LEND_MARGIN.as_nanos() as u64);
         let now = mount.clock.now_ns();

@@ -30,7 +30,7 @@ pub(crate) struct FilePages {
     pub(crate) is_taking: AtomicBool,
     /// When a page of a mapping was last read under a lock, monotonic ns.
     pub(crate) read_ns: AtomicU64,
-    /// There may be pages that are covered by extent locks: whoever returns these locks has to find the file.
+    /// There may be pages that are covered by extent locks: the return of these locks has to find the file.
     locked: AtomicBool,
     /// The number of the caching mode in which all existing pages were read; 0: older pages may exist.
     pub(crate) covered_rule: AtomicU64,

@@ -2,11 +2,11 @@
 //! them.
 //!
 //! A file that lost its last name stays at its server until it is closed. A removed directory can no longer change, and
-//! the kernel handles the I/O of pipes and devices and does not tell anybody that one is open; so the server forgets
-//! such an inode at once. Programs that still hold it may nevertheless request its attributes (`fstat`, a shell whose
-//! directory is gone), and change its permissions: they see the last attributes, with no links. A removed directory
-//! also gets other times: it was emptied before it was removed, and a kernel that caches a listing of it would use the
-//! listing as long as the modification time stays the same.
+//! the kernel handles the I/O of pipes and devices and does not report that one is open; so the server forgets such an
+//! inode at once. Programs that still hold it may nevertheless request its attributes (`fstat`, a shell whose directory
+//! is gone), and change its permissions: they see the last attributes, with no links. A removed directory also gets
+//! other times: it was emptied before it was removed, and a kernel that caches a listing of it would use the listing as
+//! long as the modification time stays the same.
 //!
 //! Owns: the attributes of such inodes that were last shown. Does not own: whether the inode exists: the client looks
 //! here only when its server does not know the inode any more (`Stale`), and inode numbers are never used again.

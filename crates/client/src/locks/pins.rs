@@ -92,8 +92,8 @@ pub(crate) async fn pin_objects(
     Ok(pins)
 }
 
-/// As `pin_objects`, but only for locks that are held or free: it calls no lock back and waits for nobody, so a caller
-/// that holds other locks may use it.
+/// As `pin_objects`, but only for locks that are held or free: it calls no lock back and never waits, so a caller that
+/// holds other locks may use it.
 ///
 /// Errors: `Again` if another mount has or wants a part of it, or a group has the file.
 pub(crate) async fn try_pin_objects(

@@ -208,7 +208,7 @@ pub(crate) async fn rename(
         return Err(if is_new && dots(&to.1) { Errno::Exist } else { Errno::Busy });
     }
     let (from_name, to_name) = (Name::new(from.1)?, Name::new(to.1)?);
-    // Keys of another target are taken from everybody by that target.
+    // Keys of another target are revoked from all mounts by that target.
     let here = |key: &TokenKey| key.target() == from.0.target();
     let keys = name_keys(from.0, &from_name).into_iter().chain(name_keys(to.0, &to_name));
     let keys: Vec<TokenKey> = keys.filter(here).collect();

@@ -498,7 +498,7 @@ impl Drop for Fetch {
     }
 }
 
-/// Whether somebody else has wanted a lock on the file lately, or a server called it contended.
+/// Whether another mount has requested a lock on the file lately, or a server reported it as contended.
 pub(crate) fn is_wanted_elsewhere(mount: &Mount, file: &Inode) -> bool {
     let now = mount.clock.now_ns();
     let called = file.locks.called_back_ns.load(Relaxed);

@@ -240,7 +240,7 @@ pub(crate) async fn write(
     let aim = aim(&mount, &open, offset, hints);
     let append = aim == Aim::End;
     let through_pages = hints.write_back || (hints.for_pages && !append);
-    // The kernel writes a page back through any handle that may write, whoever has changed it.
+    // The kernel writes a page back through any handle that may write, independently of the handle that changed it.
     let member = if hints.write_back { file.group.id() } else { open.member() };
     if through_pages && !mount.coherence.sharing.is_alone() {
         return under_pages(&mount, &open, member, ByteRange::at(offset, len), data, hints.write_back).await;
@@ -529,8 +529,8 @@ async fn direct(
 /// Cuts off what pieces behind a failed one have extended, from `end` to `written_to`. The caller holds the range lock
 /// on `held`, and in shared mode locks on all that it wrote, so no other mount has written there.
 ///
-/// A write behind that has made the file longer, and it stays so. As the caller holds locks, it waits for nobody: a
-/// lock that is not available at once belongs to a mount that is about to write, read or measure the file there.
+/// A write behind that has made the file longer, and it stays so. As the caller holds locks, it never waits: a lock
+/// that is not available at once belongs to a mount that is about to write, read or measure the file there.
 async fn trim(mount: &Arc<Mount>, file: &Arc<Inode>, held: ByteRange, (end, written_to): (u64, u64), in_company: bool) {
     let rest = ByteRange::new(held.end, u64::MAX);
     let guard = if rest.is_empty() { None } else { file.range.try_acquire(rest, Hold::Exclusive) };

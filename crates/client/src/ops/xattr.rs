@@ -33,7 +33,7 @@ use std::sync::atomic::Ordering;
 
 const PREFIX: &[u8] = b"user.amphi.";
 const EXTENTS: &[u8] = b"extents";
-/// The attribute that gives capabilities to whoever runs a file.
+/// The attribute that gives capabilities to programs that run a file.
 const CAPABILITY: &[u8] = b"security.capability";
 
 async fn view(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino) -> Result<InodeView> {

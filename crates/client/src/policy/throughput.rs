@@ -413,7 +413,7 @@ mod tests {
         assert_eq!(mixed.shown(), []);
     }
 
-    /// Goal: a stall counts if somebody waited, a pause of the applications does not; both may be as long. Method:
+    /// Goal: a stall counts if a caller waited, a pause of the applications does not; both may be as long. Method:
     /// bursts of 16 MiB within a millisecond, every 100 ms, waited for and not.
     #[test]
     fn waiting_is_no_pause() {
@@ -567,7 +567,7 @@ mod tests {
         let large = 4 << 20;
         let stream = |l: &Throughput, ahead, from_ns: u64, mib_s: u64| {
             for step in 0..200 {
-                // Between two streams nobody waits.
+                // Between two streams no caller waits.
                 let now_ns = from_ns + step * (4000 * MS / mib_s);
                 l.note_large_read(ahead, large, (now_ns, now_ns), true);
             }

@@ -245,8 +245,8 @@ fn a_silent_server_stops_what_it_granted() {
     });
 }
 
-/// Goal: a mount that one server evicts fails its calls and holds nobody up on any server. Method: its link to one
-/// server is cut while it has dirty bytes under locks of two; the other mount wants both.
+/// Goal: a mount that one server evicts fails its calls and blocks no other mount on any server. Method: its link to
+/// one server is cut while it has dirty bytes under locks of two; the other mount wants both.
 #[test]
 fn a_mount_evicted_by_one_server_is_over() {
     in_cluster(13, 3, async |c| {

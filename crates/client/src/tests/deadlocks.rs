@@ -1,5 +1,5 @@
-//! The deadlocks that other file systems of this kind have met, as stories of real mounts and a real server: each has
-//! to end, without anybody being evicted. Callbacks have 30 s; every story is over long before.
+//! Deadlocks known from other file systems of this kind, as tests with real mounts and a real server: each has to end,
+//! without an eviction. Callbacks have 30 s; every story is over long before.
 
 use super::sharing::*;
 use crate::api::{Hints, OpenFlags};

@@ -54,7 +54,7 @@ async fn heal(c: &Cluster, b: &Client, dir: Ino) {
     b.getattr(&root(), dir).await.expect("the server is back");
 }
 
-/// The first mount gets all of the file at once, and long after that nobody has been evicted.
+/// The first mount gets all of the file at once, and long after that no mount has been evicted.
 async fn all_is_free(c: &Cluster, [a, b]: [&Client; 2], dir: Ino, names: &[&str]) {
     for name in names {
         let begun = c.env.now();

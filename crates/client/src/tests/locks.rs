@@ -111,8 +111,8 @@ fn a_group_keeps_others_out() {
 }
 
 /// Goal: group after group on one file, also by several open files of one mount, each seeing what the one before wrote;
-/// none is lost. Method: two mounts with two open files each count a number up under groups of their own, by turns that
-/// nobody arranges.
+/// none is lost. Method: two mounts with two open files each increment a number under groups of their own, in an order
+/// that is not arranged.
 #[test]
 fn groups_take_turns() {
     in_cluster(210, async |c| {

@@ -21,7 +21,7 @@ const FOR_PAGES: Hints = Hints {
 };
 const WRITE_BACK: Hints = Hints { for_pages: false, write_back: true, ..FOR_PAGES };
 
-/// A kernel with one page of a file, in which somebody changes bytes.
+/// A kernel with one page of a file, in which a program changes bytes.
 struct OnePage {
     client: Client,
     file: Arc<OpenFile>,

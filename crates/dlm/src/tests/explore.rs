@@ -76,7 +76,7 @@ fn group_programs() -> Vec<Vec<Vec<Op>>> {
             vec![in_group(8, true, direct(op(Write, 0, 2, 3))), op(Read, 0, 2, 0)],
             vec![direct(op(Read, 0, 2, 0)), direct(op(Write, 1, 2, 4))],
         ],
-        // Members in turn, one of them twice, while somebody waits for the end.
+        // Members in turn, one of them twice, while another client waits for the end.
         vec![
             vec![in_group(7, true, op(Write, 0, 1, 1)), in_group(7, true, op(Read, 0, 1, 0))],
             vec![in_group(7, false, direct(op(Write, 1, 2, 2))), in_group(7, true, op(Read, 1, 2, 0))],

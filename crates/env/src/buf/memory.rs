@@ -105,7 +105,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// An owned block of memory, aligned to `ALIGN`, its size a multiple of it, all of it initialised. It gives out no
-/// references: its holders ensure that nobody writes what another one reads.
+/// references: its holders ensure that no thread writes bytes that another one reads.
 pub(super) struct Memory {
     ptr: NonNull<u8>,
     bytes: usize,
@@ -230,8 +230,8 @@ pub fn keep_bytes(max: usize, held: usize) {
     lock(&MAPPINGS).keep_bytes(max);
 }
 
-/// Gives a part of the used memory that waits beyond 48 MiB, and that nobody wanted lately, back to the system, or
-/// `all` beyond.
+/// Returns a part of the used memory that waits beyond 48 MiB, and that was not needed lately, to the system, or `all`
+/// beyond.
 pub fn decay(all: bool) {
     let back = lock(&CHUNKS).decay(all);
     back.into_iter().for_each(give_back);
@@ -301,7 +301,7 @@ pub fn populate(goal: usize) -> bool {
     chunks.wants_touched(goal)
 }
 
-/// Gives memory that nobody finds back to the system.
+/// Returns memory without a holder to the system.
 fn give_back(back: GiveBack) {
     let ptr = pointer(back.at);
     // SAFETY: the memory is mapped, starts at a page, and nobody owns or finds it.

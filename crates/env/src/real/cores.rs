@@ -131,7 +131,7 @@ impl Narrow {
         Some(Narrow { before, now })
     }
 
-    /// Takes it back, unless somebody else has changed it meanwhile.
+    /// Restores it, unless another thread has changed it meanwhile.
     fn undo(self) {
         WIDE.set(None);
         if sched_getaffinity(None).is_ok_and(|set| set == self.now) {

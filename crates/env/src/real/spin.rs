@@ -31,8 +31,8 @@ fn cores() -> usize {
     *CORES.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from))
 }
 
-/// A turn that takes longer was lost to somebody with work of his own: more than a hand-over to a thread that
-/// answers us, less than the scheduler's slice.
+/// A turn that takes longer was lost to another process: more than a hand-over to a thread that answers us, less than
+/// the scheduler's slice.
 const LATE: Duration = Duration::from_micros(700);
 /// A turn that takes longer was used by another thread, perhaps by the one that has to answer.
 const TAKEN: Duration = Duration::from_micros(10);

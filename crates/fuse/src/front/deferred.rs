@@ -1,6 +1,6 @@
 //! Calls that wait long, without occupying a thread.
 //!
-//! Anybody who may read a file can make its reads wait for hours: for a group that holds the file, or for a mount that
+//! Any user who may read a file can make its reads wait for hours: for a group that holds the file, or for a mount that
 //! does not answer. The same holds for writes and truncates. If each such call kept one of the mount's threads, some
 //! hundred of them would stop every call of every user. So a call on a file's bytes (read, write, truncate,
 //! reservation, copy, search for holes) gives its thread back after `THREAD_WAIT`, and a task answers it.

@@ -156,7 +156,7 @@ impl Drop for Exports {
     }
 }
 
-/// 16 bytes that nobody can guess.
+/// 16 random bytes.
 fn secret() -> Result<Secret, Errno> {
     let mut bytes = Secret::default();
     match getrandom(&mut bytes[..], GetRandomFlags::empty())? {
@@ -258,7 +258,7 @@ impl Office {
         }
     }
 
-    /// Waits until somebody asks or rings. Returns which of the connections have something to read, or have ended.
+    /// Waits until a request or a wake arrives. Returns which of the connections have something to read, or have ended.
     fn wait(&self, waiting: &[OwnedFd], longest: Option<Duration>) -> Vec<usize> {
         let own = [self.bell.as_fd(), self.socket.as_fd()];
         let mut all: Vec<PollFd<'_>> = own

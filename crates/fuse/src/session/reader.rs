@@ -47,7 +47,7 @@ pub(super) fn start_first(shared: &Arc<Shared>) -> io::Result<()> {
     let watch = move || {
         let pool = for_watch.pool.clone();
         pool.watch(|| start_or_warn(&for_watch));
-        // Dropped before anybody learns that the watch has ended.
+        // Dropped before the end of the watch is visible.
         drop(for_watch);
         pool.watch_ended();
     };
@@ -105,7 +105,7 @@ fn start(shared: &Arc<Shared>, device: Option<Arc<OwnedFd>>) -> io::Result<()> {
 
 /// Removes the thread from the pool's count, however the thread ends.
 struct Counted {
-    /// Dropped before anybody learns that the thread has ended.
+    /// Dropped before the end of the thread is visible.
     shared: Option<Arc<Shared>>,
     pool: Arc<Pool>,
     reading: bool,

@@ -11,7 +11,7 @@
 //!
 //! After a WRITE of exactly one unit, the next `read` puts the first bytes behind the head into the spare unit, whose
 //! memory the cache can keep. If the request turns out to be another one, these bytes are copied to where they belong,
-//! and nobody sees the difference.
+//! without a visible difference.
 //!
 //! Invariants: the window of the buffer is the request, without the payload if that lies in the unit. In that case the
 //! payload is one whole unit.

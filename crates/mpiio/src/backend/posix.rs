@@ -95,7 +95,7 @@ impl PosixFile {
     }
 
     /// Uses the descriptors of another process, or of another part of this one, from now on: the very same open files.
-    /// The system allows it to whoever may trace that process.
+    /// The system permits it to processes that may trace that process.
     pub fn share(&mut self, process: i32, descriptors: [RawFd; 2]) -> Outcome {
         // SAFETY: plain numbers go in; the descriptors that come back are ours alone.
         let shared = unsafe {

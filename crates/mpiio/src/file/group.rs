@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-/// How often the thread asks whether somebody waits.
+/// How often the thread checks whether a program waits.
 pub const WATCH: Duration = Duration::from_millis(100);
 /// For so many checks it waits for pages that calls hold, about two seconds.
 const YIELD_LOOKS: u32 = 20;

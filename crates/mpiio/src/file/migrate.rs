@@ -15,8 +15,8 @@
 //! * A page whose hand-over fails stays where it was. A taker never waits for anything: without a free frame or the
 //!   lock of its own node it declines.
 //! * A page of which other nodes have copies does not move (`copies`).
-//! * Dirty bytes stay dirty on the way. No page moves while somebody writes out all nodes one after the other
-//!   (`still`), and no dirty one while the nodes share a group lock, which each of them leaves on its own.
+//! * Dirty bytes stay dirty on the way. No page moves while a rank writes out all nodes one after the other (`still`),
+//!   and no dirty one while the nodes share a group lock, which each of them leaves on its own.
 
 use super::{CachedFile, Extent, pieces};
 use crate::error::Outcome;

@@ -1,5 +1,5 @@
-//! Reads: from frames, which are filled page by page or, where a request wants several that nobody has, by runs; or
-//! straight from the file system where no frame is to be had, or would not pay.
+//! Reads: from frames, which are filled page by page or, where a request covers several uncached ones, by runs; or
+//! straight from the file system where no frame is free, or caching would not pay.
 //!
 //! A frame does not pay in three cases: for pages of a request that is larger than the memory; for a long range that is
 //! read for the first time (it may be the only time; the second reader fills frames, which serve all others); and for
@@ -29,8 +29,8 @@ struct Run {
     memory: Range<usize>,
 }
 
-/// Pages that nobody has and that one request reads: they follow each other in the file, and so do their frames. Each
-/// is held exclusively, and nothing of it is valid yet.
+/// Uncached pages that one request reads: they follow each other in the file, and so do their frames. Each is held
+/// exclusively, and nothing of it is valid yet.
 #[derive(Default)]
 struct Missing {
     pages: Vec<(u64, u32, Vec<Piece>)>,

@@ -1,5 +1,5 @@
-//! Writes: into frames, or, for whole pages of large requests that nobody caches, straight to the file system. So do
-//! whole pages of a rank that writes nothing else and comes back to none of them.
+//! Writes: into frames, or, for uncached whole pages of large requests, straight to the file system. So do whole pages
+//! of a rank that writes nothing else and comes back to none of them.
 
 use super::{CachedFile, Extent, Piece, check, pieces};
 use crate::error::{Error, Outcome};
@@ -32,7 +32,7 @@ impl CachedFile {
         }
         let mut end = 0;
         let result = self.write_pages(extents, memory, total, &mut end);
-        // Before the locks go: whoever sees the new length waits for the bytes.
+        // Before the locks are released: a rank that sees the new length waits for the bytes.
         self.locks.segment.header().size.fetch_max(end, SeqCst);
         if result.is_ok() {
             self.locks.pace.committed();

@@ -23,7 +23,7 @@ pub struct Snapshot {
     pub pages: u32,
     /// Length of the file as the ranks see it.
     pub size: u64,
-    /// errno value of a write that failed for nobody in particular; 0: none.
+    /// errno value of a failed write without a waiting rank; 0: none.
     pub late_error: i32,
     /// Sums over all ranks, in the order of [`NAMES`].
     pub counters: [u64; NAMES.len()],

@@ -54,7 +54,7 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.stop.store(true, SeqCst);
-        // Wakes the acceptor if ranks are missing; otherwise nobody listens any more.
+        // Wakes the acceptor if ranks are missing; otherwise it has ended.
         let local = SocketAddr::new(std::net::Ipv4Addr::LOCALHOST.into(), self.address.port());
         let _ = TcpStream::connect(local);
         if let Some(acceptor) = self.acceptor.take() {

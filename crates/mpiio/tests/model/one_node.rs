@@ -320,7 +320,7 @@ fn idle_runs_leave_in_the_background() {
     assert_eq!((files[1].stats().fs_writes, files[1].stats().idle_pages), (2, 3), "each once");
     assert_eq!(files[0].late_error(), 0);
 
-    // A failure is nobody's yet, and loses nothing.
+    // A failure is not reported to any rank yet, and loses nothing.
     files[0].write(&[Extent { offset: 0, length: 4096 }], &whole[..4096]).unwrap();
     backend.fail_writes(libc::ENOSPC);
     files[1].flush_idle(&mut seen).unwrap();

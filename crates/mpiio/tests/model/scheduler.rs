@@ -84,7 +84,7 @@ impl Scheduler {
         self.turns.iter().for_each(Condvar::notify_all);
     }
 
-    /// Chooses who continues. When nobody can, all fail.
+    /// Chooses who continues. When no actor can continue, all fail.
     fn choose(&self, state: &mut State) {
         let can: Vec<usize> = (0..state.ready.len()).filter(|r| state.ready[*r] && !state.done[*r]).collect();
         if can.is_empty() {

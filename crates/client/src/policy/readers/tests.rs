@@ -182,9 +182,9 @@ fn regret_is_bounded() {
     assert!(mean < 1.1 && mean_before > 5.0, "{mean} beside {mean_before}");
 }
 
-/// Goal: nobody can make the rule wrong more often than the logarithm of the opens says. Method: an adversary that
-/// reads in small pieces whenever the mount serves what it need not, and in large ones otherwise, each time another
-/// file and directory; with forced opens that show large pieces, and without.
+/// Goal: no sequence of opens makes the rule wrong more often than the logarithm of the opens. Method: an adversary
+/// that reads in small pieces whenever the mount serves what it need not, and in large ones otherwise, each time
+/// another file and directory; with forced opens that show large pieces, and without.
 #[test]
 fn an_adversary_gains_little() {
     for forced in [false, true] {

@@ -6,7 +6,7 @@
 //! inodes no timeout).
 //!
 //! Invariants: attributes get a timeout only if the value that this mount caches under their token shows exactly the
-//! same attributes when the timeout is given. The record is made while the token cannot go, so whoever revokes the
+//! same attributes when the timeout is given. The record is made while the token cannot go, so a revocation of the
 //! token finds the record. Invalidating attributes waits for nothing: the kernel drops them, and takes no answer to a
 //! question from before. One exception: an inode that the kernel does not know may be just becoming known by an answer
 //! that was given a moment ago. So the invalidation is repeated until that answer has arrived.

@@ -4,8 +4,8 @@
 //! a while because they were invalidated a short time ago. Does not own: the tokens (`tokens`), caching and
 //! invalidating themselves (the front end).
 //!
-//! Invariants: a name is cached only while its token is held, and the record is made while the token cannot go. So
-//! whoever revokes the token finds the record. A record stays until the front end has reported that the name is
+//! Invariants: a name is cached only while its token is held, and the record is made while the token cannot go. So a
+//! revocation of the token finds the record. A record stays until the front end has reported that the name is
 //! invalidated, or its time is over. A second invalidation waits for the first one, and meanwhile the name is not
 //! cached again.
 //!

@@ -1,6 +1,6 @@
 //! Used mappings of more than a chunk: which is taken again, and which go back to the system.
 //!
-//! Owns: mappings that nobody uses. Does not own: mapping and unmapping (`memory`).
+//! Owns: unused mappings. Does not own: mapping and unmapping (`memory`).
 //!
 //! A program that streams has as many mappings under way as the write pipeline permits, and needs them again at once;
 //! unmapping one and mapping it again costs a worker 40 us for 4 MiB, during which the disk waits. So up to

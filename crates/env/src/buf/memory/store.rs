@@ -1,6 +1,6 @@
 //! Which chunk of memory is used next, and which memory goes back: bookkeeping over addresses.
 //!
-//! Owns: runs and chunks that nobody uses, whose turn it is. Does not own: mapping and giving back (`memory`); it
+//! Owns: unused runs and chunks, and the order of their use. Does not own: mapping and giving back (`memory`); it
 //! touches no memory.
 //!
 //! A run is `RUN_BYTES` at a multiple of that, cut into chunks of one class. Memory is returned to the system, and
@@ -213,7 +213,7 @@ impl Store {
         self.classes[class].with_fresh.insert(run);
     }
 
-    /// Touched bytes that nobody uses.
+    /// Touched bytes that are unused.
     pub(super) fn kept(&self) -> usize {
         self.kept
     }
