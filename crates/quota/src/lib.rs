@@ -11,7 +11,7 @@
 //! Invariants, which the model in `tests` checks under any order of messages:
 //!
 //! * The shares of all targets together are never more than the limit, unless the limit was lowered, or files were
-//!   given to the account by somebody whom no limit stops.
+//!   given to the account by a user without a limit.
 //! * A target admits nothing beyond its share. So no account gets beyond its limit by what targets admit.
 //! * A refused request did not fit when the ledger collected, or some target could not be reached.
 //!

@@ -72,7 +72,7 @@ mod tests {
     /// Fails if a receiver sleeps on when every sender has pushed.
     fn model(senders: usize, wait: Wait) {
         let mut builder = loom::model::Builder::new();
-        // All interleavings of three threads take minutes; those with two switches that nobody requested, a second.
+        // All interleavings of three threads take minutes; those with two involuntary switches, a second.
         builder.preemption_bound = (senders > 1).then_some(2);
         builder.check(move || {
             let both = Arc::new((Bell::default(), AtomicUsize::new(0)));

@@ -2,7 +2,7 @@
 //!
 //! Owns: starting, naming, placing and joining them. Does not own: their work.
 //!
-//! Invariant: the first panic of a worker reaches whoever joins, at once, whatever the others do.
+//! Invariant: the first panic of a worker reaches the joining thread, at once, whatever the others do.
 
 use amphi_env::RealEnv;
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};

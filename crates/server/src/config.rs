@@ -168,8 +168,8 @@ impl ServerConfig {
     /// Targets of a cluster when nothing else is said.
     pub const TARGETS: u16 = 4;
 
-    /// How connections over TCP are protected by default: an administrator who gave a cluster a key does not trust
-    /// everybody on its network, and signing costs about as much as the checksums that it replaces.
+    /// How connections over TCP are protected by default: an administrator who gave a cluster a key does not trust all
+    /// users of its network, and signing costs about as much as the checksums that it replaces.
     pub const SECURE: Secure = Secure::Mac;
 
     /// The defaults for a folder.

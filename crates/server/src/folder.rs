@@ -56,7 +56,7 @@ fn check_empty<E: Env>(env: &E, dir: &str) -> Result<(), ServerError> {
     }
 }
 
-/// Refuses to begin anew where nobody requested it: a folder without zones may be that of a disk that is not mounted.
+/// Refuses to begin anew without a request: a folder without zones may be that of a disk that is not mounted.
 fn check_wanted(dir: &str, new: NewZones) -> Result<(), ServerError> {
     if new != NewZones::Refused {
         return Ok(());
@@ -218,7 +218,7 @@ pub async fn open_target<E: Env>(
     Ok(target)
 }
 
-/// A zone's error as a line for whoever starts the server.
+/// A zone's error as a line for the user who starts the server.
 pub fn zone_error(e: ZoneError) -> ServerError {
     let (kind, advice) = match e.kind {
         ZoneErrorKind::Busy => {

@@ -196,7 +196,7 @@ pub async fn execute<E: Env>(
         true => Err(Errno::TimedOut),
         false => dispatch(&cx, call.op, payload).await,
     };
-    // A slot remembers no payload: whoever asks again gets the answer without.
+    // A slot remembers no payload: a resend gets the answer without.
     let (result, payload) = match result {
         Ok((reply, payload)) => (Ok(reply), payload),
         Err(e) => (Err(e), None),

@@ -185,8 +185,8 @@ pub enum Item {
     Map(ClusterMap),
     /// The limits of an account.
     Quota(Account, Standing),
-    /// The answer of a slot in the form of another version of the wire protocol. Nobody can repeat its request, since
-    /// clients of that version are not admitted.
+    /// The answer of a slot in the form of another version of the wire protocol. No client can repeat its request,
+    /// since clients of that version are not admitted.
     OtherAnswer,
     /// The registry of keys.
     Keys(KeyRegistry),

@@ -208,7 +208,7 @@ impl Place {
         Place { sim, config }
     }
 
-    /// Starts the server (again); gives its address away to nobody: clients know it.
+    /// Starts the server (again); its address stays the same: clients know it.
     async fn start(&self) -> std::result::Result<Rc<Server<SimEnv>>, crate::ServerError> {
         Server::start(self.sim.node("server"), self.config.clone()).await
     }

@@ -319,7 +319,7 @@ impl<E: Env> Worker<E> {
         }
     }
 
-    /// Tells a target once, without anybody waiting for it.
+    /// Sends a target one message, without a waiting caller.
     pub fn tell_later(self: &Rc<Self>, target: TargetId, question: TargetRequest) {
         let worker = self.clone();
         self.env.spawn(async move {

@@ -116,7 +116,7 @@ pub fn read(
     Ok(end - offset)
 }
 
-/// A state and slots that show nothing yet: to be called before anybody reads. No state of one export is ever one of
+/// A state and slots that show nothing yet: to be called before the first read. No state of one export is ever one of
 /// another: a program may put one in the place of another while it reads.
 pub fn begin(head: &State, slots: &[Slot], id: u64) {
     head.state.store(id << ID_SHIFT, SeqCst);

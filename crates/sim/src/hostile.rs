@@ -34,7 +34,7 @@ pub enum Guise {
     Stranger,
     /// A mount of another user of the machine.
     User,
-    /// A mount that speaks for everybody.
+    /// A mount that acts for all users.
     Mount,
     /// Another server of the cluster.
     Server,
@@ -389,7 +389,7 @@ impl Attack {
             Guise::Server => format!("{:016x} {:016x} evil\u{1b}[2J", self.sessions.get(), self.below(1 << 40)),
             _ => "evil:1\nWARN all is well \u{1b}[31m".into(),
         };
-        // Sometimes it tries another user's identity. One that acts for everybody may; others' numbers are not shown.
+        // Sometimes it tries another user's identity. One that acts for all users may; others' numbers are not shown.
         let tries = self.guise.is_bound() && self.guise != Guise::Admin && self.below(30) == 0;
         let session = SessionId(if tries { 1 } else { self.sessions.get() });
         let role = if self.below(30) == 0 { Role::Mount } else { self.guise.role() };

@@ -386,7 +386,7 @@ impl Kernel {
         }
     }
 
-    /// Forgets an inode that nobody uses, as for want of memory.
+    /// Forgets an unused inode, as for want of memory.
     pub fn evict(&self, ino: Ino) {
         let kept = &mut *lock(&self.kept);
         let reading = |inode: &Inode| inode.pages.values().any(|page| matches!(page, Page::Reading));
@@ -498,7 +498,7 @@ impl Kernel {
         }
     }
 
-    /// Whether the page `at` is inside the file as far as the kernel knows, which asks nobody: for mappings and the
+    /// Whether the page `at` is inside the file as far as the kernel knows, without a request: for mappings and the
     /// like.
     pub fn reaches(&self, ino: Ino, at: u64) -> bool {
         lock(&self.kept).inodes.get(&ino).is_none_or(|inode| at * PAGE < inode.size)

@@ -296,8 +296,8 @@ mod tests {
         assert!(done(&mut l, CellOp::Read { at: 0, n: 1 }, &[1]).is_err());
     }
 
-    /// Goal: a call that failed has happened or not, and not later. Method: a write that fails before anybody reads;
-    /// both contents are possible, and once one was read the other is not.
+    /// Goal: a call that failed has happened or not, and not later. Method: a write that fails before any read; both
+    /// contents are possible, and once one was read the other is not.
     #[test]
     fn failed_calls_have_happened_or_not() {
         let mut l = Linear::default();
@@ -314,7 +314,7 @@ mod tests {
         assert!(done(&mut l, CellOp::Read { at: 0, n: 1 }, &[2]).is_err(), "it happens no more");
     }
 
-    /// Goal: a call that was refused has not happened. Method: a write that nobody has seen, and one that was read.
+    /// Goal: a call that was refused has not happened. Method: a write that was not read, and one that was.
     #[test]
     fn refused_calls_have_not_happened() {
         let mut l = Linear::default();

@@ -345,7 +345,7 @@ impl Reference {
         }
     }
 
-    /// Forgets an inode without names that nobody has open.
+    /// Forgets an inode without names that is not open.
     fn reap(&mut self, ino: Ino) {
         let open = self.opens.values().any(|o| o.ino == ino);
         if !open && self.nodes.get(&ino).is_some_and(|n| n.nlink == 0) {

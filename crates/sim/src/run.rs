@@ -1,7 +1,7 @@
 //! `run_seed`: one run, from an empty cluster to a checked and emptied one.
 //!
-//! Owns: the order of events; `faults` has those that nobody may notice, and their times. Does not own: what is true
-//! (`reference`, `survive`).
+//! Owns: the order of events; `faults` has those that no program may notice, and their times. Does not own: what is
+//! true (`reference`, `survive`).
 //!
 //! A run is a few episodes. In each, every program makes some calls while servers are killed and restarted and the
 //! network fails; none of that may have a visible effect. An episode ends idle, or with a crash that takes the mount

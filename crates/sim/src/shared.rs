@@ -78,7 +78,7 @@ pub struct Tasks {
     pub left: Vec<u64>,
     /// Tasks asked to rest.
     pub stop: bool,
-    /// Tasks at work; counted by whoever starts them.
+    /// Tasks at work; counted by the code that starts them.
     pub working: usize,
 }
 

@@ -316,7 +316,7 @@ impl Survival {
                 wrong.push(format!("{path}: permissions and owner {seen:?}, allowed are {allowed:?}"));
             }
             self.judge_xattrs(*ino, &path, found, &mut wrong);
-            // A file that was being made has a number that nobody knows yet.
+            // A file that was being made has an unknown number.
             let content = self.content.get(ino).or_else(|| self.content.get(&UNKNOWN));
             if let (Found::File(bytes), Some(content)) = (&found.body, content)
                 && let Some(what) = content.judge(bytes)

@@ -1,8 +1,8 @@
 //! Directories of a tree, reached by descriptors.
 //!
 //! Owns the names of all directories, which source and target have in common, and for each side a bounded number of
-//! open descriptors. A directory is opened from its parent's descriptor and never through a symbolic link, so that
-//! whoever renames or replaces things meanwhile cannot lead the copy out of the tree.
+//! open descriptors. A directory is opened from its parent's descriptor and never through a symbolic link, so that a
+//! program that renames or replaces things meanwhile cannot lead the copy out of the tree.
 
 use crate::report::lock;
 use rustix::fs::{self, AtFlags, FileType, Mode, OFlags, Stat};

@@ -34,7 +34,7 @@ pub(crate) fn next_data(file: impl AsFd, range: Range<u64>, asks: bool) -> Resul
         // Data began behind the rounded start: the hole that was found is the one before it.
         Ok(end) if end <= start => range.end.min(start + ALIGN),
         Ok(end) => end.next_multiple_of(ALIGN),
-        // The file became shorter; whoever reads finds that out.
+        // The file became shorter; the reading code finds that out.
         Err(Errno::NXIO) => range.end,
         Err(e) => return Err(e),
     };

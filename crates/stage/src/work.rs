@@ -85,7 +85,7 @@ impl<T> Queue<T> {
     }
 }
 
-/// An item that is worked on. A panic ends the other threads too, so that nobody waits for its work.
+/// An item that is worked on. A panic ends the other threads too, so that none waits for its work.
 struct Taken<'a, T> {
     queue: &'a Queue<T>,
     stop: &'a Stop,

@@ -25,7 +25,7 @@ pub const EMPTY_BYTES: usize = HEAD_BYTES;
 const VERSION: u32 = 2;
 const HEAD_BYTES: usize = 4;
 const ENTRY_BYTES: usize = 8;
-/// The id of entries that name nobody.
+/// The id of entries that name no user or group.
 const NO_ID: u32 = u32::MAX;
 
 /// The subject of an entry.
@@ -219,7 +219,7 @@ impl Acl {
 }
 
 impl Cred {
-    /// As `has_access`, on an inode that may have a list, which then decides about everybody but the owner.
+    /// As `has_access`, on an inode that may have a list, which then decides about all users but the owner.
     ///
     /// As in Linux (`acl_permission_check`) the list is not used while the group bits of `perm` are all 0, that is
     /// while its mask permits nothing: named users then count as others.

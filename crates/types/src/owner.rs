@@ -1,4 +1,4 @@
-//! To whom storage is charged, and how much of it somebody may use.
+//! The accounts to which storage is charged, and their limits.
 //!
 //! Owns: the vocabulary of quotas. Does not own: counting and limits (`amphi_quota`).
 //!

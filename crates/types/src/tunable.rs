@@ -205,7 +205,7 @@ impl Values {
         }
     }
 
-    /// Whether somebody has set the value at a place, be it to the default.
+    /// Whether a user has set the value at a place, even to the default.
     pub fn is_set(&self, at: usize) -> bool {
         self.set[at].load(Relaxed)
     }

@@ -134,7 +134,7 @@ pub struct Snapshot {
     pub mount: Mount,
     /// Sums over all servers, by name.
     pub servers: BTreeMap<String, u64>,
-    /// The cluster; empty if nobody answered.
+    /// The cluster; empty without an answer.
     pub cluster: Cluster,
     /// Jobs of the mount.
     pub jobs: Vec<Job>,

@@ -15,7 +15,8 @@ use std::fmt;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Value of `deadline_ms` that means that nobody waits any more: the server answers only if the answer exists already.
+/// Value of `deadline_ms` that means that the caller waits no more: the server answers only if the answer exists
+/// already.
 pub const DEADLINE_PASSED_MS: u32 = 1;
 
 /// Bytes of a header.

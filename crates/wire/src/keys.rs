@@ -110,7 +110,7 @@ pub enum AddressRange {
 pub struct Squash {
     /// As whom the super-user counts; `None`: as himself, with his capabilities.
     pub root: Option<SquashTo>,
-    /// As whom everybody counts; `None`: each as himself.
+    /// The user as whom all users count; `None`: each as himself.
     pub all: Option<SquashTo>,
     /// Users of the client and of the servers; none: they are the same.
     pub uids: Vec<IdRange>,

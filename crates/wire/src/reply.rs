@@ -23,14 +23,14 @@ pub enum Reply {
         inode: InodeView,
         /// Whether it is new.
         created: bool,
-        /// A write lock on all of stripe 0, for whoever creates a file to write it. Not in an answer repeated after a
-        /// restart of the server.
+        /// A write lock on all of stripe 0, for a client that creates a file to write it. Not in an answer repeated
+        /// after a restart of the server.
         lock: Option<u64>,
     },
     /// A name was removed, or stands for another inode now.
     Removed {
         /// The inode, if there was one and this was its last name (a directory has one): open files of it stay usable,
-        /// and nobody else will see its data.
+        /// and no other program will see its data.
         last_name_of: Option<Ino>,
     },
     /// An inode number.
@@ -140,7 +140,7 @@ pub enum Reply {
     WrittenBatch(Vec<Result<(), Errno>>),
     /// The result of each part of `ReadBatch`, in order. `Again`: not possible without waiting for others.
     FilesAhead(Vec<Result<FileAhead, Errno>>),
-    /// Whether anybody waits for the end of a group.
+    /// Whether a request waits for the end of a group.
     GroupWanted(bool),
     /// To whom an inode is charged.
     Owner(Owner),

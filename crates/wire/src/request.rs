@@ -293,7 +293,7 @@ pub enum Request {
         /// How wide it is granted.
         extent: LockExtent,
     },
-    /// `Locked`, or `LockWaits`: a group lock of an object, which excludes everybody but locks and requests of the same
+    /// `Locked`, or `LockWaits`: a group lock of an object, which excludes all but locks and requests of the same
     /// group. With `LockWaits` it is in the queue: `Push::GroupLockNews` says when to ask again; `LockCancel` withdraws
     /// it. Errors: `Again` if it is not to wait and something is in the way.
     GroupLock {
@@ -433,8 +433,8 @@ pub enum Request {
         closes: Vec<(Ino, Access, Option<Timespec>)>,
     },
     /// `FilesAhead`, with payload: small files of a directory that the caller is about to open for reading one after
-    /// the other. Each is opened, and its lock, attributes and bytes come with the answer, if all of that can be had
-    /// without waiting for anybody. Each part stands for itself. Errors: `Inval` for too many parts.
+    /// the other. Each is opened, and its lock, attributes and bytes come with the answer, if all of that is available
+    /// without waiting. Each part stands for itself. Errors: `Inval` for too many parts.
     ReadBatch {
         /// Directory.
         dir: Ino,
@@ -514,13 +514,13 @@ pub enum Request {
         /// Blocks that the session does not need: the answer to `Push::GrantWanted`. Nothing: it asks.
         give_back: Option<u64>,
     },
-    /// `GroupWanted`: whether anybody waits for the end of the group that has the object.
+    /// `GroupWanted`: whether a request waits for the end of the group that has the object.
     GroupWanted {
         /// Object.
         object: ObjectId,
     },
-    /// `Locks`: as `Represent`, of a client whose users count as others. A server makes it of that one, and takes it
-    /// from nobody.
+    /// `Locks`: as `Represent`, of a client whose users count as others. A server makes it of that one, and accepts it
+    /// from no client.
     RepresentFor {
         /// Open inodes of this target.
         opens: Vec<(Ino, Access)>,
@@ -553,7 +553,7 @@ pub enum Request {
         /// Inode.
         ino: Ino,
     },
-    /// `Accounts`: an account. Everybody sees his own, his groups' and those of trees; the super-user sees all. To
+    /// `Accounts`: an account. A user sees his own, his groups' and those of trees; the super-user sees all. To
     /// target 0.
     Account {
         /// Which.

@@ -292,8 +292,8 @@ fn every_message_round_trips() {
     round_trip(Head::new(FrameKind::Refuse), &Refuse { reason: "no".into() });
 }
 
-/// Goal: a sealed frame has no checksums and says so, and nobody who goes by checksums takes it. Method: one is made,
-/// read, and given checksums.
+/// Goal: a sealed frame has no checksums and is marked so, and a receiver that requires checksums refuses it. Method:
+/// one is made, read, and given checksums.
 #[test]
 fn sealed_frames_have_no_checksums() {
     let call = Call { target: TargetId(2), cred: Cred::root(), op: Request::Parent { dir: Ino(300) } };

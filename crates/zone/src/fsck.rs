@@ -1,4 +1,4 @@
-//! Check of a zone that nobody has open for writing.
+//! Check of a zone that no process has open for writing.
 
 use crate::image::Image;
 use crate::recover::{read_items, read_zone};

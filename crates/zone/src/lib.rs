@@ -13,9 +13,9 @@
 //! segment space is reused only after both superblock copies that stopped naming it are synced; the first
 //! failed write or sync makes the zone refuse everything after it, but for pages of segments that find no room below.
 //!
-//! The number that drove the design: one 4 KiB O_DIRECT write costs 60-70 us on the reference machine and a
-//! metadata change must not cost more than that, so a group is one write, is sent without delay, and nobody waits for
-//! it whose record is in memory that outlives the process (`keep`).
+//! The number that drove the design: one 4 KiB O_DIRECT write costs 60-70 us on the reference machine and a metadata
+//! change must not cost more than that, so a group is one write, is sent without delay, and a record in memory that
+//! outlives the process (`keep`) need not wait for it.
 #![forbid(unsafe_code)]
 
 mod backing;

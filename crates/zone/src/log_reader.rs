@@ -123,7 +123,7 @@ impl<'a, D: Disk> LogBlocks<'a, D> {
         self.unreadable.clear();
     }
 
-    /// An error if a block could not be read and was not rebuilt: then nobody knows where the log ends.
+    /// An error if a block could not be read and was not rebuilt: then the end of the log is unknown.
     pub fn check_readable(&self) -> Result<(), ZoneError> {
         self.unreadable.values().next().map_or(Ok(()), |e| Err(e.clone()))
     }

@@ -37,7 +37,7 @@ pub struct OpenOptions {
     /// Records count as kept when they are in memory that outlives the process, if there is any; otherwise when they
     /// are on the disk.
     pub keeps: bool,
-    /// Told of the failure of the zone before anybody whose record waits is.
+    /// Notified of the failure of the zone before any task whose record waits.
     pub on_failure: OnFailure,
 }
 

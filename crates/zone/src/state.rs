@@ -80,7 +80,7 @@ impl State {
         self.reached.stable_lsn = self.reached.stable_lsn.max(self.reached.synced_lsn.min(limit));
     }
 
-    /// Whether the next group has to be written now: somebody waits for a record, a mark, or the end; or more than one
+    /// Whether the next group has to be written now: a task waits for a record, a mark, or the end; or more than one
     /// group is queued.
     pub fn write_due(&self) -> bool {
         let asked = self.waiting.wanted_lsn > self.reached.written_lsn || self.mark_due() || self.life.closing;
@@ -218,7 +218,7 @@ impl<E: Env> Shared<E> {
         (shared, image.replayed, image.notes)
     }
 
-    /// Wakes everybody: after a failure or at closing.
+    /// Wakes all tasks: after a failure or at closing.
     pub fn notify_all(&self) {
         for event in [
             &self.events.queued,

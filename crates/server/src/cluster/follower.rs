@@ -444,7 +444,7 @@ impl<E: Env> Cluster<E> {
     }
 
     /// Returns when no request of an ended session is executed any more, and none is under way, as in `end_everywhere`.
-    /// This may wait for other servers, so nobody may wait for a caller that waits here.
+    /// This may wait for other servers, so no other operation may wait for a caller that waits here.
     async fn land(&self, ended: Begun) -> Result<()> {
         if self.is_known(ended) {
             for target in self.worker.routes.local() {

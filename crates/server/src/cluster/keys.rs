@@ -8,8 +8,8 @@
 //! copy, since it may start while the master is away.
 //!
 //! Invariants: a server never goes back to an earlier registry, and a master that has one (its zones are an old copy)
-//! is given the later one. A server that has not compared its copy with the master since it started lets nobody in by a
-//! key: the key may have been removed meanwhile.
+//! is given the later one. A server that has not compared its copy with the master since it started admits no client by
+//! a key: the key may have been removed meanwhile.
 
 use crate::cluster::peers::Cluster;
 use crate::membership::keys;

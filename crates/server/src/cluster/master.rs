@@ -3,9 +3,9 @@
 //! Owns: joins, when each other server was last heard, sessions and tunables on all of them. Does not own: the rules of
 //! the map (`membership::map`), the sessions themselves (`sessions`), the record of set tunables (`membership::tuned`).
 //!
-//! The map is stable on target 0 before it is sent to anybody. If a server cannot be informed that a session began or
-//! ended, it learns that by its next beat: the answer to each beat contains a number that changes with the sessions,
-//! and a server that sees a new number compares its sessions (`follower`).
+//! The map is stable on target 0 before it is sent. If a server cannot be informed that a session began or ended, it
+//! learns that by its next beat: the answer to each beat contains a number that changes with the sessions, and a server
+//! that sees a new number compares its sessions (`follower`).
 
 use crate::cluster::peers::{Cluster, PATIENCE};
 use crate::error::ServerError;

@@ -11,7 +11,7 @@
 //! or for the end of this lease. Granting tokens to a sole mount costs only messages.
 //!
 //! Several mounts are served for `WITHOUT_MASTER` after the master was last heard, because the master may have ended
-//! one of their sessions. A mount that is the only one on this server is served without a limit, because nobody else is
+//! one of their sessions. A mount that is the only one on this server is served without a limit, because no other is
 //! affected, and the server asks the master about the next mount.
 
 use crate::cluster::peers::Cluster;

@@ -225,8 +225,7 @@ impl<E: Env> Cluster<E> {
     }
 
     /// Requests the lock on moving directories. A server that could not be reached for long may grant the lock although
-    /// the caller has given up. So the request itself is never given up, and a lock for which nobody waits any more is
-    /// returned.
+    /// the caller has given up. So the request itself is never given up, and a lock whose caller has gone is returned.
     async fn ask_move_lock(self: &Rc<Self>, server: u64, target: TargetId) -> Result<TargetReply> {
         let link = self.link_to(server).await?;
         let mut lock = pin!(async {

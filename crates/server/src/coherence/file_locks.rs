@@ -8,7 +8,7 @@
 //! that its owner already holds succeeds, so it does not matter whether the message arrives, or how often. A session
 //! that lost its connection sends its waiting requests again on the new one.
 //!
-//! Invariant: whoever changes the table takes the grants out in the same call, so none is left lying.
+//! Invariant: code that changes the table takes the grants out in the same call, so none is left behind.
 
 mod closing;
 

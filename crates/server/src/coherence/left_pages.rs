@@ -89,7 +89,7 @@ impl LeftPages {
         }
     }
 
-    /// The parts of a page that is written back which nobody has changed since it was read.
+    /// The parts of a page under write-back that no other mount has changed since it was read.
     ///
     /// Errors: `Stale` if that is not known.
     pub fn unchanged(

@@ -213,7 +213,7 @@ impl Locks {
         Ok((id, granted))
     }
 
-    /// Whether anybody waits for the end of the group that has an object.
+    /// Whether a request waits for the end of the group that has an object.
     pub fn group_wanted(&self, object: ObjectId) -> bool {
         self.inner.borrow().space.group_wanted(object)
     }
@@ -374,7 +374,7 @@ impl Locks {
         self.inner.borrow().space.contended(now_ns, object)
     }
 
-    /// When the next callback is overdue, monotonic ns. With none, whoever watches may end.
+    /// When the next callback is overdue, monotonic ns. With none, the watching task may end.
     pub fn next_deadline(&self) -> Option<u64> {
         let mut inner = self.inner.borrow_mut();
         let next = inner.space.next_deadline();

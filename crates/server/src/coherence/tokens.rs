@@ -74,7 +74,7 @@ pub struct Tokens {
     inner: Rc<RefCell<Inner>>,
 }
 
-/// A change; dropping it ends it. Between `Tokens::change` and the end its keys are cached by nobody.
+/// A change; dropping it ends it. Between `Tokens::change` and the end its keys are cached by no mount.
 #[must_use = "dropping it ends the change"]
 pub struct Changing {
     tokens: Tokens,
@@ -175,7 +175,7 @@ impl Tokens {
         Changing { tokens: self.clone(), id: None, number: None, ended: false }
     }
 
-    /// Waits until nobody caches the keys of a change, and none is granted until its end. `sent` is called when
+    /// Waits until no mount caches the keys of a change, and none is granted until its end. `sent` is called when
     /// revocations are to be sent.
     pub async fn change(
         &self,

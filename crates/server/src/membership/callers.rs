@@ -155,7 +155,7 @@ impl Callers {
     }
 
     /// Stores the answer; returns where to send it. A request that its caller gave up may end when the slot has a later
-    /// request: nobody waits for its answer, and the route belongs to the later request.
+    /// request: its answer is not waited for, and the route belongs to the later request.
     fn route_of(&self, ticket: &Ticket, answer: &Answer) -> Option<ReplyRoute> {
         let mut sessions = self.sessions.borrow_mut();
         let caller = sessions.get_mut(&ticket.session)?;
@@ -230,8 +230,8 @@ mod tests {
         assert_eq!(callers.route_of(&second, &answer(6)), None, "once");
     }
 
-    /// Goal: a lock on moving directories that is granted to a question which its caller gave up is nobody's. Method:
-    /// it is granted before and after the slot has a later question.
+    /// Goal: a lock on moving directories that is granted to a request which its caller gave up belongs to no caller.
+    /// Method: it is granted before and after the slot has a later question.
     #[test]
     fn a_lock_for_a_question_given_up_is_nobodys() {
         let callers = callers();

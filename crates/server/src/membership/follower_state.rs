@@ -93,7 +93,7 @@ impl FollowerState {
         self.connected.borrow().get(&session).copied()
     }
 
-    /// A session has ended so long ago that nobody asks about it.
+    /// A session has ended so long ago that no requests about it arrive.
     pub fn forget_connection(&self, ended: Begun) {
         self.connected.borrow_mut().retain(|id, begin| (*id, *begin) != ended);
     }

@@ -27,7 +27,7 @@ pub async fn gathered_with_writers<E: Env>(
     asker: SessionId,
 ) -> Gathered {
     let objects = target.coherence.locks.objects(ino);
-    // Bytes of an object that nobody has locked have all landed: it is as long as it is now.
+    // Bytes of an object without a lock have all landed: its present length is final.
     let free = |object: &ObjectId| objects.binary_search(object).is_err();
     let ends = target.data.borrow().objects_of(ino).filter(|(object, _)| free(object)).map(|(_, o)| o.end).max();
     let mut sum = Gathered { size: ends.unwrap_or(0), ..Gathered::default() };

@@ -26,7 +26,7 @@ const VIEW_TRIES: usize = 1000;
 /// How often the objects of a file are asked until they give the same answer twice; after that, its writers are faster.
 const SAME_TRIES: usize = 16;
 
-/// Asks as a session that does not exist: everybody's changes count for it, and it gets no tokens.
+/// Asks as a session that does not exist: the changes of all mounts count for it, and it gets no tokens.
 pub const NOBODY: SessionId = SessionId(0);
 
 /// The size that was found last of a spread file, with the inode's generation. Objects are asked one after the other,
@@ -128,8 +128,8 @@ fn plain<E: Env>(
     Ok(Some((view, token)))
 }
 
-/// The answer to `Request::GetAttr` if it waits for nobody: nothing is being changed, and the inode itself knows.
-/// Errors are left to `RequestCx::getattr`.
+/// The answer to `Request::GetAttr` if it need not wait: no change is under way, and the inode itself knows. Errors are
+/// left to `RequestCx::getattr`.
 pub fn at_once<E: Env>(worker: &Rc<Worker<E>>, target: &Target<E>, session: SessionId, ino: Ino) -> Option<Answer> {
     if !target.has_session(session) || !target.queues.names.is_empty() {
         return None;

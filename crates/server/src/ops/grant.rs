@@ -5,7 +5,7 @@
 //!
 //! A session requests a grant once. Later its own writes renew its share: the blocks that a write takes are granted
 //! again in the same record, so that nothing changes and nothing is logged, as long as the share has not become
-//! smaller. A share is a part of the blocks that are granted to nobody, so it shrinks with the free space. If a request
+//! smaller. A share is a part of the blocks that are not granted, so it shrinks with the free space. If a request
 //! without a grant finds no space, all sessions are asked to return what they do not need, before the request is
 //! refused.
 //!
@@ -26,7 +26,7 @@ use amphi_zone::Order;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// All sessions together are granted one part in so many of the space that is granted to nobody, at a time.
+/// All sessions together are granted one part in so many of the space that is not granted, at a time.
 const SHARE: u64 = 4;
 /// Less is not worth a record, blocks.
 const LEAST: u64 = 32;

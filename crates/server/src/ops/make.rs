@@ -85,7 +85,7 @@ impl<E: Env> RequestCx<E> {
         Ok(ino)
     }
 
-    /// A write lock on the first object of a file that nobody else knows yet. The logged answer does not have it: a
+    /// A write lock on the first object of a file that no other mount knows yet. The logged answer does not have it: a
     /// restarted server knows no locks but those that clients present.
     fn lock_new(&self, ino: Ino) -> Option<u64> {
         // A session that has ended meanwhile would keep it for ever.

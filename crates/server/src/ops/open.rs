@@ -43,8 +43,8 @@ pub struct Opening<'a> {
     pub exec: bool,
     /// The client named the inode, and has dropped what it cached of it if it opens for writing.
     pub known: bool,
-    /// For which request of the session at another target: it counts once for each request, since whoever asks may have
-    /// been restarted in between, and so may this target.
+    /// The request of the session at another target: it counts once for each request, since the requesting target may
+    /// have been restarted in between, and so may this target.
     pub by: Option<(TargetId, RequestId)>,
 }
 
@@ -61,8 +61,8 @@ impl Opening<'_> {
 }
 
 /// Opens an inode of this target. Returns what is seen of it, the number of the change if it is opened for writing, and
-/// the right to cache. A session that may write changes attributes from now on without saying so: nobody else may cache
-/// them.
+/// the right to cache. A session that may write changes attributes from now on without notice: no other session may
+/// cache them.
 pub async fn open_here<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,

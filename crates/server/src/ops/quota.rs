@@ -62,7 +62,7 @@ pub(super) fn waits<E: Env>(worker: &Worker<E>, since_ns: u64, freeing: Freeing)
     worker.now_ns().saturating_sub(since_ns) < within.as_nanos() as u64
 }
 
-/// Asks target 0 for more of an account's limit. `is_ahead`: nobody waits for it, so less than that will do.
+/// Asks target 0 for more of an account's limit. `is_ahead`: no request waits for it, so a smaller amount suffices.
 async fn ask_more<E: Env>(
     worker: &Rc<Worker<E>>,
     target: &Rc<Target<E>>,
@@ -317,7 +317,7 @@ pub(super) fn charged_by(op: &Request) -> Charged {
     }
 }
 
-/// Asks for more of a limit without anybody waiting for it, once at a time.
+/// Requests more of a limit without a waiting caller, once at a time.
 fn ask_ahead<E: Env>(worker: &Rc<Worker<E>>, target: &Rc<Target<E>>, account: Account, blocks: u64) {
     if !target.counts.quota.asking.borrow_mut().insert(account) {
         return;

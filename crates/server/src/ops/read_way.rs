@@ -54,7 +54,7 @@ pub(super) enum ReadWay {
     DirectAlone,
     /// From the disk: there was no other read nearby.
     DirectFirst,
-    /// Likewise: nobody reads it again.
+    /// Likewise: it is not read again.
     DirectOnce,
 }
 

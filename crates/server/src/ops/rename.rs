@@ -149,8 +149,8 @@ impl<E: Env> RequestCx<E> {
         Err(Errno::Again)
     }
 
-    /// Whether the lock on moving directories is still this operation's. Once all have promised, whoever gets it later
-    /// walks into the promises and waits for their outcome.
+    /// Whether the lock on moving directories is still this operation's. Once all have promised, a later operation on
+    /// it finds the promises and waits for their outcome.
     async fn has_move_lock(&self, lock: Option<u64>) -> Result<bool> {
         match lock {
             Some(number) if !self.worker.routes.is_local(MOVE_TARGET) => {

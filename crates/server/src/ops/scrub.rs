@@ -1,4 +1,4 @@
-//! `scrub_agent`: reads all file data of a target, so that damage is found before somebody needs the bytes.
+//! `scrub_agent`: reads all file data of a target, so that damage is found before a program needs the bytes.
 //!
 //! Owns: what is read next, the pace, checksums for blocks that have none. Does not own: what is wrong (`checksums`).
 //!

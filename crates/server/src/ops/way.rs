@@ -78,7 +78,7 @@ pub(super) enum Way {
     ThroughRoom,
     /// The write goes to the disk together with others.
     ThroughTogether,
-    /// The worker is what everybody waits for, and the disk is faster.
+    /// The worker is the bottleneck, and the disk is faster.
     ThroughBusy,
 }
 

@@ -99,12 +99,12 @@ impl Opens {
         last
     }
 
-    /// Whether anybody has the inode open.
+    /// Whether any session has the inode open.
     pub fn is_open(&self, ino: Ino) -> bool {
         self.inodes.contains_key(&ino)
     }
 
-    /// Whether anybody has the inode open for writing.
+    /// Whether any session has the inode open for writing.
     pub fn has_writer(&self, ino: Ino) -> bool {
         self.inodes.get(&ino).is_some_and(|s| s.values().any(|c| c.writing > 0))
     }

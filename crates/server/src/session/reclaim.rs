@@ -21,7 +21,8 @@ pub struct Reclaim {
     pending: RefCell<BTreeSet<SessionId>>,
     /// Tasks that wait until no session is pending.
     waiting: RefCell<Vec<oneshot::Sender<()>>>,
-    /// Sessions whose locks are accepted when they present them, because nobody had conflicting ones meanwhile.
+    /// Sessions whose locks are accepted when they present them, because no other session had conflicting ones
+    /// meanwhile.
     eligible: RefCell<BTreeSet<SessionId>>,
     /// Sessions that have presented what they hold, in time, or late with all consequences done.
     done: RefCell<BTreeSet<SessionId>>,

@@ -120,7 +120,7 @@ impl Slots {
         Begin::New(slot.kept_open.take())
     }
 
-    /// The request has been executed: whoever waits for it gets its answer.
+    /// The request has been executed: the waiting connection gets its answer.
     pub fn finish(&mut self, session: SessionId, id: RequestId, answer: &Answer) {
         let Some(slot) = self.slots.get_mut(&(session, id.slot)) else { return };
         let answered = Live::Answered { seq: id.seq, answer: answer.clone() };

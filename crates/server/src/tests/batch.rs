@@ -313,7 +313,7 @@ impl Mounts {
     }
 }
 
-/// Makes the files of the sweep, and a removed one; blocks that will be used again hold bytes that nobody may see.
+/// Makes the files of the sweep, and a removed one; blocks that will be used again hold bytes that must not be visible.
 async fn set_up(c: &Client) -> Result<(Vec<Ino>, Ino)> {
     let files = c.files(SWEPT).await?;
     c.held.opens.borrow_mut().extend(files.iter().map(|ino| (*ino, RW)));

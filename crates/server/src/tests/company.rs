@@ -324,8 +324,8 @@ fn the_dead_are_not_waited_for() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: a session that does not give a lock back is evicted, whoever waits gets the lock, and nothing that the evicted
-/// one sends later is written. Method: it is deaf and writes again under its lock after its time.
+/// Goal: a session that does not return a lock is evicted, a waiting one gets the lock, and no later message of the
+/// evicted one is written. Method: it is deaf and writes again under its lock after its time.
 #[test]
 fn locks_of_the_evicted_pass_on() {
     with_two(68, 2, 2, async |place, a, b| {

@@ -14,7 +14,7 @@ use amphi_wire::{
 };
 use std::sync::{Arc, Mutex};
 
-/// The identity that everybody in these tests knows by its number.
+/// The identity whose number all these tests use.
 pub(super) fn identity(n: u8) -> Identity {
     Identity::new([n; 32])
 }
@@ -199,7 +199,7 @@ fn every_request(dir: Ino, ino: Ino) -> Vec<Request> {
     ]
 }
 
-/// A tree that nobody has.
+/// A tree that does not exist.
 const TREE: Account = Account { kind: AccountKind::Project, id: 4_000_000 };
 
 /// Place of a request in the list of all.

@@ -230,7 +230,7 @@ fn hand_over_is_cut_anywhere() {
                 for link in 0..2 {
                     let own = vec![TargetId(link)];
                     let client = loop {
-                        // A dial that is broken is repeated by whoever mounts.
+                        // A dial that is broken is repeated by the mounting client.
                         let numbered = Numbered { link, links: 2 };
                         match place.numbered("client", 5, numbered, own.clone()).await {
                             Ok(client) => break client,

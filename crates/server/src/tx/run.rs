@@ -46,9 +46,9 @@ struct Promises {
 }
 
 impl<E: Env> RequestCx<E> {
-    /// Carries out planned changes, wherever their targets are, and answers `reply` (made when everybody has promised,
-    /// right before the decision). `opens` is opened for the session in the same step. `named`: names of this target
-    /// that the request named.
+    /// Carries out planned changes, wherever their targets are, and answers `reply` (made when all participants have
+    /// promised, right before the decision). `opens` is opened for the session in the same step. `named`: names of this
+    /// target that the request named.
     pub async fn run_parts<F>(
         &self,
         parts: Vec<Part>,

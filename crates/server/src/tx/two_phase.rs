@@ -6,7 +6,8 @@
 //! The coordinator is the target that got the request. It sends requests to the participants, itself included, in
 //! ascending order; each takes the queues of the names and inodes concerned, checks, and logs its promise. Then the
 //! coordinator logs its own changes, the decision and the client's answer in one record. Then the participants apply
-//! their parts. Nobody sees a name or inode in an intermediate state, because the queues are held until all is done.
+//! their parts. No operation sees a name or inode in an intermediate state, because the queues are held until all is
+//! done.
 //!
 //! Logs of targets lose their last records independently when power fails. So a promise is stable before the decision
 //! is logged, the decision before a participant applies, and the participants' changes before the coordinator forgets
@@ -15,7 +16,7 @@
 //! Targets of one server always end together, so a promise among them is kept in memory only, and the decision contains
 //! the participants' changes (`decided`): one record and one sync. The removal of a directory is answered when its
 //! record is written, like any operation on one target: the participant's remaining work concerns a directory that
-//! nobody can find any more.
+//! cannot be found any more.
 //!
 //! After a crash a participant with a promise asks the coordinator: an operation that the coordinator does not know did
 //! not happen. The changes in a decision are made again, unless they were made.

@@ -33,7 +33,7 @@ pub trait Clients {
 
 /// The other servers of the cluster.
 pub trait Peers {
-    /// Asks a target of another server. `Io` if that cannot be reached for long, `Stale` if nobody has the target.
+    /// Asks a target of another server. `Io` if that cannot be reached for long, `Stale` if no server has the target.
     fn ask(self: Rc<Self>, target: TargetId, question: TargetRequest) -> Replying;
 }
 

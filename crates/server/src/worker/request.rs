@@ -43,8 +43,8 @@ pub struct RequestCx<E: Env> {
 
 impl<E: Env> RequestCx<E> {
     /// Adds to `txn` the record that the request was answered with `reply`, having opened `open`. Nothing is added if
-    /// the session has ended meanwhile, or has given the request up and uses its slot for a later one: nobody will
-    /// repeat the request.
+    /// the session has ended meanwhile, or has given the request up and uses its slot for a later one: the request will
+    /// not be repeated.
     pub fn seal(&self, txn: &mut Txn, reply: &Reply, open: Option<(Ino, Access)>) {
         self.seal_answer(txn, Answer::of(Ok(reply.clone())), open);
     }
@@ -89,7 +89,7 @@ impl<E: Env> RequestCx<E> {
             && !self.target.files.open.borrow().is_writer(self.session, object.ino)
     }
 
-    /// A change of data that may be one of an unopened file: nobody caches its attributes until it ends.
+    /// A change of data that may be one of an unopened file: no mount caches its attributes until it ends.
     pub async fn change_unopened(&self, object: ObjectId) -> Option<Changing> {
         if !self.is_unopened(object) {
             return None;

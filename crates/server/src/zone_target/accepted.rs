@@ -181,7 +181,7 @@ impl<E: Env> Target<E> {
         Ok(true)
     }
 
-    /// Lets pages be used again that nobody needs any more.
+    /// Makes unneeded pages available again.
     pub fn exhume(&self) {
         self.storage.write_back.exhume(self.zone.kept_lsn());
     }

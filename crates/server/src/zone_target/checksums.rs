@@ -7,7 +7,7 @@
 //! or did so when the block entered the read cache; no byte of a block that does not verify leaves the target, nor gets
 //! a new checksum.
 //!
-//! If a block was replaced since the plan, it is not compared, because nobody uses what was read.
+//! If a block was replaced since the plan, it is not compared, because its bytes are not used.
 
 use crate::counters::add;
 use crate::planted::{self, Mistake};

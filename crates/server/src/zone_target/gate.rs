@@ -2,9 +2,9 @@
 //!
 //! Owns: which tasks may read or change a key now, in order of arrival. Does not own what the key protects.
 //!
-//! An operation on several targets holds its keys from its first check to its last write, so nobody sees it half
-//! done; an operation on one target takes its keys, checks, changes and lets go in one step. Keys are always taken
-//! in ascending order (and targets in ascending order before that), so there is no cycle to wait in.
+//! An operation on several targets holds its keys from its first check to its last write, so no other operation sees it
+//! half done; an operation on one target takes its keys, checks, changes and releases them in one step. Keys are always
+//! taken in ascending order (and targets in ascending order before that), so there is no cycle to wait in.
 //!
 //! Invariants: a queue is served first come, first served, readers together; a dropped `take` leaves nothing
 //! behind; the number of queued waiters is bounded by the credits of the sessions.

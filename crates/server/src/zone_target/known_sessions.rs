@@ -4,7 +4,7 @@
 //! (`coherence`, `session`), which clients are admitted (`cluster::sessions`).
 //!
 //! A session is alive from its start to its stop, and stopped until it is forgotten. A stopped session begins nothing
-//! new, but may finish what it has begun on other targets, and nobody else gets what it holds. A session that was *cut
+//! new, but may finish what it has begun on other targets, and no other session gets its locks. A session that was *cut
 //! off* may use what it was granted until its tokens expire.
 
 use crate::records::{self, SessionRecord};

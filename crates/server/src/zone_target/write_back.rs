@@ -5,9 +5,10 @@
 //! are flushed (`ops::flush`).
 //!
 //! An accepted write is one record of the log, which is kept before the write is answered; its bytes are in the memory
-//! before the record is appended. So a killed process leaves a log that names exactly the bytes that were accepted, cut
-//! and flushed, and a start writes these to the disk before anybody is served. Power loss takes the memory: then, and
-//! when it was removed, what it had is lost like everything that was not synced (Promises S9, S10, S22).
+//! before the record is appended. So a killed process leaves a log that names exactly the bytes that were accepted,
+//! truncated and flushed, and a start writes these to the disk before any client is served. Power loss takes the
+//! memory: then, and when it was removed, what it had is lost like everything that was not synced (Promises S9, S10,
+//! S22).
 //!
 //! Invariants: pages that the log may name are not written again: those of a cut extent are used again when the record
 //! of the cut is kept. There is one memory at a time, and the log names it before it names a byte in it.
@@ -79,7 +80,7 @@ pub struct WriteBack<E: Env> {
     left: RefCell<Option<Left>>,
     /// The state that an earlier process left has been processed.
     begun: Cell<bool>,
-    /// The memory has failed, or nobody would find it.
+    /// The memory has failed, or could not be found.
     failed: Cell<bool>,
     /// The target is being closed.
     stopped: Cell<bool>,

@@ -25,7 +25,7 @@ const TROUBLE: Duration = Duration::from_secs(20);
 const QUIET: Duration = Duration::from_secs(5);
 
 impl Run {
-    /// Perhaps a fault that nobody may notice.
+    /// Perhaps a fault that no program may notice.
     pub(super) async fn fault(&self) -> Checked {
         let shape = &self.cluster.shape;
         // A server in the process of the first mount is killed with it.

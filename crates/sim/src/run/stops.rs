@@ -59,7 +59,7 @@ impl Run {
         }
     }
 
-    /// Kills a mount. Half of the time it is mounted anew at once, and nobody uses it.
+    /// Kills a mount. Half of the time it is mounted anew at once, and not used.
     async fn kill(&self, victim: usize, mounts: &mut Mounts) -> Checked {
         let node = self.cluster.mount_node(victim);
         self.note(format!("{node} is killed"));
@@ -78,7 +78,7 @@ impl Run {
         Ok(())
     }
 
-    /// A stop that nobody may notice, of a mount from number `first` on.
+    /// A stop that no program may notice, of a mount from number `first` on.
     pub(super) async fn stop_for_short(&self, first: usize) {
         let node = self.cluster.mount_node(first + self.pick(self.cluster.shape.mounts - first));
         let long = self.roll(3) == 0;

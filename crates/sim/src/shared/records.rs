@@ -168,7 +168,7 @@ impl Log {
         }
     }
 
-    /// Judges the file when nobody appends (Promise S4): every record whole, once, in an order that agrees with time.
+    /// Judges the file when no task appends (Promise S4): every record whole, once, in an order that agrees with time.
     ///
     /// Errors: the first thing wrong.
     pub fn check(&self, bytes: &[u8]) -> Result<(), String> {

@@ -175,8 +175,8 @@ fn a_name_elsewhere_may_come_back() {
 }
 
 /// Goal: a new file holds nothing but what was written to it, and one of O_TMPFILE shows its permissions once it has a
-/// name. Method: both, found with bytes that nobody wrote and with other permissions; a creation that was cut off,
-/// found with bytes.
+/// name. Method: both, found with bytes that were never written and with other permissions; a creation that was cut
+/// off, found with bytes.
 #[test]
 fn new_files_are_empty() {
     let mut s = Story::new();

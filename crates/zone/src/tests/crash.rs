@@ -23,7 +23,7 @@ struct Track {
     written: u64,
     stable: u64,
     ended: bool,
-    /// Changes may have been lost, and the zone was not told yet that everybody knows.
+    /// Changes may have been lost, and the zone does not know yet that all mounts were notified.
     lossy: bool,
 }
 

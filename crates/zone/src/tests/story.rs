@@ -88,7 +88,7 @@ fn unasked_records_ride_along() {
 }
 
 /// Goal: written records become stable by themselves, also those that point at fresh data, and then nothing is written
-/// or synced any more. Method: nobody asks; intervals pass; count operations.
+/// or synced any more. Method: no requests; intervals pass; count operations.
 #[test]
 fn records_become_stable_in_time() {
     for (order, intervals, marks) in [(Order::Plain, 1, 0), (Order::AfterData, 2, 1)] {
@@ -438,8 +438,8 @@ fn a_full_metadata_region_can_change() {
     assert!(found.items == model);
 }
 
-/// Goal: a full log holds up mutations, and a checkpoint lets them continue, also when nobody takes checkpoints by
-/// plan. Method: records beyond three laps without `reserve` and without automatic checkpoints.
+/// Goal: a full log holds up mutations, and a checkpoint lets them continue, also without planned checkpoints. Method:
+/// records beyond three laps without `reserve` and without automatic checkpoints.
 #[test]
 fn a_full_log_makes_its_own_room() {
     let sim = sim(6);

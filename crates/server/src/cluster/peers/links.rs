@@ -86,7 +86,7 @@ impl<E: Env> Cluster<E> {
         }
     }
 
-    /// Dials until the link is open or nobody waits for it.
+    /// Dials until the link is open or no caller waits for it.
     async fn open_link(self: &Rc<Self>, server: u64) {
         let (mut pause, mut told) = (PAUSES.0, false);
         loop {

@@ -99,8 +99,8 @@ impl<E: Env> SessionManager<E> {
         self.ring();
     }
 
-    /// Mounts wait until everybody has been informed of a loss of power (`told`), and the targets have recorded that:
-    /// if the server is killed before that, it informs everybody again, and the session of a mount that had connected
+    /// Mounts wait until all of them have been informed of a loss of power (`told`), and the targets have recorded
+    /// that: if the server is killed before that, it informs them again, and the session of a mount that had connected
     /// meanwhile would end as well.
     pub fn until_told(self: &Rc<Self>, told: impl Fn(&Rc<Self>) -> bool + 'static) {
         self.admission.hold_after_power_loss(true);

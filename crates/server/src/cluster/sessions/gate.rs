@@ -30,7 +30,7 @@ pub(super) enum Class {
     Change,
     /// A mount answers a message of the server, or returns something; or it begins or ends its session.
     Session,
-    /// Anybody looks at the cluster: its map, its space, its state, its tunables.
+    /// Every role may read the state of the cluster: its map, its space, its tunables.
     Cluster,
     /// An administrator changes servers, or looks at what others have done there.
     Administration,

@@ -51,7 +51,7 @@ fn provisional(key: Fingerprint) -> KeyEntry {
     }
 }
 
-/// Whether somebody in a role may connect as something.
+/// Whether a client in a role may connect as something.
 fn may_be(key: KeyRole, connects: Role) -> std::result::Result<(), String> {
     match (key, connects) {
         (KeyRole::Client, Role::Mount | Role::Admin)

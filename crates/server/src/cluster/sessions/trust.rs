@@ -24,10 +24,10 @@ const NOT_TRUSTED: &str = "a server has to be root's, or that of the user whom t
 /// The owner of a session: no other client takes it over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Owner {
-    /// The owner is not known since this server was started: whoever knows the session's number, which is random and
-    /// secret, may use it.
+    /// The owner is not known since this server was started: a client that knows the session's number, which is random
+    /// and secret, may use it.
     Unknown,
-    /// A client that speaks for everybody.
+    /// A client that acts for all users.
     Anybody,
     /// A bound one of this user.
     User(u32),

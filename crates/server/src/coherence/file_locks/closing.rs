@@ -1,4 +1,4 @@
-//! Questions to mounts whether a file that somebody could not lock is being closed.
+//! Questions to mounts whether a file is being closed whose lock was refused to another mount.
 //!
 //! The kernel reports the last close of an open file to its mount (RELEASE) without waiting for the answer, so `close`
 //! may have returned before the mount releases the file's `flock` and OFD locks. Other programs may already know of

@@ -44,9 +44,9 @@ fn evictions(server: &Option<Rc<Server<SimEnv>>>) -> u64 {
     server.as_ref().unwrap().worker.counters.evictions.get()
 }
 
-/// Goal: a mount that one server evicts is over on all of them: whoever waits gets its locks everywhere within the
-/// deadline, and nothing that it sends later is written anywhere. Method: two mounts with a lock and an open file on
-/// each server; one does not answer one of the servers: the master, or another one.
+/// Goal: the session of a mount that one server evicts ends on all of them: waiting mounts get its locks everywhere
+/// within the deadline, and none of its later messages has an effect. Method: two mounts with a lock and an open file
+/// on each server; one does not answer one of the servers: the master, or another one.
 #[test]
 fn one_server_evicts_for_all() {
     for silent_at in [0, 1] {

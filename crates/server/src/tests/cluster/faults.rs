@@ -56,7 +56,7 @@ fn questions_happen_once() {
     }
 }
 
-/// Goal: directories that move at the same time never become their own ancestors, whoever crashes. Method: two
+/// Goal: directories that move at the same time never become their own ancestors, whichever server crashes. Method: two
 /// directories on two servers move into each other again and again, while the master, which has the lock on such moves,
 /// or the other one is killed.
 #[test]

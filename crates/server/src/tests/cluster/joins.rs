@@ -171,7 +171,7 @@ fn strangers_are_refused() {
         let error = refused("x1", wrong).await;
         assert!(error.line.contains("wrong cluster key"), "{error}");
         assert!(crate::folder::zones(&world.sim.node("x1"), "data").unwrap().is_empty(), "nothing is made");
-        // An address that nobody reaches it under.
+        // An address under which it cannot be reached.
         let mut lost = base("x2");
         lost.advertise = vec!["tcp:nowhere:1".into()];
         let error = refused("x2", lost).await;

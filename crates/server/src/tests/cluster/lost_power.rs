@@ -38,8 +38,9 @@ fn one_of_several_servers_loses_power() {
     }
 }
 
-/// Goal: a loss is known until everybody has been told of it, also over a kill in between, and then no more. Method:
-/// the second server loses power, comes back while it cannot reach the master, and is killed; later it is killed again.
+/// Goal: a loss is known until all mounts have been notified of it, also over a kill in between, and then no more.
+/// Method: the second server loses power, comes back while it cannot reach the master, and is killed; later it is
+/// killed again.
 #[test]
 fn a_kill_forgets_no_loss() {
     let world = World::new(122, &[1, 1], 2);

@@ -8,7 +8,8 @@
 //! removed when that removal is stable. So whatever part of which log is lost: where a decision is, its changes are
 //! made unless their mark is there, and nothing else needs them; a mark without a decision is of no use.
 //!
-//! Decisions are forgotten in groups, so that two targets write one record for many of them, and nobody waits for it.
+//! Decisions are forgotten in groups, so that two targets write one record for many of them, and no operation waits for
+//! it.
 
 use super::finish;
 use crate::message::{Decision, TargetReply, TargetRequest};
