@@ -313,8 +313,7 @@ pub(crate) async fn write(
     overwrite.iter().for_each(|o| o.in_place(written));
     drop((pins, begun, guard));
     after_overwrite(&mount, &file, (append && hints.for_pages).then(|| ByteRange::at(offset, len)), overwrite).await;
-    // A program that stored through a mapping gets the error from `msync` and `fsync`: pages without space wait for
-    // nothing.
+    // `msync` and `fsync` report the error of a store through a mapping: pages without space wait for nothing.
     let waits = watch.filter(|_| !covered && !hints.write_back);
     let kept = settle(&mount, &open, range, is_stable(&open, hints), waits).await?;
     Ok(written.min(kept))
