@@ -5,7 +5,7 @@
 //! 2^63 in version 1 and `max` in version 2.
 //!
 //! A group counts what its processes have in the kernel's page cache as used, and the kernel fills every group with
-//! that up to its limit. So inactive pages of files do not count here: they make room by themselves.
+//! that up to its limit. So inactive pages of files do not count here: the kernel frees them when memory is needed.
 
 /// Share of a limit, in percent, that counts as short: what is left is less than what may come at once.
 pub const SHORT_PERCENT: u64 = 95;

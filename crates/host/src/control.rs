@@ -147,8 +147,8 @@ fn read_bytes(path: &Path, name: &str) -> Outcome<Option<Vec<u8>>> {
     }
 }
 
-/// Writes a control attribute of `path`. `refusal` is the meaning of a refusal because of the value, or of the moment
-/// (`Errno::BUSY`).
+/// Writes a control attribute of `path`. `refusal` returns the message for a refused value, or for a refusal at this
+/// moment (`Errno::BUSY`).
 pub fn write(path: &Path, name: &str, value: &str, refusal: impl FnOnce(Errno) -> String) -> Outcome {
     match setxattr(path, name, value.as_bytes(), XattrFlags::empty()) {
         Ok(()) => Ok(()),

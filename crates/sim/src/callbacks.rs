@@ -39,7 +39,7 @@ use std::time::Duration;
 
 /// Of each `CALLBACK_DEADLINE`, the part without long faults.
 const WHOLE: Duration = Duration::from_secs(4);
-/// Faults that are shorter are none that others would have to wait for.
+/// Shorter faults do not count as long ones: other mounts need not wait because of them.
 const SHORT: Duration = Duration::from_millis(100);
 /// A server sends again what was lost within so long.
 const SENT_AGAIN_WITHIN: Duration = Duration::from_nanos(CALLBACK_DEADLINE.as_nanos() as u64 / 3);

@@ -228,7 +228,7 @@ impl<'a, D: Disk> LogBlocks<'a, D> {
         Ok(true)
     }
 
-    /// Puts a block that was rebuilt where it belongs in the chunk, which has it.
+    /// Copies a rebuilt block to its place in the chunk, which contains that position.
     fn patch(&mut self, position: u64, block: &[u8]) {
         let from = ((position - self.chunk_at) * BLOCK) as usize;
         self.chunk[from..from + BLOCK as usize].copy_from_slice(block);

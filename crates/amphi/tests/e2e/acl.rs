@@ -79,8 +79,8 @@ const PROJECT: &[(u32, u32, &str)] = &[
 ];
 
 /// Goal: a project that is shared by lists behaves as on the machine's own file system, for root, a named user, one in
-/// a named group and a stranger; so do files and directories with flags. Method: the same commands on both, and what
-/// they say. (Promise S8)
+/// a named group and a stranger; so do files and directories with flags. Method: the same commands on both, and their
+/// output. (Promise S8)
 #[test]
 fn a_shared_project_is_as_on_linux() {
     if !getuid().is_root() {

@@ -35,7 +35,7 @@ const CLASS_MIN_BYTES: u64 = 4 << 10;
 const CLASSES: usize = 13;
 /// By how many classes a threshold may move: to an eighth, or to eight times.
 const REACH: usize = 3;
-/// Samples of each way that decide.
+/// Number of samples of each way that are compared for a decision.
 const SAMPLES: usize = 8;
 /// By this many percent the other way has to be faster.
 const LEAD_PERCENT: u64 = 5;

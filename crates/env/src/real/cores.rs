@@ -3,8 +3,8 @@
 //! The scheduler wakes a thread where it slept or where its waker runs, and leaves it there as long as no core is
 //! overloaded. On few cores a reader of the kernel's requests therefore gets onto the core of the worker to which it
 //! sends them, while the calling program sleeps on another core: each hand-over is then a switch, and each answer wakes
-//! a core. Such a placement lasts for seconds. So while requests mostly wait for workers, for short times, a worker
-//! keeps its core, and readers leave it.
+//! a core. Such a placement lasts for seconds. So while most requests wait only for workers, and only briefly, a worker
+//! stays on its core, and readers use other cores.
 //!
 //! Numbers (two cores, 8,136 names unpacked through a mount and deleted, in turn, medians of 6): 4.99 and 1.60 s left
 //! to the scheduler, 3.51 and 1.08 s so, 3.77 and 1.17 bound by hand. With changes of places as a caller moved it was

@@ -264,8 +264,8 @@ impl CachedFile {
         Ok(())
     }
 
-    /// Makes a page valid as a whole that is locked exclusively and valid in parts. Bytes behind the end of the file
-    /// are zeros.
+    /// Makes all of a page valid; the page is locked exclusively and is valid in parts. Bytes behind the end of the
+    /// file are zeros.
     pub(super) fn fill(&mut self, page: u64, frame: u32) -> Outcome {
         if !self.settings.readable {
             return Err(Error::NotOpenFor("reading"));

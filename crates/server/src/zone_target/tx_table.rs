@@ -113,7 +113,7 @@ impl TxTable {
 /// The changes of a decision: time stamp, and what each participant has to change.
 pub type Changes = (Timespec, Vec<(TargetId, Vec<Part>)>);
 
-/// Decisions of one target that have their changes, and its marks.
+/// The decisions of one target together with their changes, and its marks.
 #[derive(Default)]
 pub struct LocalCommits {
     /// Decisions whose items are in the log, with their participants.

@@ -42,7 +42,7 @@ struct State {
     directories: BTreeMap<Ino, Names>,
     /// The directories in the order in which they were made.
     order: VecDeque<Ino>,
-    /// Number of hashes of all directories.
+    /// Number of hashes of names in all directories together.
     names: usize,
     /// Directories that are being made.
     making: usize,
