@@ -23,7 +23,7 @@ const PAGE: usize = 4096;
 const HUGE: usize = 2 << 20;
 /// Shorter writes are cheaper to copy than to lend, bytes.
 const LEND_MIN: usize = 64 << 10;
-/// Between two looks whether memory has come back.
+/// The interval between two checks whether memory has come back.
 const LOOK: Duration = Duration::from_micros(20);
 
 /// The memory that is in use, by its first byte.
@@ -35,7 +35,7 @@ struct Arena {
     mapped: Option<(usize, usize)>,
 }
 
-/// The memory of this process. A child of `fork` has copies of its parent's, which it cannot give back.
+/// The memory of this process. A child of `fork` has copies of its parent's, which it cannot return.
 fn arenas() -> Done<&'static Arenas> {
     match own()?.arenas.load(Acquire) {
         0 => fail(libc::EINVAL),
@@ -56,7 +56,7 @@ fn arenas_or_new() -> Done<&'static Arenas> {
     arenas()
 }
 
-/// Gives memory of so many bytes, zeroed.
+/// Gives memory of this many bytes, zeroed.
 pub(crate) fn alloc(len: usize) -> Done<NonNull<c_void>> {
     if len == 0 || len > isize::MAX as usize - HUGE - PAGE {
         return fail(libc::EINVAL);
@@ -97,7 +97,7 @@ pub(crate) fn free(memory: *mut c_void) -> Done<()> {
     Ok(())
 }
 
-/// Memory that a write has; whoever waits gets it back.
+/// Memory that a write uses; the waiting caller gets it back.
 pub(crate) struct Lent(Arc<()>);
 
 impl Lent {
@@ -135,8 +135,8 @@ pub(crate) fn lend(bytes: &[u8]) -> Option<(Buf, Lent)> {
 mod tests {
     use super::*;
 
-    /// Goal: memory is aligned, zeroed, and lent only as a whole; the loan ends with the last part of the buffer; what
-    /// is freed twice is refused. Method: each once.
+    /// Goal: memory is aligned, zeroed, and lent only as a whole; the loan ends with the last part of the buffer; a
+    /// second free is refused. Method: each once.
     #[test]
     fn memory_is_lent_and_comes_back() {
         for len in [1, 4096, 4097, 2 << 20, (2 << 20) + 1] {

@@ -55,9 +55,9 @@ pub(crate) struct Mount {
     pub(crate) life: Life,
 }
 
-/// What the machine is to a mount.
+/// Properties of the machine that a mount uses.
 pub(crate) struct Host {
-    /// Who may turn knobs, beside root.
+    /// The user who may change tunables, beside root.
     pub(crate) owner_uid: u32,
     /// Reads a file of the machine, for memory groups.
     pub(crate) read_text: Option<ReadText>,
@@ -72,11 +72,11 @@ pub(crate) struct Panel {
     pub(crate) recorder: Arc<Recorder>,
     /// The last thing that one complained about.
     pub(crate) complaint: Mutex<String>,
-    /// The statuses that were shown last, by the process that asked: who reads a long one reads on in its own.
+    /// The statuses that were shown last, by calling process: a process that reads a long one continues in its own.
     pub(crate) shown_status: Mutex<VecDeque<(u32, Vec<u8>)>>,
 }
 
-/// Where the mount is on its way to its end.
+/// How far the end of the mount has progressed.
 pub(crate) struct Life {
     pub(crate) stopping: AtomicBool,
     /// Everything was written back after `stopping`.
@@ -87,7 +87,7 @@ pub(crate) struct Life {
     pub(crate) pauses: Pauses,
 }
 
-/// Of the cache's size: what write-back may have under way beside it, and what one stream is read ahead by.
+/// Part of the cache's size that write-back may have under way beside it, and by which one stream is read ahead.
 const BESIDE_PART: u64 = 8;
 /// A stream may always be read ahead by so much.
 const WINDOW_MIN_BYTES: u64 = 1 << 20;
@@ -193,7 +193,7 @@ impl Mount {
         self.tunables.get(Tunable::ReadAheadBytes) > 0
     }
 
-    /// Bytes that one stream may be read ahead: the less, the more is under way for all, since that is beside the cache
+    /// Bytes that one stream may be read ahead: fewer if more are under way for all, since these are beside the cache
     /// as well.
     pub(crate) fn window_max(&self) -> u64 {
         let part = self.tunables.get(Tunable::CacheBytes) / BESIDE_PART;
@@ -302,8 +302,8 @@ impl Mount {
         self.send_call(lane, Call { target, cred: cred.clone(), op }, payload, pad, false)
     }
 
-    /// Sends what the server of `target` has to hear for as long as the session lasts: that something is given back. It
-    /// is not given up where that server cannot be reached for long; an error means that the session, or the mount, has
+    /// Sends a message that the server of `target` has to get as long as the session lasts: that something is returned.
+    /// It is not given up if that server cannot be reached for long; an error means that the session, or the mount, has
     /// ended.
     pub(crate) fn insist(
         &self,

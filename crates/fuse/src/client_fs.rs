@@ -1,7 +1,7 @@
 //! `ClientFs`: the file system that translates the kernel's calls to operations of the client core.
 //!
-//! Owns: the translation. Does not own: what is kept between calls (`front`), and any decision about caching or direct
-//! I/O, which is the client's.
+//! Owns: the translation. Does not own: the state kept between calls (`front`), and any decision about caching or
+//! direct I/O, which is the client's.
 //!
 //! Invariants:
 //!
@@ -123,7 +123,7 @@ impl ClientFs {
         Ctx { cred: caller.cred(&self.groups), ..Self::thread(caller) }
     }
 
-    /// As `ctx`, with what the environment of the process says (`environment`). For opens.
+    /// As `ctx`, with the settings in the environment of the process (`environment`). For opens.
     fn opener(&self, caller: &Caller<'_>) -> Ctx {
         let Said { mode, job, program, .. } = self.records.environments.said(caller.tid, self.client.job_variables());
         Ctx { io_mode: mode, job, program, ..self.ctx(caller) }
@@ -357,7 +357,7 @@ impl FileSystem for ClientFs {
         let changing = self.change(caller, ino);
         let (attr, since) = if set.size.is_some() {
             let changing = changing.shared(&self.kernel_view);
-            // The change goes on if its answer comes later.
+            // The change continues if its answer comes later.
             (self.truncate(caller, ino, set, file.as_ref(), &changing)?, changing.ends())
         } else {
             let asked_ns = monotonic_ns();
@@ -365,7 +365,7 @@ impl FileSystem for ClientFs {
             (self.fixes_size(caller, attr, asked_ns)?, changing.ends())
         };
         self.client.walk_ended(caller.tid);
-        // During a SETATTR the kernel lets nobody make or remove names in the directory.
+        // During a SETATTR the kernel prevents all callers from making or removing names in the directory.
         let ttl = match attr.kind {
             Kind::Dir if caller.by_other_id() => Duration::ZERO,
             Kind::Dir => self.lend(&attr, since),

@@ -25,7 +25,7 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Largest byte count that a 32-bit reply can carry, in whole pages.
 const COUNT_MAX_32: u64 = (u32::MAX as u64) & !4095;
 
-/// What a reader thread provides for the handling of one request.
+/// The parts of a reader thread that the handling of one request uses.
 pub(crate) struct Lent<'a> {
     /// The receive buffer that holds the request.
     pub receive: &'a mut Buf,
@@ -68,7 +68,7 @@ fn send_created(to: &ReplyTo<'_>, result: Result<(Entry, OpenReply)>) {
     }
 }
 
-/// Answers with a value. If the kernel has given no room, it is only told the size.
+/// Answers with a value. If the kernel's buffer has size 0, the answer has only the size.
 fn send_sized(to: &ReplyTo<'_>, room: usize, result: Result<Vec<u8>>) {
     match result {
         Ok(value) if room == 0 => to.ok(&[k::GetxattrOut { size: value.len() as u32, padding: 0 }.as_bytes()]),

@@ -53,7 +53,7 @@ pub struct Said {
     pub program: Program,
 }
 
-/// What `/proc` shows of a thread.
+/// The data that `/proc` shows of a thread.
 #[derive(Default)]
 struct Shown {
     environ: Vec<u8>,
@@ -88,8 +88,8 @@ pub struct Environments {
 }
 
 impl Environments {
-    /// What thread `tid` says, with its job from one of the variables `jobs`. Empty if it says nothing or cannot be
-    /// looked at.
+    /// The environment of thread `tid`, with its job from one of the variables `jobs`. Empty if it has none or cannot
+    /// be read.
     pub fn said(&self, tid: u32, jobs: &[String]) -> Said {
         self.said_at(tid, jobs, crate::clock::monotonic_ns(), read)
     }
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(mode(5, 3_100_100), Some(IoMode::Direct), "who is not believed long either");
     }
 
-    /// Goal: a caller whose memory hangs holds up so many readers and no more. Method: reads within reads.
+    /// Goal: a caller whose memory hangs holds up this many readers and no more. Method: reads within reads.
     #[test]
     fn hanging_readers_are_bounded() {
         fn nested(e: &Environments, tid: u32) -> Option<IoMode> {

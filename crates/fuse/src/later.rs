@@ -8,7 +8,7 @@
 //! Bound: one entry for each process that waits.
 //!
 //! The number behind it: a mount has 256 threads, and a lock may have thousands of waiters, whose turn comes only when
-//! somebody else's unlock request is read.
+//! another process's unlock request is read.
 
 use crate::interrupt::Interrupt;
 use crate::kernel::structs::IoctlOut;

@@ -6,7 +6,7 @@
 
 use amphi_types::Ino;
 
-/// Lowest bit of the counter that distinguishes other node ids. No target has made so many inodes.
+/// Lowest bit of the counter that distinguishes other node ids. No target has made this many inodes.
 const OTHER_SHIFT: u32 = 40;
 /// Number of other ids that a directory has.
 pub(crate) const OTHERS: u64 = 255;

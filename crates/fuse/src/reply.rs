@@ -116,7 +116,7 @@ pub(crate) fn lk_out(asked: &LockHow, found: Option<LockHow>) -> LkOut {
     LkOut { start: lock.first, end: lock.last, kind: kind as u32, pid: lock.pid }
 }
 
-/// Where the reply to one request goes.
+/// The destination of the reply to one request.
 pub(crate) struct ReplyTo<'a> {
     /// The device from which the request was read.
     pub device: BorrowedFd<'a>,

@@ -7,7 +7,7 @@
 //! Invariant: when `wait` or `drop` returns, no thread of the session is left and `FileSystem::unmounted` was called.
 //!
 //! The number that drove the threads: waking a thread costs 30 us, a do-nothing request 3.5 us. So short requests stay
-//! on one thread (`pool`). But nobody can say beforehand which request will block. When one does, another thread must
+//! on one thread (`pool`). But it cannot be predicted which request will block. When one does, another thread must
 //! read, or an INTERRUPT would stay unread.
 
 mod init;
@@ -125,7 +125,7 @@ impl Session {
         Unmounter { shared: self.shared.clone(), mount_point: self.mount_point.clone() }
     }
 
-    /// Waits until the mount has ended, by an `Unmounter` or by somebody's `umount`.
+    /// Waits until the mount has ended, by an `Unmounter` or by a user's `umount`.
     pub fn wait(&self) {
         self.shared.pool.wait_empty();
         self.shared.pool.once_at_end(|| self.shared.fs.unmounted());
@@ -160,7 +160,7 @@ impl Unmounter {
         self.mount_point.unmount()
     }
 
-    /// Whether this mount has ended; then whatever is at the path now belongs to somebody else.
+    /// Whether this mount has ended; then a mount at the path now belongs to another process.
     fn unmounted_already(&self) -> bool {
         self.shared.pool.ended() && !self.shared.died.load(Ordering::Acquire)
     }

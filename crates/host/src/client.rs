@@ -115,7 +115,7 @@ impl<F: FnMut(bool)> Drop for AtEnd<F> {
     }
 }
 
-/// What became of a thread that panicked.
+/// The failure for a thread that panicked.
 pub fn panicked() -> Failure {
     Failure::broken("a worker thread panicked; its message is above")
 }

@@ -11,8 +11,8 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
-/// As many open files and connections as this process may have at most: the usual limit is 1,024, as many as there may
-/// be mounts.
+/// Sets the limit of open files and connections of this process to the largest permitted one: the usual limit is 1,024,
+/// as many as there may be mounts.
 ///
 /// Errors: they are too few for anything to work.
 pub fn raise_file_limit() -> Outcome {
@@ -31,7 +31,7 @@ pub fn raise_file_limit() -> Outcome {
 /// each reader of the kernel's requests.
 const FILES_MIN: u64 = 128;
 
-/// Lets the program end as others do when who reads its output has gone (`amphi get | head -1`).
+/// Lets the program end as others do when the reader of its output has gone (`amphi get | head -1`).
 pub fn end_when_nobody_reads() {
     let always = Arc::new(AtomicBool::new(true));
     let _ = signal_hook::flag::register_conditional_default(signal_hook::consts::SIGPIPE, always);
@@ -91,15 +91,14 @@ impl Wishes {
     }
 }
 
-/// Waits for SIGINT, SIGTERM or SIGHUP, or until `also` says that there is nothing left to wait for.
+/// Waits for SIGINT, SIGTERM or SIGHUP, or until `also` reports that there is nothing left to wait for.
 pub struct Stop {
     receiver: mpsc::Receiver<()>,
     sender: mpsc::Sender<()>,
 }
 
 impl Stop {
-    /// Takes over the signals. A second one of somebody who wants it to stop, a second or more after the first, ends
-    /// the process at once.
+    /// Takes over the signals. A second request to stop, a second or more after the first, ends the process at once.
     #[expect(clippy::disallowed_methods, reason = "the thread that waits for signals")]
     pub fn on_signals() -> Outcome<Stop> {
         let mut signals = signal_hook::iterator::Signals::new(ending_signals()).during(|| "handle signals".into())?;

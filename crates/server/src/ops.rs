@@ -181,8 +181,8 @@ pub async fn execute<E: Env>(
                 crate::tx::two_phase::until_told(worker, target).await;
             }
             if let Request::SetAttr { ino, .. } = call.op {
-                // Whoever hears of a cut writes behind it: after a restart, objects of other targets may not be cut
-                // yet.
+                // A client that sees the cut size writes behind it: after a restart, objects on other targets may not
+                // be cut yet.
                 target.settle(vec![crate::zone_target::NameKey::Inode(ino)]).await;
             }
             return (told(answer), None);
@@ -198,7 +198,7 @@ pub async fn execute<E: Env>(
         true => Err(Errno::TimedOut),
         false => dispatch(&cx, call.op, payload).await,
     };
-    // A slot remembers no payload: whoever asks again gets the answer without.
+    // A slot remembers no payload: a resend gets the answer without.
     let (result, payload) = match result {
         Ok((reply, payload)) => (Ok(reply), payload),
         Err(e) => (Err(e), None),

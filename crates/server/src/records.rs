@@ -30,7 +30,7 @@ pub struct SessionRecord {
     pub start: u64,
 }
 
-/// What the cluster is, kept on every target.
+/// The record of the cluster on every target.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterRecord {
     /// Number of targets.
@@ -39,7 +39,8 @@ pub struct ClusterRecord {
     pub starts: u64,
 }
 
-/// Which server the zone belongs to, kept on every target: a zone alone tells which others belong beside it.
+/// The server to which the zone belongs, recorded on every target, so that a single zone shows which others belong to
+/// the same server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HomeRecord {
     /// Random number of the server.
@@ -57,14 +58,14 @@ pub enum Intent {
         tx: TxId,
         /// Time stamp of the changes.
         now: Timespec,
-        /// What will be changed here.
+        /// The changes on this target.
         parts: Vec<Part>,
     },
     /// The coordinator has decided that the operation happens; these participants may not know yet.
     Committed {
         /// The operation.
         tx: TxId,
-        /// Who has to be told.
+        /// The targets that have to be informed.
         participants: Vec<TargetId>,
     },
     /// As `Committed`, by a coordinator whose server has all participants: they have not logged a promise, so the
@@ -74,7 +75,7 @@ pub enum Intent {
         tx: TxId,
         /// Time stamp of the changes.
         now: Timespec,
-        /// What will be changed at the participants.
+        /// The changes of the participants.
         parts: Vec<(TargetId, Vec<Part>)>,
     },
     /// A participant has made the changes of a decision that has them, and must not make them again.
@@ -184,8 +185,8 @@ pub enum Item {
     Map(ClusterMap),
     /// The limits of an account.
     Quota(Account, Standing),
-    /// The answer of a slot in the form of another version of the wire. Nobody can ask for it again, since clients of
-    /// that version are not let in.
+    /// The answer of a slot in the form of another version of the wire protocol. No client can repeat its request,
+    /// since clients of that version are not admitted.
     OtherAnswer,
     /// The registry of keys.
     Keys(KeyRegistry),

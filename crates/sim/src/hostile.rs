@@ -1,17 +1,17 @@
-//! Hostile peers: whatever somebody sends to a server, it goes on, and so do those who keep to the rules.
+//! Hostile peers: a server survives any input, and continues to serve correct clients.
 //!
 //! Owns: inputs of a stranger, a mount, a mount that is bound to a tree, a server and an administrator, sent to the
 //! real server in the simulator, and what must be so meanwhile and afterwards. Does not own: single cases with their
 //! right answers (`amphi_transport` and `amphi_server` have those).
 //!
-//! An input is a frame. Most are sound: a request that decodes, made of numbers that are likely to hit something
-//! (inodes that are there, ends of ranges, sizes that are too large), so it reaches the operations. The others are cut,
-//! flipped, or none at all. Requests are not written down by kind: they are whatever decodes from such numbers, so that
-//! a new request is met without a word here.
+//! An input is a frame. Most are valid: a request that decodes, made of numbers that are likely to refer to existing
+//! objects (inodes, ends of ranges, sizes that are too large), so it reaches the operations. The others are truncated,
+//! flipped, or no frames at all. Requests are not listed by kind: they are any that decode from such numbers, so that a
+//! new request is covered without a change here.
 //!
-//! What must be so: nothing panics; an honest mount beside it is answered all the time; where the hostile one may not
-//! touch its file, every byte of that is there; the zones are sound at the end. (A server is trusted with the data of
-//! others, and so is a mount that speaks for root with their names: these may remove what they like, in order.)
+//! Checks: nothing panics; an honest mount beside it is answered all the time; where the hostile one may not touch its
+//! file, every byte of that is there; the zones are sound at the end. (A server is trusted with the data of others, and
+//! so is a mount that acts for root: these may remove any data, by valid requests.)
 
 use crate::dice::Dice;
 use amphi_env::sim::{CrashKind, SimConfig};
@@ -28,14 +28,14 @@ use std::collections::BTreeSet;
 use std::rc::{Rc, Weak};
 use std::time::Duration;
 
-/// As what the hostile one comes.
+/// The identity of the hostile peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guise {
-    /// It does not get through the handshake.
+    /// It does not complete the handshake.
     Stranger,
     /// A mount of another user of the machine.
     User,
-    /// A mount that speaks for everybody.
+    /// A mount that acts for all users.
     Mount,
     /// A mount with a key that is bound to a tree, as root of which it counts.
     Bound,
@@ -94,11 +94,12 @@ const USER: u32 = 1000;
 const KEY: &[u8] = b"the key that a stranger does not know";
 /// Frames on one connection, at most: then another session begins.
 const FRAMES_A_CONNECTION: u64 = 400;
-/// After so many inputs the honest mount is looked at.
+/// After this many inputs the honest mount is checked.
 const LOOK_EVERY: u64 = 250;
 /// Bytes of the honest mount's file.
 const FILE_BYTES: usize = 20_000;
-/// How long the honest mount may wait: whoever is deaf is evicted after 5 s, who hangs after the callback deadline.
+/// How long the honest mount may wait: an unresponsive mount is evicted after 5 s, one that hangs after the callback
+/// deadline.
 const PATIENCE: Duration = Duration::from_secs(45);
 
 /// Sends `inputs` frames in one guise.
@@ -117,9 +118,9 @@ pub fn run(seed: u64, guise: Guise, inputs: u64) -> Result<Tally, String> {
         let mut config = ServerConfig::new("data");
         (config.targets, config.workers, config.zone_bytes) = (Some(2), 2, Some(64 << 20));
         (config.log_bytes, config.listen) = (4 << 20, vec![ADDR.into()]);
-        // What it sends is to be read as frames.
+        // Its bytes have to be readable as frames.
         config.secure = amphi_transport::Secure::Off;
-        // Only who does not know the key is a stranger: the others are let in, as their names on the socket allow.
+        // Only a peer without the key is a stranger: the others are admitted, as their names on the socket allow.
         config.key = (guise == Guise::Stranger).then(|| KEY.to_vec());
         let key = config.key.as_deref().and_then(|key| ClusterKey::new(key).ok());
         let server = Server::start(env.clone(), config).await.map_err(|e| e.line)?;
@@ -331,7 +332,7 @@ impl Honest {
         }
     }
 
-    /// Whether a server that may have lost the honest mount's session still answers whoever comes.
+    /// Whether a server that may have lost the honest mount's session still answers new clients.
     async fn look_in(&self) -> Result<(), String> {
         let (addrs, session, role) = (vec![ADDR.to_string()], SessionId(self.env.rand()), Role::Admin);
         let (name, timeouts) = ("looks:1".into(), Timeouts::default());
@@ -490,8 +491,7 @@ impl Attack {
             Guise::Server => format!("{:016x} {:016x} evil\u{1b}[2J", self.sessions.get(), self.below(1 << 40)),
             _ => "evil:1\nWARN all is well \u{1b}[31m".into(),
         };
-        // Now and then it tries to be somebody else. One that speaks for everybody may; others' numbers are told to
-        // nobody.
+        // Sometimes it tries another user's identity. One that acts for all users may; others' numbers are not shown.
         let tries = self.guise.is_bound() && self.guise != Guise::Admin && self.below(30) == 0;
         let session = SessionId(if tries { 1 } else { self.sessions.get() });
         let role = if self.below(30) == 0 { Role::Mount } else { self.guise.role() };
@@ -516,7 +516,7 @@ impl Attack {
                 None => return false,
             },
         };
-        // What is spoilt mostly costs the connection, and with it the answers that are under way.
+        // A damaged frame mostly costs the connection, and with it the answers that are under way.
         if self.below(if self.guise == Guise::Stranger { 6 } else { 40 }) == 0 {
             self.spoil(&mut bytes);
         }
@@ -624,7 +624,7 @@ fn frame(head: Head, body: &impl serde::Serialize) -> Vec<u8> {
     bytes
 }
 
-/// Takes what the server says, and counts answers; answers nothing.
+/// Receives the server's messages, and counts answers; answers nothing.
 async fn hear(
     mut rx: amphi_env::sim::SimRx,
     busy: Rc<RefCell<BTreeSet<u16>>>,

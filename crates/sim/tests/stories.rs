@@ -1,4 +1,4 @@
-//! Small stories about a whole cluster: each is what the simulation once found, told with as few calls as it takes.
+//! Small tests of a whole cluster: each is an error that the simulation once found, with as few calls as possible.
 
 use amphi_client::{Client, Ctx, Hints, OpenFlags};
 use amphi_env::sim::CrashKind;
@@ -51,7 +51,7 @@ async fn two_directories(client: &Client) -> Result<(Ino, Ino)> {
 }
 
 /// Goal: Promise S6: an open file that a rename replaces stays readable, also when the server is killed in the middle
-/// of the rename and finishes it on its way up, before the mount has said what it has open. Method: a rename between
+/// of the rename and completes it at its start, before the mount has presented its open files. Method: a rename between
 /// targets, killed at each of many moments in turn.
 #[test]
 fn replaced_open_files_outlive_a_crash() {
@@ -109,9 +109,9 @@ fn a_close_under_way_ends_one_open() {
     }
 }
 
-/// Goal: Promise S12: nothing is done twice, also when a mount is not heard of for so long that its session ends: then
+/// Goal: Promise S12: no request is executed twice, also when a mount is silent for so long that its session ends: then
 /// calls under way fail with EIO. Method: many mkdirs while the network is cut for longer than the grace time; none may
-/// find its own directory, and what returned well is there.
+/// find its own directory, and the directories of successful calls are there.
 #[test]
 fn calls_of_an_ended_session_are_not_repeated() {
     let mut failed = 0;
@@ -165,7 +165,7 @@ fn a_lost_session_stays_lost() {
         tell(moment, slow, |cluster, mount| async move {
             drop(file(&mount.client, Ino::ROOT, b"x", b"perhaps lost").await.expect("file"));
             cluster.crash_server(0, CrashKind::Power);
-            // The mount notices, so that it has not sent what it is asked for now.
+            // The mount notices the break, so that the sync below has not been sent yet.
             cluster.sim.break_connections(SERVER, MOUNT);
             cluster.env.sleep(Duration::from_millis(10)).await;
             let synced = Rc::new(RefCell::new(None));

@@ -164,7 +164,7 @@ impl<E: Env> StreamTx<E> {
         Ok(())
     }
 
-    /// Where frames end at most, so that there is room for the tags of the last one.
+    /// The last possible end of frames, which leaves space for the tags of the last one.
     fn room(&self) -> usize {
         match self.channel {
             SendChannel::Mac(_) => self.stage.len().saturating_sub(TAGS_BYTES_MAX).max(self.filled),
@@ -172,7 +172,7 @@ impl<E: Env> StreamTx<E> {
         }
     }
 
-    /// The header with what it says of `payload`.
+    /// The header with the fields that describe `payload`.
     fn describe(&self, mut head: Head, payload: Option<&Buf>) -> Head {
         head.sealed = !matches!(self.channel, SendChannel::Off);
         if let Some(p) = payload {
@@ -266,7 +266,7 @@ pub(crate) struct StreamRx<E: Env> {
     channel: ReceiveChannel,
     /// The record that was received last.
     record: Buf,
-    /// What of it has been opened and not been delivered.
+    /// The part of it that has been opened and not been delivered.
     opened: Range<usize>,
     beside: Beside<E>,
     /// The payload of the last message did not come in the stream.
@@ -322,17 +322,17 @@ pub(crate) fn protect<E: Env>(out: &mut Outbound<E>, inb: &mut Inbound<E>, chann
     }
 }
 
-/// A connection after its handshake, on its way to another thread: all that travels with it is in here.
+/// A connection after its handshake, on its way to another thread, with its whole state.
 pub(crate) struct Moved<E: Env> {
     conn: <E::Conn as Conn>::Moved,
     channel: Channel,
-    /// What was opened of a record and has not been delivered.
+    /// Bytes of an opened record that have not been delivered.
     opened: Vec<u8>,
     /// Payloads may lie in the client's memory.
     takes_memory: bool,
 }
 
-/// Takes a connection off this thread. Nothing of it may be under way, and no message may wait to be taken or sent.
+/// Takes a connection off this thread. No message of it may be under way, and none may wait to be received or sent.
 ///
 /// Errors: why it cannot be moved; an in-process connection never can.
 pub(crate) fn detach<E: Env>((out, inb): (Outbound<E>, Inbound<E>)) -> io::Result<Moved<E>> {
@@ -494,7 +494,7 @@ impl<E: Env> StreamRx<E> {
         Ok(buf)
     }
 
-    /// Fills `buf` from records. One that has room in it is opened into it, another one in its place.
+    /// Fills `buf` from records. One that fits into it is opened into it, another one in its place.
     async fn fill_opened(&mut self, mut buf: Buf) -> Result<Buf, Ending> {
         let mut filled = 0;
         loop {

@@ -42,7 +42,7 @@ pub enum Pattern {
 }
 
 impl Pattern {
-    /// What is made today where this was asked for.
+    /// The pattern made today for this request.
     fn of_today(self) -> Pattern {
         match self {
             Pattern::GrowingNear => Pattern::Growing,
@@ -56,7 +56,7 @@ impl Pattern {
     }
 }
 
-/// What a file's owner asked of the hybrid decision; inherited by what is made in a directory.
+/// The owner's setting of a file for the hybrid decision; inherited by new files in a directory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum IoMode {
     /// Decide per request.
@@ -68,7 +68,7 @@ pub enum IoMode {
     Direct,
 }
 
-/// What a file's owner asked of the rule by which the kernel of a mount serves reads; inherited likewise.
+/// The owner's setting of a file for the rule by which the kernel of a mount serves reads; inherited likewise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KernelCache {
     /// Decide at each open.
@@ -80,8 +80,8 @@ pub enum KernelCache {
     Off,
 }
 
-/// What a file's owner asked of the servers: whether blocks of the file that are written get checksums; inherited
-/// likewise. Mounts send it along with what they write.
+/// The owner's setting of a file for the servers: whether blocks of the file that are written get checksums; inherited
+/// likewise. Mounts send it along with their writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DataChecksums {
     /// As the servers are set.
@@ -130,7 +130,7 @@ impl Advice {
         Advice(mode as u8 + 3 * kernel_cache as u8 + 9 * checksums as u8 + 27 * consistency as u8)
     }
 
-    /// What is asked of the hybrid decision.
+    /// The setting for the hybrid decision.
     pub fn mode(self) -> IoMode {
         match self.0 % 3 {
             0 => IoMode::Auto,
@@ -139,7 +139,7 @@ impl Advice {
         }
     }
 
-    /// What is asked of the rule by which the kernel serves reads.
+    /// The setting for the rule by which the kernel serves reads.
     pub fn kernel_cache(self) -> KernelCache {
         match self.0 / 3 % 3 {
             0 => KernelCache::Auto,
@@ -196,7 +196,7 @@ impl TryFrom<u8> for Advice {
     }
 }
 
-/// One setting of an `Advice`: the others stay as they are.
+/// One setting of an `Advice`: the others stay unchanged.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum AskedAdvice {
     /// The I/O mode.
@@ -234,7 +234,7 @@ impl Layout {
     }
 
     /// The layout for new files, by this one of their directory, in a cluster that has grown to `pool` targets since it
-    /// was chosen: what went over all targets goes over all of them again. 0: it has not grown.
+    /// was chosen: a layout over all targets is extended to all of them again. 0: it has not grown.
     pub fn in_pool(&self, pool: u16) -> Layout {
         let today = Layout { pattern: self.pattern.of_today(), ..*self };
         if pool <= self.pool {
@@ -244,7 +244,7 @@ impl Layout {
         Layout { pool, stripe_count: if all { pool } else { self.stripe_count }, ..today }
     }
 
-    /// Checks what a user asked for. Files may have more stripes whose layout was set before there was a bound.
+    /// Checks the request of a user. Files may have more stripes whose layout was set before there was a bound.
     ///
     /// Errors: as `check`; `Inval` for more than `STRIPES_A_TARGET` stripes for each target.
     pub fn check_asked(&self) -> Result<()> {
@@ -408,7 +408,7 @@ impl Part {
         parts.find(|part| place >= part.start && part.len > 0).unwrap_or(Part::new(0, pool))
     }
 
-    /// Where a file begins in the part: neighbouring numbers begin at different places.
+    /// The start of a file in the part: neighbouring numbers begin at different places.
     fn begin(self, ino: Ino) -> u32 {
         let mixed = ino.local().wrapping_mul(0x9e37_79b9_7f4a_7c15);
         (mixed >> 32) as u32 % self.len
@@ -437,7 +437,7 @@ pub fn directory_target(parent: Ino, name: &[u8], pool: u16) -> TargetId {
 mod tests {
     use super::*;
 
-    /// Goal: the byte of an advice is the I/O mode as long as nothing else is asked for, and no other byte is taken.
+    /// Goal: the byte of an advice is the I/O mode as long as nothing else is requested, and no other byte is taken.
     /// Method: all bytes.
     #[test]
     fn bytes_of_an_advice() {
@@ -523,8 +523,8 @@ mod tests {
         }
     }
 
-    /// Goal: every stripe is on one target, and nobody asks for more than can be visited. Method: beside `target`,
-    /// pools of all sizes to 6, with owners and targets beyond them; counts on both sides of the bound.
+    /// Goal: every stripe is on one target, and no request exceeds the number that can be visited. Method: beside
+    /// `target`, pools of all sizes to 6, with owners and targets beyond them; counts on both sides of the bound.
     #[test]
     fn stripes_of_a_target() {
         let patterns = [Pattern::Striped, Pattern::StripedNear];

@@ -15,7 +15,8 @@ use std::fmt;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Value of `deadline_ms` that says that nobody waits any more: only an answer that there is already is given.
+/// Value of `deadline_ms` that means that the caller waits no more: the server answers only if the answer exists
+/// already.
 pub const DEADLINE_PASSED_MS: u32 = 1;
 
 /// Bytes of a header.
@@ -24,7 +25,7 @@ pub const HEAD_BYTES: usize = 48;
 pub const MAGIC: [u8; 4] = *b"AMPH";
 /// Payloads are placed this many bytes apart from an aligned address at most; `pad` is below it.
 pub const PAD_LIMIT: u16 = limits::BLOCK as u16;
-/// Where the checksum lies in the header; it covers the bytes before it and the body.
+/// Offset of the checksum in the header; it covers the bytes before it and the body.
 const CRC_AT: usize = 44;
 
 #[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
@@ -143,7 +144,7 @@ pub struct Head {
 pub enum FrameError {
     /// The peer does not speak this protocol.
     Magic {
-        /// What came instead of `AMPH`.
+        /// The bytes that came instead of `AMPH`.
         found: [u8; 4],
     },
     /// The peer speaks another version.
@@ -203,7 +204,7 @@ pub enum FrameError {
         /// What the decoder says.
         why: postcard::Error,
     },
-    /// The body goes on after its message.
+    /// The body continues after its message.
     Trailing {
         /// Kind of the frame.
         kind: FrameKind,
@@ -251,7 +252,7 @@ impl std::error::Error for FrameError {}
 /// Why a frame cannot be encoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EncodeError {
-    /// It does not fit the given memory.
+    /// The frame does not fit into the given memory.
     Full,
     /// Body or payload are beyond the bounds of its kind.
     TooLarge,

@@ -13,7 +13,7 @@ use proptest::prelude::*;
 use serde::{Serialize, de::DeserializeOwned};
 use std::fmt::Debug;
 
-/// What a receiver does with bytes.
+/// The decoding of received bytes.
 fn receive<T: DeserializeOwned>(bytes: &[u8]) -> Result<(Head, T), Option<FrameError>> {
     let head_bytes: &[u8; HEAD_BYTES] = bytes.get(..HEAD_BYTES).and_then(|b| b.try_into().ok()).ok_or(None)?;
     let head = Head::parse(head_bytes)?;
@@ -293,8 +293,8 @@ fn every_message_round_trips() {
     round_trip(Head::new(FrameKind::Refuse), &Refuse { reason: "no".into() });
 }
 
-/// Goal: a sealed frame has no checksums and says so, and nobody who goes by checksums takes it. Method: one is made,
-/// read, and given checksums.
+/// Goal: a sealed frame has no checksums and is marked so, and a receiver that requires checksums refuses it. Method:
+/// one is made, read, and given checksums.
 #[test]
 fn sealed_frames_have_no_checksums() {
     let call = Call { target: TargetId(2), cred: Cred::root(), op: Request::Parent { dir: Ino(300) } };
@@ -455,7 +455,7 @@ fn decode_everything(bytes: &[u8]) {
     let _ = receive::<Refuse>(bytes);
 }
 
-/// What decodes must encode and decode to itself.
+/// A message that decodes must encode and decode to itself.
 fn stable<T: Serialize + DeserializeOwned + PartialEq + Debug>(kind: FrameKind, body: &[u8]) {
     if let Ok(message) = Head::new(kind).decode::<T>(body) {
         // Frames of some kinds have no body.

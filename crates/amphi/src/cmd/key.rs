@@ -451,7 +451,7 @@ fn with_addresses(mut line: String, entry: &KeyEntry) -> String {
 mod tests {
     use super::*;
 
-    /// Goal: what is typed means what is shown, and what makes no sense is refused. Method: tables.
+    /// Goal: a typed range means the range that is shown, and an invalid one is refused. Method: tables.
     #[test]
     fn ranges_as_they_are_typed() {
         for (text, shown) in [

@@ -136,8 +136,8 @@ fn parsed<T: serde::de::DeserializeOwned>(path: &Path, name: &str) -> Outcome<T>
     serde_json::from_str(&text).map_err(|e| Failure::broken(format!("{}: {name}: {e}", path.display())))
 }
 
-/// What of a file would not survive a loss of power; then, once this mount has sent it, where the data lies: a line for
-/// each object that has any, and for each extent if they are asked for.
+/// The bytes of a file that would not survive a loss of power; then, once this mount has sent it, the place of the
+/// data: a line for each object that has any, and for each extent on request.
 fn placement(path: &Path, each: bool) -> Outcome<String> {
     // Targets tell it to mounts that have the file open.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC;
@@ -188,7 +188,7 @@ fn set(path: &Path, layout: Option<&str>, asked: &[(&str, Option<String>, &str)]
 fn set_layout(path: &Path, layout: &str) -> Outcome {
     control::write(path, "user.amphi.layout", layout, |e| match e {
         Errno::BUSY => format!("{}: has data and keeps its layout; copy it to a new file instead", path.display()),
-        // The mount says what is wrong; not everybody may ask it.
+        // The mount gives the reason; not every caller may read it.
         _ => match control::read_if_any(path, "user.amphi.error") {
             Ok(Some(why)) if !why.is_empty() => format!("{}: '{layout}' is no layout: {why}", path.display()),
             _ => format!(

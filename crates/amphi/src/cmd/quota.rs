@@ -283,7 +283,7 @@ impl Who {
         }
     }
 
-    /// What is named, or what concerns the caller.
+    /// The named accounts, or those of the caller.
     fn accounts(&self) -> Outcome<Vec<Account>> {
         if self.user.is_some() || self.group.is_some() || self.tree.is_some() {
             let (mount, kind, id) = self.one(false)?;
@@ -438,7 +438,7 @@ fn make_tree(dir: &Path) -> Outcome<u32> {
     if !dir.is_dir() {
         return Err(Failure::refused(format!("{}: is no directory", dir.display())));
     }
-    // From here on what is made below inherits it; what is there already follows.
+    // From here on new files below inherit it; existing ones follow.
     control::write(dir, PROJECT, "new", |e| format!("{}: cannot become a tree: {e}", dir.display()))?;
     let id = project(dir)?;
     put_all(dir, id)?;
@@ -488,7 +488,7 @@ fn show(accounts: &[Account], json: bool) -> Outcome {
     Ok(())
 }
 
-/// What is to be known of an account beside the numbers.
+/// The state of an account beside its numbers.
 fn note(a: &Account) -> String {
     let is_full = (a.bytes != 0 && a.used_bytes >= a.bytes) || (a.inodes != 0 && a.used_inodes >= a.inodes);
     if is_full {

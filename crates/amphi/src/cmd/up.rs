@@ -68,7 +68,7 @@ impl Mounting {
         Ok(config)
     }
 
-    /// Says that the mount is there, to whoever waits for it.
+    /// Reports that the mount is ready, to a process that waits for it.
     pub fn say_ready(&self, dir: &std::path::Path) {
         // Not before: an automount lets those past that are in the process group of who began the mount, and makes
         // everybody else wait for it.

@@ -1,5 +1,6 @@
-//! Connections that are protected: a mount over loopback with somebody in between who changes, drops, repeats and cuts
-//! what passes, or what the server offers; what commands accept; what `amphi status` and `amphi key set` say.
+//! Protected connections: a mount over loopback with an attacker in between who changes, drops, repeats and truncates
+//! the data, or changes the server's offer; which levels commands accept; the output of `amphi status` and
+//! `amphi key set`.
 
 use crate::harness::{Daemon, Place, eventually, pattern, run};
 use std::fs;
@@ -31,7 +32,7 @@ pub(crate) enum Attack {
 
 pub(crate) const ATTACKS: [Attack; 5] = [Attack::Flip, Attack::Drop, Attack::Repeat, Attack::Reorder, Attack::Cut];
 
-/// What the relay does next; shared by its threads.
+/// The next actions of the relay; shared by its threads.
 #[derive(Default)]
 pub(crate) struct Orders {
     /// What is done to a unit that goes to the server (or else to the mount), and how many pass before.
@@ -240,9 +241,9 @@ fn channels_attacks_end_connections_and_lose_nothing() {
     }
 }
 
-/// Goal: each address has the level that is said for it, from options and from the file; commands and mounts take what
-/// is offered, and are told what to do where that is less than they want; servers that join are held to the same.
-/// Method: one server with three addresses, another one that asks for more than the first offers, then for as much.
+/// Goal: each address has the level that options and the file set for it; commands and mounts accept the offered level,
+/// and print what to do where it is lower than they require; servers that join have the same requirement. Method: one
+/// server with three addresses, another one that requires a higher level than the first offers, then the same level.
 #[test]
 fn channels_levels_are_what_was_said() {
     let place = Place::new();
@@ -293,8 +294,8 @@ fn channels_levels_are_what_was_said() {
     server.stop();
 }
 
-/// Goal: `amphi key set` changes what a mount may do while it is there. Method: a mount with a key over TLS; root of it
-/// is squashed to another user, then the key is read-only, then not, and shown by `amphi key list`.
+/// Goal: `amphi key set` changes the rights of a mount while it is connected. Method: a mount with a key over TLS; root
+/// of it is squashed to another user, then the key is read-only, then not, and shown by `amphi key list`.
 #[test]
 fn channels_key_set_changes_a_mount_that_is_there() {
     if !rustix::process::geteuid().is_root() {

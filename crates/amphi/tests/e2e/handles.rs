@@ -46,8 +46,8 @@ fn errno(result: std::io::Result<File>) -> i32 {
 }
 
 /// Goal: handles of files, directories and links stay valid when the kernel has forgotten them, also over another mount
-/// of the cluster: what they open is the file, with its place in the tree, wherever it was moved; those of removed
-/// files and made up ones are ESTALE and harm nothing. Method: handles from one mount, used by the next one.
+/// of the cluster: they open the file, with its place in the tree, wherever it was moved; those of removed files and
+/// forged ones are ESTALE and do no harm. Method: handles from one mount, used by the next one.
 #[test]
 fn handles_outlive_the_mount() {
     let place = Place::new();

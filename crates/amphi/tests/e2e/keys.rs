@@ -1,5 +1,5 @@
-//! Keys of hosts and administrators: who mounts as what, what root of a client is on the servers, what becomes of a
-//! mount whose key is removed, what is written down.
+//! Keys of hosts and administrators: who mounts with which identity, the rights of a client's root on the servers, the
+//! end of a mount whose key is removed, the records of the audit log.
 
 use crate::harness::{Daemon, Place, amphi, errno, eventually, run};
 use rustix::fs::{Mode, chmod};
@@ -130,9 +130,8 @@ fn owner(path: &Path) -> (u32, u32) {
     (found.uid(), found.gid())
 }
 
-/// Goal: a host mounts with its own key alone; root of it is nobody on the servers, in everything that he does, and
-/// other users are themselves; with root=keep he is root. Method: real mounts, as root and as two users, beside a
-/// trusted one.
+/// Goal: a host mounts with its own key alone; its root is nobody on the servers, in each operation, and other users
+/// are themselves; with root=keep he is root. Method: real mounts, as root and as two users, beside a trusted one.
 #[test]
 fn keys_root_of_a_client_is_nobody() {
     if !is_root() {
@@ -142,8 +141,8 @@ fn keys_root_of_a_client_is_nobody() {
     let trusted = cluster.trusted();
     let base = cluster.place.path("trusted");
     chmod(&base, Mode::from_raw_mode(0o1777)).expect("chmod");
-    // In a sticky directory the kernel of the client keeps root from opening files of others (fs.protected_regular),
-    // also the one that he has just made and that is nobody's.
+    // In a sticky directory the kernel of the client prevents root from opening files of others (fs.protected_regular),
+    // also the file that he has just made and that belongs to nobody.
     fs::create_dir(base.join("open")).expect("mkdir");
     chmod(base.join("open"), Mode::from_raw_mode(0o777)).expect("chmod");
     fs::write(base.join("secret"), b"for root").expect("write");
@@ -166,7 +165,7 @@ fn keys_root_of_a_client_is_nobody() {
     assert!(denied.contains(&errno(std::os::unix::fs::chown(here.join("open/by-root"), Some(0), Some(0)))));
     assert!(denied.contains(&errno(std::os::unix::fs::chown(here.join("secret"), Some(65_534), None))));
     assert!(denied.contains(&errno(fs::rename(here.join("secret"), here.join("mine")))));
-    // A hard link gives nobody more than the file itself.
+    // A hard link grants no more rights than the file itself.
     let _ = fs::hard_link(here.join("secret"), here.join("linked"));
     assert!(denied.contains(&errno(fs::read(here.join("linked")))) || !here.join("linked").exists());
     for uid in ["1000", "1001"] {
@@ -194,9 +193,9 @@ fn keys_root_of_a_client_is_nobody() {
     cluster.place.fsck();
 }
 
-/// Goal: keys in wrong roles and files are refused with what to do: administrators do not mount, clients administer
-/// nothing, files that others can read, foreign and cut ones are none, servers that are not trusted hear nothing, names
-/// are plain. Method: a table of commands.
+/// Goal: keys in wrong roles and files are refused with advice: administrators do not mount, clients administer
+/// nothing, files that others can read, foreign and truncated ones are not accepted, servers that are not trusted
+/// receive no secret, names are plain. Method: a table of commands.
 #[test]
 fn keys_in_wrong_hands_are_refused() {
     let cluster = Cluster::start();
@@ -250,9 +249,10 @@ fn keys_in_wrong_hands_are_refused() {
     cluster.server.stop();
 }
 
-/// Goal: a removed key's mount is over within two seconds, and does not come back; another key's goes on; an evicted
-/// session ends and may be mounted again; the cluster key lets nobody in when identities are required, over the
-/// network, and root does over the Unix socket; all of it outlives a restart and is written down. Method: real mounts.
+/// Goal: a removed key's mount ends within two seconds, and does not come back; another key's continues; an evicted
+/// session ends and may be mounted again; the cluster key admits no client when identities are required, over the
+/// network, and admits root over the Unix socket; all of it outlives a restart and is in the audit log. Method: real
+/// mounts.
 #[test]
 fn keys_that_are_removed_end_their_mounts() {
     let cluster = Cluster::start();
@@ -271,7 +271,7 @@ fn keys_that_are_removed_end_their_mounts() {
     eventually("its session is gone", || !cluster.as_boss(&["status"]).contains(" key gone "));
     assert!(begun.elapsed() < Duration::from_secs(10));
     fs::write(here.join("g"), b"after").expect("the other one goes on");
-    // What is not written back is lost with an eviction.
+    // Data that is not written back is lost with an eviction.
     fs::File::open(here.join("g")).and_then(|g| g.sync_all()).expect("fsync");
     assert!(!here.join("late").exists());
     fs::create_dir_all(place.path("again")).expect("mkdir");
@@ -341,7 +341,7 @@ fn keys_map_users() {
     cluster.server.stop();
 }
 
-/// Goal: the options are those of the commands, and a help page says what they are. Method: `--help`.
+/// Goal: the options are those of the commands, and a help page describes them. Method: `--help`.
 #[test]
 fn keys_have_a_help_page() {
     for (args, words) in [

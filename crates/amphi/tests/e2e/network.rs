@@ -29,7 +29,7 @@ impl Machine {
         (line == "up\n").then_some(machine)
     }
 
-    /// A command that runs there, with the files of here.
+    /// A command that runs on that machine, with the files of this one.
     fn command(&self) -> Command {
         let mut command = Command::new("nsenter");
         command.args([format!("--net=/proc/{}/ns/net", self.holder.id()), "--".into()]);

@@ -1,5 +1,5 @@
-//! Who may do what: the same calls by three users on a mount, over two mounts, and on the file system that the machine
-//! has; groups and capabilities.
+//! Access rights: the same calls by three users on a mount, over two mounts, and on the file system of the machine;
+//! groups and capabilities.
 
 use crate::harness::{Place, counter};
 use crate::two_mounts::Pair;
@@ -271,7 +271,7 @@ fn picture(top: &Path, shift: u32) -> BTreeMap<String, String> {
     all
 }
 
-/// What `call` says to a user, on a thread that has become him.
+/// The result of `call` for a user, on a thread that has become him.
 fn as_user(user: u32, call: impl FnOnce() -> Said + Send) -> Said {
     std::thread::scope(|s| {
         let run = || {
@@ -368,9 +368,8 @@ pub(crate) fn can_change_user() -> bool {
     getuid().is_root()
 }
 
-/// Goal: what root, an owner and somebody else may do is what they may on the machine's own file system, with the same
-/// errno and the same result. Method: `CALLS`, each in a tree of its own, by each of the three; on one mount. (Promise
-/// S8)
+/// Goal: root, an owner and another user have the same rights as on the machine's own file system, with the same errno
+/// and the same result. Method: `CALLS`, each in a tree of its own, by each of the three; on one mount. (Promise S8)
 #[test]
 fn permissions_are_those_of_linux() {
     if !can_change_user() {
@@ -456,9 +455,10 @@ fn with_capabilities(user: u32, caps: &str, script: &str, dir: &Path) {
     assert!(out.status.success(), "{user} with {caps:?}: {script}: {}", String::from_utf8_lossy(&text));
 }
 
-/// Goal: what goes beyond the rights of a user comes from capabilities: a backup that may read everything reads
-/// everything and writes nothing, who may change owners changes them, and root that has given all up is a user. Method:
-/// programs with single capabilities, on one mount and on another than the files were made by. (Promise S8)
+/// Goal: rights beyond those of a user come from capabilities: a backup that may read everything reads everything and
+/// writes nothing, a program with the capability to change owners changes them, and root without any capability is a
+/// user. Method: programs with single capabilities, on one mount and on another than the files were made by. (Promise
+/// S8)
 #[test]
 fn capabilities_decide() {
     if !can_change_user() {
@@ -498,8 +498,8 @@ fn capabilities_decide() {
 }
 
 /// Goal: a directory that is open is listed whatever becomes of its permissions and its owner: they count when it is
-/// opened. Method: opened by its owner, then closed to everybody or given to somebody else, by this mount and by
-/// another one; listed from the start and again. (Promise S8)
+/// opened. Method: opened by its owner, then closed to all users or given to another one, by this mount and by another
+/// one; listed from the start and again. (Promise S8)
 #[test]
 fn open_directories_are_listed_after_chmod() {
     if !can_change_user() {
@@ -552,9 +552,9 @@ fn open_directories_are_listed_after_chmod() {
     pair.stop();
 }
 
-/// Goal: `ls -l`, which asks for a security attribute of each file, costs no message for files that have no attributes;
-/// one that is set is seen. Method: attributes of a hundred files that were listed, alone and in company; what the
-/// mount counted.
+/// Goal: `ls -l`, which requests a security attribute of each file, costs no message for files that have no attributes;
+/// one that is set is seen. Method: attributes of a hundred files that were listed, in sole and in shared mode; the
+/// counters of the mount.
 #[test]
 fn no_question_for_attributes_that_are_not_there() {
     let pair = Pair::new(1, &[], &[]);

@@ -18,8 +18,8 @@ async fn land(mount: &Mount, ino: Ino) {
 
 /// Locks of applications: `flock`, `fcntl`. Owners are numbered by the front end.
 impl Client {
-    /// Takes a lock, or changes what the owner holds of the range, in one step. The caller is told, then the lock is
-    /// [kept](TakenLock::keep).
+    /// Takes a lock, or changes what the owner holds of the range, in one step. The caller gets the answer, then the
+    /// lock is [kept](TakenLock::keep).
     ///
     /// Errors: `Again` if another owner holds a conflicting lock, `NoLck`, `Inval` for an empty range; `Io` once if
     /// locks of the owner on the file were lost.
@@ -54,7 +54,7 @@ impl Client {
         })
     }
 
-    /// Gives up everything the owner holds on the file, at a close. Nothing is sent if that is nothing.
+    /// Releases everything that the owner holds on the file, at a close. If it holds nothing, no message is sent.
     pub fn release_locks(&self, ino: Ino, owner: FileLockOwner) -> Pending<()> {
         if !self.mount.coherence.file_locks.is_known(&(ino, owner)) {
             return Pending::ready(Ok(()));
@@ -66,8 +66,7 @@ impl Client {
         })
     }
 
-    /// The lock with the lowest offset that stands in the way of `lock`. Its process is 0 if it belongs to another
-    /// mount.
+    /// The lock with the lowest offset that conflicts with `lock`. Its process is 0 if it belongs to another mount.
     pub fn test_lock(&self, lock: FileLockSpec) -> Pending<Option<FileLockSpec>> {
         Pending::start(&self.mount, file_locks::test(self.mount.clone(), lock))
     }

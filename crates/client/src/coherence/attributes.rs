@@ -52,8 +52,8 @@ pub(crate) async fn ask_now(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result
         }
         let rule = told.asked_at.rule();
         if mount.coherence.sharing.rule() != rule {
-            // The caching mode has changed meanwhile, and with it whether the server can learn this mount's bytes from
-            // locks.
+            // The caching mode has changed meanwhile. It determines whether the server can learn this mount's bytes
+            // from locks.
             continue;
         }
         let alone = rule & 1 == 1;
@@ -65,15 +65,15 @@ pub(crate) async fn ask_now(mount: &Arc<Mount>, cred: &Cred, ino: Ino) -> Result
     }
 }
 
-/// The attributes in the answer to another request than one for attributes. If a change of this mount came in between,
-/// so that the size is not used, they are requested anew.
+/// Returns the attributes in the answer to another request than one for attributes. If a change of this mount came in
+/// between, so that the size is not used, they are requested anew.
 pub(crate) async fn shown(mount: &Arc<Mount>, cred: &Cred, told: Told, view: InodeView) -> Attr {
     let (attr, taken) = told.keep_size(view);
     drop(told);
     if taken || view.attr.kind != Kind::File {
         return attr;
     }
-    // The operation itself was done, whether this request succeeds or not.
+    // The operation itself has succeeded, whether this request for attributes succeeds or not.
     ask(mount, cred, view.attr.ino).await.map_or(attr, |(_, fresh)| fresh)
 }
 

@@ -1,4 +1,4 @@
-//! `Cluster`: what servers have said of the cluster that a mount belongs to.
+//! `Cluster`: what servers have reported about the cluster to which a mount belongs.
 //!
 //! Owns: number of targets, identity, map of servers, how long tokens hold. Does not own: connections (`links`).
 

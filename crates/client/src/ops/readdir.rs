@@ -14,7 +14,7 @@ use std::sync::Arc;
 
 /// Cookie behind `..`: the server's listing starts there.
 const DOTS: u64 = 2;
-/// Most entries asked for at once: an answer's body stays far below its bound.
+/// Most entries requested at once: an answer's body stays far below its bound.
 const ENTRIES_MAX: u32 = 2048;
 
 pub(crate) async fn readdir(
@@ -45,7 +45,7 @@ pub(crate) async fn readdir(
     let op = Request::ReadDir { dir, cookie: from, max, plus };
     let mut told = tokens::call(&mount, dir.target(), &ctx.cred, op, &[]).await?;
     let answer = match told.take() {
-        // It was removed and is empty to whoever still has it open.
+        // The directory was removed and is empty for programs that still have it open.
         Err(Errno::Stale) if mount.coherence.unlinked.kind(dir).is_ok() => {
             return Ok(Listing { entries: Vec::new(), end: true });
         }
@@ -54,7 +54,7 @@ pub(crate) async fn readdir(
     match answer {
         Reply::Entries { parent, entries, end } => {
             if with_parent {
-                // Who lists from the start is told.
+                // A listing from the start contains this entry.
                 listing.entries.push(dot(b"..", DOTS, parent.ok_or(Errno::Proto)?));
             }
             small_files::listed(&mount, dir, from, &entries, end);

@@ -2,7 +2,7 @@
 //! their way, so that the next one is copied into this process while the disks write this one. Under commit consistency
 //! (PeakFS, section III-D) it returns so without a lock, and other mounts may look for the bytes too early.
 //!
-//! Owns: which writes may return early, how many bytes may be under way, what a failure leaves behind. Does not own:
+//! Owns: which writes may return early, how many bytes may be under way, the consequences of a failure. Does not own:
 //! sending (`objects::write`), the order of requests on the same bytes (`range_lock`).
 //!
 //! Invariants: the targets have granted room for all of it (`grants`), since its caller is told of nothing any more.
@@ -38,15 +38,15 @@ use std::sync::atomic::Ordering::SeqCst;
 /// times as long.
 const COPY_BELOW_BYTES: usize = 1 << 20;
 
-/// Requests of this size that may be under way to a file that others want too: as many as keep the disks busy. Whoever
-/// waits for one of their locks waits for a few of them at most.
+/// Requests of this size that may be under way to a file that other mounts use too: as many as keep the disks busy. A
+/// mount that waits for one of their locks waits for a few requests at most.
 const CONTENDED_REQUESTS: u64 = 8;
 
 /// What keeps others away from the bytes until they have landed; the guard alone under commit consistency.
 pub(crate) struct Kept {
     /// In company: write locks on all of it.
     pub(crate) pins: Option<Vec<Pin>>,
-    /// Of a mount that is alone.
+    /// For a mount in sole mode.
     pub(crate) begun: Option<Begun>,
     pub(crate) guard: Guard,
 }
@@ -58,7 +58,7 @@ pub(crate) fn admits(mount: &Mount, open: &OpenFile, range: ByteRange, reason: R
     may_be_early(mount, open, reason, hints) && mount.writeback.free_space.is_ample(&open.file, range)
 }
 
-/// As `admits`, whatever room there is.
+/// As `admits`, without regard to the granted space.
 pub(crate) fn may_be_early(mount: &Mount, open: &OpenFile, reason: Reason, hints: Hints) -> bool {
     let flags = open.flags;
     let direct = (flags.direct || hints.direct) && !mount.is_commit(&open.file);
@@ -70,9 +70,9 @@ pub(crate) fn may_be_early(mount: &Mount, open: &OpenFile, reason: Reason, hints
         && !mount.life.stopping.load(SeqCst)
 }
 
-/// Sends `data` to the targets and returns when all of it is on its way, with what was taken in; gives everything back
-/// if its targets have granted too little room for it, or a truncate is in the way. `request`: bytes of the
-/// application's request that this is all or part of.
+/// Sends `data` to the targets and returns when all of it is under way, with the number of bytes; returns everything to
+/// the caller if its targets have granted too little space, or a truncate is under way. `request`: bytes of the
+/// application's request of which this is all or a part.
 pub(crate) async fn write(
     mount: &Arc<Mount>,
     open: &Arc<OpenFile>,
@@ -112,8 +112,8 @@ pub(crate) async fn write(
     Ok(len)
 }
 
-/// Bytes that lie in much larger memory (that of a front end's largest request) get some of their own: it will be kept
-/// for a while.
+/// Bytes in much larger memory (that of a front end's largest request) are copied to memory of their own size, because
+/// they will be kept for a while.
 fn compact(range: ByteRange, data: Buf) -> Buf {
     if data.len() >= COPY_BELOW_BYTES || data.capacity() <= 2 * data.len() {
         return data;
@@ -190,7 +190,7 @@ fn land(
     let lost = ByteRange::new(sent.good_to, range.end);
     if let Some(e) = error {
         mount.stats.bytes(Count::WriteBackFailed, lost.len());
-        // None of it is in the cache.
+        // None of the bytes is in the cache.
         file.failures.note(e, lost);
         if let Some(silent) = mount.writeback.errors.note(e, mount.clock.now_ns()) {
             tracing::warn!(ino = %file.ino, range = ?lost, silent, "a write on its way failed: {e}");

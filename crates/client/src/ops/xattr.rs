@@ -1,12 +1,13 @@
 //! Extended attributes: the stored ones, the virtual ones of files and directories, and the hidden control attributes.
 //!
-//! Virtual, shown and set by whoever may: `user.amphi.layout` (`striped,size=1M,count=4`, `growing`, `whole`),
-//! `user.amphi.mode` (`auto`, `buffered`, `direct`), `user.amphi.kernel_cache` and `user.amphi.checksums` (`auto`,
-//! `on`, `off`); `user.amphi.counters` and `.counters.json` (read, requests by reason, locks and messages of a file
-//! that is open or cached here), `user.amphi.portrait` (JSON, what its requests look like), `user.amphi.extents` and
-//! `user.amphi.unstable` (read, where it lies and what of it is not stable: see `extents`); what belongs to quotas (see
-//! `quota`). None of them is listed: who copies all attributes of a file shall not take its place along, nor fail where
-//! another one is. Hidden, on any inode, for the super-user and the owner of the mount: see `control`.
+//! Virtual attributes, which users with permission can read and set: `user.amphi.layout` (`striped,size=1M,count=4`,
+//! `growing`, `whole`), `user.amphi.mode` (`auto`, `buffered`, `direct`), `user.amphi.kernel_cache` and
+//! `user.amphi.checksums` (`auto`, `on`, `off`); `user.amphi.counters` and `.counters.json` (read only: requests by
+//! reason, locks and messages of a file that is open or cached here), `user.amphi.portrait` (JSON, a summary of its
+//! requests), `user.amphi.extents` and `user.amphi.unstable` (read only: where its bytes are and which are not stable,
+//! see `extents`); quota attributes (see `quota`). None of them is listed: a program that copies all attributes of a
+//! file must not copy its placement, nor fail on another file system. Hidden attributes, on any inode, for root and the
+//! owner of the mount: see `control`.
 
 mod control;
 mod extents;
@@ -33,14 +34,14 @@ use std::sync::atomic::Ordering;
 
 const PREFIX: &[u8] = b"user.amphi.";
 const EXTENTS: &[u8] = b"extents";
-/// The attribute that gives capabilities to whoever runs a file.
+/// The attribute that gives capabilities to programs that run a file.
 const CAPABILITY: &[u8] = b"security.capability";
 
 async fn view(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino) -> Result<InodeView> {
     attributes::ask(mount, &ctx.cred, ino).await.map(|(view, _)| view)
 }
 
-/// What of a file that is open here would not survive a loss of power.
+/// Bytes of a file that is open here which would not survive a loss of power.
 async fn unstable(mount: &Arc<Mount>, ctx: &Ctx, ino: Ino) -> Result<extents::UnstableBytes> {
     let view = view(mount, ctx, ino).await?;
     if view.attr.kind != Kind::File {
@@ -157,7 +158,7 @@ pub(crate) async fn set(
         let text = std::str::from_utf8(&value).map_err(|_| Errno::Inval)?.trim_end_matches(['\0', '\n']);
         let op = match own {
             b"layout" => {
-                // A file that has data keeps its layout: the server has to know what is written so far.
+                // A file with data keeps its layout: the server has to know what is written so far.
                 if let Some(known) = known::use_known(&mount, ino) {
                     flush::flush(&mount, known.file(), ByteRange::ALL).await;
                 }
@@ -203,7 +204,7 @@ pub(crate) async fn set(
     let op = Request::SetXattr { ino, name: name.clone(), value: value.clone(), mode };
     let mut told = change(&mount, &ctx, ino, op).await?;
     let done = told.take().and_then(|reply| changed_reply(&told, reply));
-    // An answer that was asked for before may have come meanwhile.
+    // An answer to an earlier request may have arrived meanwhile.
     note();
     match done {
         Err(Errno::Stale) => mount.coherence.unlinked.set_xattr(ino, name, value, mode),
@@ -224,7 +225,7 @@ pub(crate) async fn remove(mount: Arc<Mount>, ctx: Ctx, ino: Ino, name: Vec<u8>)
     }
 }
 
-/// The answer to a change. One of an access control list shows the permissions that go with it.
+/// The answer to a change. A change of an access control list also returns the resulting permissions.
 fn changed_reply(told: &tokens::Told, reply: Reply) -> Result<()> {
     match reply {
         Reply::Inode(view) => {
@@ -235,7 +236,7 @@ fn changed_reply(told: &tokens::Told, reply: Reply) -> Result<()> {
     }
 }
 
-/// Whoever runs the file is given no capabilities any more: its bytes are about to change.
+/// Removes the file's capabilities, because its bytes are about to change.
 pub(crate) async fn drop_capability(mount: &Arc<Mount>, file: &Inode) -> Result<()> {
     let op = Request::RemoveXattr { ino: file.ino, name: CAPABILITY.to_vec() };
     let mut told = change(mount, &Ctx::root(), file.ino, op).await?;

@@ -29,7 +29,7 @@ use std::sync::Arc;
 use tokens::Tokens;
 use walks::Walks;
 
-/// What this mount has been granted, and what it caches under that.
+/// The grants of this mount, and its cached data under them.
 pub(crate) struct Coherence {
     pub(crate) locks: Locks,
     pub(crate) tokens: Tokens,
@@ -46,7 +46,7 @@ pub(crate) struct Coherence {
 }
 
 impl Coherence {
-    /// The tables of a mount that has been granted nothing yet.
+    /// The tables of a mount to which nothing has been granted yet.
     pub(crate) fn new(tunables: &Tunables) -> Coherence {
         Coherence {
             locks: Locks::new(tunables),

@@ -38,13 +38,13 @@ use std::time::Duration;
 
 /// Bytes that one receive may fetch ahead: head and body of small messages come with one system call.
 const STAGING_BYTES: usize = 64 << 10;
-/// From this many missing bytes on a receive goes straight into the caller's buffer: below, the copy costs less
-/// than the extra system call (16 KiB copy in about 1 us).
+/// If at least this many bytes are missing, a receive goes directly into the caller's buffer: for fewer the copy costs
+/// less than the additional system call (16 KiB copy in about 1 us).
 const DIRECT_BYTES: usize = 16 << 10;
 
-/// What a Unix socket holds on its way, bytes (the kernel takes twice that, its own structures included). Measured with
-/// payloads of 4 MiB: 8 GB/s; with the default of 208 KiB 2 to 8, as sender and receiver wait for each other; from 1
-/// MiB on 5, since what is on its way no longer fits the processor's cache.
+/// Capacity of a Unix socket, bytes (the kernel takes twice that, its own structures included). Measured with payloads
+/// of 4 MiB: 8 GB/s; with the default of 208 KiB 2 to 8, because sender and receiver wait for each other; from 1 MiB on
+/// 5, because the bytes no longer fit into the processor's cache.
 const UNIX_SEND_BYTES: usize = 256 << 10;
 /// A TCP peer that acknowledges nothing for this long is gone: sends then fail, and so does a receive that waits.
 const TCP_SILENCE_MAX: Duration = Duration::from_secs(30);
@@ -62,7 +62,7 @@ pub struct RealConn {
     peer: String,
     cred: Option<Cred>,
     tcp: bool,
-    /// What was received ahead on the thread that had the connection before.
+    /// Bytes that were received on the thread that had the connection before.
     ahead: Option<Staging>,
     memory: Memory,
     leases: Arc<Leases>,
@@ -100,7 +100,7 @@ impl RealConn {
         if tcp {
             set_up_tcp(&fd)?;
         } else if sockopt::set_socket_send_buffer_size_force(&fd, UNIX_SEND_BYTES).is_err() {
-            // Without the privilege as much as the system allows: it clips, and a smaller buffer is only slower.
+            // Without the privilege it gets as much as the system permits, which is only slower.
             let _ = sockopt::set_socket_send_buffer_size(&fd, UNIX_SEND_BYTES);
         }
         // Only those who dialled pass memory.
@@ -110,7 +110,7 @@ impl RealConn {
 
     pub(super) async fn dial(text: &str, leases: &Arc<Leases>) -> io::Result<RealConn> {
         let named = |e: io::Error| io::Error::new(e.kind(), format!("{text}: {e}"));
-        // The stream types of the runtime stay here; the duplicate is ours alone.
+        // The stream types of the runtime stay on this thread; the duplicate belongs to us alone.
         let (fd, tcp) = match Addr::parse(text)? {
             Addr::Unix(path) => {
                 let stream = compio::net::UnixStream::connect(path).await.map_err(named)?;
@@ -165,8 +165,8 @@ impl Conn for RealConn {
             return Err(io::Error::other("a receive on this connection was dropped before its end"));
         };
         drop(rx.fd);
-        // The count of those who share a descriptor belongs to this thread, so the other one gets a duplicate of it
-        // wherever somebody still shares it.
+        // The reference count of a descriptor belongs to this thread, so the other thread gets a duplicate if it is
+        // still shared.
         let fd = fd.try_unwrap().or_else(|shared| shared.as_fd().try_clone_to_owned())?;
         Ok(RealMoved { fd, peer, cred, tcp, ahead, memory: rx.memory })
     }
@@ -264,7 +264,7 @@ impl Tx for RealTx {
     }
 
     async fn send(&mut self, mut head: Buf, mut payload: Option<Buf>) -> (io::Result<()>, Buf, Option<Buf>) {
-        // With MSG_WAITALL the ring itself goes on after a short write.
+        // With MSG_WAITALL the ring itself continues after a short write.
         let flags = SendFlags::NOSIGNAL | SendFlags::from_bits_retain(libc::MSG_WAITALL as u32);
         let total = head.len() + payload.as_ref().map_or(0, |p| p.len());
         let mut sent = 0;
@@ -305,7 +305,7 @@ struct Staging {
 /// Receiving half.
 pub struct RealRx {
     fd: Fd,
-    /// None while a receive runs; a dropped one leaves None behind.
+    /// `None` while a receive runs; a dropped receive leaves `None`.
     staging: Option<Staging>,
     memory: Memory,
     leases: Arc<Leases>,
@@ -442,7 +442,7 @@ fn listen_unix(path: &str) -> rustix::io::Result<OwnedFd> {
 const GONE_LOOKS: u32 = 100;
 const GONE_PAUSE: Duration = Duration::from_millis(20);
 
-/// Removes a socket that nobody serves; refuses one that answers and anything that is not a socket.
+/// Removes a socket that no process serves; refuses one that answers and anything that is not a socket.
 fn remove_stale(path: &str) -> io::Result<()> {
     let in_use = |why: &str| Err(io::Error::new(io::ErrorKind::AddrInUse, format!("unix:{path}: {why}")));
     match std::fs::symlink_metadata(path) {
@@ -456,7 +456,7 @@ fn remove_stale(path: &str) -> io::Result<()> {
             Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => return std::fs::remove_file(path),
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(e) => return Err(io::Error::new(e.kind(), format!("unix:{path}: {e}"))),
-            // The kernel closes what a killed process had in io_uring a moment after it is gone.
+            // The kernel closes what a killed process had in io_uring a moment after the process is gone.
             Ok(socket) if is_gone(&socket) => wait_for_close(),
             Ok(_) => break,
         }
@@ -537,8 +537,8 @@ mod tests {
     use super::*;
     use crate::{Env, RealEnv};
 
-    /// Goal: a TCP peer that is gone without a word ends the connection within `TCP_SILENCE_MAX`, sending or not, on
-    /// both ends. Method: a peer cannot be made to vanish without privileges, so what the kernel was told is read back.
+    /// Goal: the connection to a TCP peer that vanishes ends within `TCP_SILENCE_MAX`, sending or not, on both ends.
+    /// Method: a peer cannot be made to vanish without privileges, so the socket options are read back.
     #[test]
     fn silent_tcp_peers_are_given_up() {
         RealEnv::run(Duration::ZERO, |env| async move {

@@ -1,4 +1,4 @@
-//! What only production promises: threads, panics, the end of `run`, sockets on the file system.
+//! Tests of what only production provides: threads, panics, the end of `run`, sockets on the file system.
 
 use crate::{Buf, Conn, Disk, DiskMode, Ends, Env, Listener, PeerMemory, RealEnv, Rx, Tx};
 use compio::driver::SharedFd;
@@ -90,8 +90,8 @@ fn connections_change_threads() {
     second.expect("thread").join().expect("no panic");
 }
 
-/// Goal: a send that nobody takes returns with its payload when its connection is broken from here. Method: more than a
-/// Unix socket holds, to a peer that reads nothing.
+/// Goal: a send whose peer reads nothing returns with its payload when its connection is broken from this side. Method:
+/// more than a Unix socket holds, to a peer that reads nothing.
 #[test]
 fn a_stuck_send_gives_its_payload_back() {
     let dir = tempfile::tempdir().expect("temporary folder");
@@ -194,9 +194,9 @@ fn the_end_drops_tasks() {
     }
 }
 
-/// Goal: the end of `run` gets everything back from the kernel, also more operations than the ring's queue has entries.
-/// Method: so many that nothing but their cancellation ends, on one socket; it gives up on what does not come back
-/// after `DRAIN`.
+/// Goal: at the end of `run` all buffers are returned by the kernel, also for more operations than the ring's queue has
+/// entries. Method: so many operations that end only by cancellation, on one socket; it gives up on those that do not
+/// return within `DRAIN`.
 #[test]
 fn the_end_cancels_more_than_the_ring_holds() {
     const OPERATIONS: usize = 5000;

@@ -54,7 +54,7 @@ struct Pipe {
     last_at: u64,
     arrived: VecDeque<u8>,
     ended: bool,
-    /// Nobody will read what is sent.
+    /// The receiver has gone: sent bytes will not be read.
     unread: bool,
     sender: Option<Waker>,
     receiver: Option<Waker>,
@@ -175,7 +175,7 @@ impl World {
         Some(ask(&mut **courier, &Leg { conn, dialled: side == 0, from: &from, to: &to, now }))
     }
 
-    /// Keeps the times that the courier has asked for.
+    /// Keeps the times that the courier has requested.
     fn note_times(core: &mut Core, conn: u64, side: usize, carried: &Carried) {
         if let Some(at) = carried.due_at {
             core.at(at.0, Event::Net(NetEvent::Due { conn, side }));

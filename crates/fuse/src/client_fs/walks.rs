@@ -118,8 +118,8 @@ impl ClientFs {
         how: OpenHow,
     ) -> Result<Created> {
         let flags = OpenFlags::from_linux(how.flags);
-        // Without `O_EXCL` the kernel trusts its negative entry, so it has to walk again. In the second walk it asks
-        // for every name.
+        // Without `O_EXCL` the kernel trusts its negative entry, so it has to walk again. In the second walk it
+        // requests every name.
         if self.is_lent_as_absent(caller, dir, name) && !self.client.repeats_walk(caller.tid) {
             self.client.walk_failed(caller.tid);
             return Err(Errno::Stale);

@@ -123,7 +123,7 @@ struct Moving {
 /// Most lookups of one place in one walk: one for what the kernel has there, and one for what is there.
 const ASKED_MAX: u32 = 2;
 
-/// What the kernel was shown of directories.
+/// The directories and places that the kernel was shown.
 #[derive(Default)]
 pub(crate) struct Moved {
     shown: Mutex<Shown>,
@@ -332,9 +332,9 @@ mod tests {
         false
     }
 
-    /// Goal: a directory at a new place keeps its node id, unless the thread comes back to it with nothing done, or is
-    /// in the kernel's way itself; the id that it got there stays until it is moved again. Method: one directory that
-    /// others move.
+    /// Goal: a directory at a new place keeps its node id, unless the thread comes back without having used it, or
+    /// itself holds the locks that the kernel needs; the new id stays until the directory is moved again. Method: one
+    /// directory that others move.
     #[test]
     fn other_ids_only_when_the_kernel_could_not_move_it() {
         let moved = Moved::default();
@@ -374,8 +374,8 @@ mod tests {
         assert_eq!(next(node), next(D), "they come round");
     }
 
-    /// Goal: what the kernel knows below a directory has to be moved when that is shown under another id. Method: a
-    /// directory in one that others move, shown to somebody who renames. (Promise S5)
+    /// Goal: what the kernel knows below a directory has to be moved when the directory is shown under another id.
+    /// Method: a directory inside one that other mounts move, shown to a thread that renames. (Promise S5)
     #[test]
     fn children_of_another_id_are_elsewhere() {
         let (moved, child) = (Moved::default(), Ino(4));
@@ -398,8 +398,8 @@ mod tests {
         assert!(moved.looked_up(8, D, (below, b"y"), no, no) != id, "one below the other in the kernel");
     }
 
-    /// Goal: what this mount moves itself is where it says; a listing moves nothing; a directory is never shown below
-    /// itself. Method: by hand.
+    /// Goal: a directory that this mount itself moves is recorded at its new place; a listing moves nothing; a
+    /// directory is never shown below itself. Method: by hand.
     #[test]
     fn own_moves_and_circles() {
         let moved = Moved::default();

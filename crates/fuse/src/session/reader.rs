@@ -48,7 +48,7 @@ pub(super) fn start_first(shared: &Arc<Shared>) -> io::Result<()> {
     let watch = move || {
         let pool = for_watch.pool.clone();
         pool.watch(|| start_or_warn(&for_watch));
-        // Dropped before anybody learns that the watch has ended.
+        // Dropped before the end of the watch is visible.
         drop(for_watch);
         pool.watch_ended();
     };
@@ -106,7 +106,7 @@ fn start(shared: &Arc<Shared>, device: Option<Arc<OwnedFd>>) -> io::Result<()> {
 
 /// Removes the thread from the pool's count, however the thread ends.
 struct Counted {
-    /// Dropped before anybody learns that the thread has ended.
+    /// Dropped before the end of the thread is visible.
     shared: Option<Arc<Shared>>,
     pool: Arc<Pool>,
     reading: bool,
@@ -376,7 +376,7 @@ impl Reader {
     }
 }
 
-/// What a reader has to know of a request before it is parsed.
+/// The data of a request that a reader needs before it is parsed.
 struct Peeked {
     opcode: u32,
     unique: u64,

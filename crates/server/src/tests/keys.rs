@@ -17,7 +17,7 @@ use amphi_wire::keys::{
 };
 use amphi_wire::{LockExtent, LockMode, XattrMode};
 
-/// The identity that everybody in these tests knows by its number.
+/// The identity whose number all these tests use.
 pub(super) fn identity(n: u8) -> Identity {
     Identity::new([n; 32])
 }

@@ -1,5 +1,5 @@
-//! Inodes without a name: that get their first one while their last open ends, and that a restart keeps open for who
-//! may ask again.
+//! Inodes without a name: those that get their first one while their last open ends, and those that a restart keeps
+//! open for clients that may repeat a request.
 
 use super::company::{name_key, with_two};
 use super::*;
@@ -38,8 +38,8 @@ async fn links(server: &Server<SimEnv>, ino: Ino) -> Option<u32> {
 }
 
 /// Goal: a file without a name whose first name is promised outlives its last open, whether that is closed or its
-/// session ends, until the outcome is known: then it has a name, or goes; its bytes are not given up meanwhile. Method:
-/// the promise is asked for by hand, as target 0 would, and kept or given up.
+/// session ends, until the outcome is known: then it has a name, or is removed; its bytes are not freed meanwhile.
+/// Method: the promise is requested by hand, as target 0 would, and committed or aborted.
 #[test]
 fn a_promised_first_name_counts() {
     for (closes, happens) in [(true, true), (true, false), (false, true), (false, false)] {
@@ -120,9 +120,9 @@ fn a_first_name_that_waits_counts() {
     });
 }
 
-/// Goal: what was made and closed before a restart is not open for ever after it: removed, it goes, and nobody counts
-/// as its writer. Method: many files made at once, so in as many slots, and closed; the server is killed; later
-/// requests use one slot alone.
+/// Goal: a file made and closed before a restart does not stay open after it: once unlinked it is removed, and no
+/// session counts as its writer. Method: many files made at once, so in as many slots, and closed; the server is
+/// killed; later requests use one slot alone.
 #[test]
 fn opens_of_an_earlier_run_end() {
     let place = Place::new(443, 1, 1);
@@ -155,9 +155,9 @@ fn opens_of_an_earlier_run_end() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: who asks again for the answer of an earlier run after its open has ended has the file open, if it is there.
+/// Goal: a client that repeats a request of an earlier run after its open has ended has the file open, if it exists.
 /// Method: two files are made by requests in slots that the link does not use; the server is killed; one of them is
-/// removed, and both are asked for again.
+/// removed, and both requests are repeated.
 #[test]
 fn an_answer_that_is_asked_for_late_opens_again() {
     let place = Place::new(444, 1, 1);
@@ -200,9 +200,9 @@ fn an_answer_that_is_asked_for_late_opens_again() {
     place.sim.block_on(run).unwrap();
 }
 
-/// Goal: whoever has listed a directory without a name that is moved elsewhere finds it there (Promise S5). Method: the
-/// promise of the directory that gets the name is asked for by hand; the listing waits for its outcome, and not for a
-/// name that is promised later.
+/// Goal: a mount that has listed a directory without a name that is moved elsewhere finds it there (Promise S5).
+/// Method: the promise of the directory that gets the name is requested by hand; the listing waits for its outcome, and
+/// not for a name that is promised later.
 #[test]
 fn listings_wait_for_promised_names() {
     let place = Place::new(445, 2, 1);

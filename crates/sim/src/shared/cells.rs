@@ -2,8 +2,8 @@
 //!
 //! Owns: how cells lie in a file (`Row`), the calls. Does not own: which histories are right (`Linear`).
 //!
-//! Cells have one length, in most runs none that blocks, pages or stripes share. A crash of a mount takes what it had
-//! not written back, so the history ends there and a new file begins; of what is left each byte has to be one that was
+//! Cells have one length, in most runs not one of blocks, pages or stripes. A crash of a mount loses its data that was
+//! not written back, so the history ends there and a new file begins; each remaining byte has to be one that was
 //! written there.
 
 use super::{SharedArea, Sharer, Told};
@@ -238,8 +238,8 @@ impl Sharer {
 mod tests {
     use super::*;
 
-    /// Goal: after a crash bytes of other cells, and bytes that nobody wrote, are told from those that may be there.
-    /// Method: two cells, one written twice, one appended; mixtures, zeros, and each other's bytes.
+    /// Goal: after a crash bytes of other cells, and bytes that were never written, are distinguished from those that
+    /// may be there. Method: two cells, one written twice, one appended; mixtures, zeros, and each other's bytes.
     #[test]
     fn what_a_crash_leaves_is_judged() {
         let (row, mut linear) = (Row { ino: Ino::ROOT, len: 20 }, Linear::default());

@@ -59,7 +59,7 @@ pub(super) struct Pending {
     pub(super) sent: bool,
     /// The call insists, so it is not given up.
     insist: bool,
-    /// The call was given up, and what its answer brings has to be returned. A resend only asks for an answer that
+    /// The call was given up, and what its answer brings has to be returned. A resend only requests an answer that
     /// exists or is being made.
     late: bool,
     cell: Option<usize>,
@@ -93,7 +93,7 @@ enum CellState {
     },
     /// No task waits: the outcome goes to a sink.
     Told(Sink),
-    /// The outcome. It is boxed because most outcomes go to a sink: a cell with room for one would be ten times as
+    /// The outcome. It is boxed because most outcomes go to a sink: a cell that contains one would be ten times as
     /// large, and moved as often.
     Done(Box<Outcome>),
 }
@@ -376,8 +376,8 @@ impl State {
     }
 
     /// Fails every call, present and future, except those that insist while no server is reachable. Slots of requests
-    /// that may have been sent stay taken until there is a new connection. Then those are sent once more whose answers
-    /// bring something that the server would otherwise count for ever.
+    /// that may have been sent stay taken until there is a new connection. Then the requests whose answers create state
+    /// that the server would otherwise keep for ever are sent once more.
     pub(super) fn fail(&mut self, error: LinkError) {
         if self.phase == Phase::Failed(LinkError::Closed) {
             return;
@@ -410,8 +410,8 @@ impl State {
         self.wake_reserve();
     }
 
-    /// The server has ended the session. It cannot be known any more whether requests that were sent were executed, and
-    /// a resend could execute them twice. So calls whose requests were sent fail.
+    /// The server has ended the session. The client cannot know any more whether requests that were sent were executed,
+    /// and a resend could execute them twice. So calls whose requests were sent fail.
     pub(super) fn session_ended(&mut self) {
         let sent: Vec<RequestId> = self.pending.iter().flatten().filter(|p| p.sent).map(|p| p.id).collect();
         sent.into_iter().for_each(|id| self.lose(id));
@@ -555,8 +555,8 @@ mod tests {
     use amphi_wire::{Answer, Reply, Request};
     use futures_util::FutureExt;
 
-    /// Goal: a slot that comes free goes to who waited first, also if another asks before the first one looks, and
-    /// a waiter that leaves does not hold up the next. Method: one slot, four callers, polled by hand.
+    /// Goal: a free slot goes to the first waiter, also if another call requests one before that waiter is polled, and
+    /// a waiter that leaves does not delay the next. Method: one slot, four callers, polled by hand.
     #[test]
     fn slots_go_to_who_waited_first() {
         let (normal_credits, urgent_credits) = (1, 2);

@@ -82,7 +82,7 @@ async fn attempt<E: Env>(
         None => handshake::Proves {
             key: config.key.as_ref(),
             identity: config.identity.as_ref(),
-            // The kernel, and whoever made the socket, say who serves there.
+            // The kernel, and the owner of the socket, guarantee the identity of the server.
             any_server: crate::auth::is_unix(addr),
             secure: if crate::auth::is_unix(addr) { Secure::Off } else { config.secure },
             passes_memory: config.role == Role::Mount,

@@ -176,7 +176,7 @@ impl Parcel {
     }
 }
 
-/// What is in a parcel.
+/// The contents of a parcel.
 struct Packed<E: Env> {
     guest: Guest,
     name: String,
@@ -261,7 +261,7 @@ async fn run<E: Env, H: Handler>(env: E, greeted: Greeted<E>, handler: Rc<H>, co
     begin(&env, greeted, handler, connections).await;
 }
 
-/// Enters a connection that has been welcomed. What is returned serves it.
+/// Enters a connection that has been welcomed. The returned value serves it.
 fn begin<E: Env, H: Handler>(
     env: &E,
     greeted: Greeted<E>,

@@ -144,8 +144,8 @@ fn rules_of_a_mount() {
     assert!(found(&names(5000, 20_000)).is_empty() && found(&names(500, 0)).is_empty());
 }
 
-/// Goal: everybody reads which way requests went, with the value of the tunable that decided, and commands are ready
-/// for a shell. Method: a file with a name that needs quotes.
+/// Goal: the output names the ways of requests, with the value of the tunable that decided, and commands are ready for
+/// a shell. Method: a file with a name that needs quotes.
 #[test]
 fn words() {
     let facts = with(file(&[("read_direct_user", 1000, 1000 * 4096), ("write_direct_large", 2, 8 * MIB)]), |f| {
@@ -177,7 +177,7 @@ fn words() {
     assert!(nothing.contains("no reads or writes") && nothing.contains("nothing costs more"), "{nothing}");
 }
 
-/// Goal: what is not JSON is refused with a name, and an old mount that says less is read. Method: such texts.
+/// Goal: invalid JSON is refused with a name, and the shorter output of an old mount is read. Method: such texts.
 #[test]
 fn texts_that_cannot_be_read() {
     let broken = FileFacts::default().read(FileTexts { portrait: "{\"reads\":7}", ..FileTexts::default() });

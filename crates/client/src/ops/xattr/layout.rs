@@ -17,7 +17,7 @@ pub(crate) fn mode_of(text: &str) -> Option<IoMode> {
     [IoMode::Auto, IoMode::Buffered, IoMode::Direct].into_iter().find(|m| mode_text(*m) == text)
 }
 
-/// The word for who serves reads.
+/// The text of the setting who serves reads.
 pub(crate) fn kernel_cache_text(asked: KernelCache) -> &'static str {
     match asked {
         KernelCache::Auto => "auto",
@@ -68,8 +68,8 @@ pub(crate) fn text(layout: &Layout) -> String {
     }
 }
 
-/// Reads a layout; what is not said stays as in `old`, for a pattern given alone the defaults hold. A count of 0 or
-/// `all` means every target.
+/// Parses a layout; values that are not given stay as in `old`, and a pattern that is given alone gets its defaults. A
+/// count of 0 or `all` means every target.
 ///
 /// Errors: a sentence.
 pub(crate) fn parse(text: &str, old: Layout) -> Result<Layout, String> {

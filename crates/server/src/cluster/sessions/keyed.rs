@@ -1,8 +1,8 @@
-//! Clients with keys: who they are, what becomes of them when the registry changes, and requests about keys.
+//! Clients with keys: identifying them, what happens to them when the registry changes, and requests about keys.
 //!
-//! Owns: looking a client's key up, the gates of connections, ending what a removed key had, `Request::Keys` and
-//! `Request::Evict`, and what of all that is written down (`audit`). Does not own: the registry (`cluster::keys`), what
-//! passes a gate (`gate`).
+//! Owns: looking up a client's key, the gates of connections, ending what a removed key had, `Request::Keys` and
+//! `Request::Evict`, and the audit records of all that (`audit`). Does not own: the registry (`cluster::keys`), what a
+//! gate permits (`gate`).
 //!
 //! Bound: one gate for each connection.
 
@@ -32,11 +32,11 @@ const CHANGED: &str = "its key may count from other addresses now";
 /// How long a connection of a removed key has to take the last answer.
 const FAREWELL: Duration = Duration::from_millis(200);
 
-/// A client's key, and what the registry says of it.
+/// A client's key, and its entry in the registry.
 pub(super) type Keyed = (Fingerprint, KeyEntry);
 
 /// The entry of another server's key before the registry is known. It has the number of no key, so the connection ends
-/// with the first registry, and the next one is looked up there.
+/// with the first registry, and the next connection is looked up in that registry.
 fn provisional(key: Fingerprint) -> KeyEntry {
     KeyEntry {
         name: "server".into(),
@@ -52,7 +52,7 @@ fn provisional(key: Fingerprint) -> KeyEntry {
     }
 }
 
-/// Whether somebody in a role may connect as something.
+/// Whether a client in a role may connect as something.
 fn may_be(key: KeyRole, connects: Role) -> std::result::Result<(), String> {
     match (key, connects) {
         (KeyRole::Client, Role::Mount | Role::Admin)
@@ -72,12 +72,12 @@ fn may_be(key: KeyRole, connects: Role) -> std::result::Result<(), String> {
 }
 
 impl<E: Env> SessionManager<E> {
-    /// Writes a line of the audit log. Returns whether what it says may go on.
+    /// Writes a line of the audit log. Returns whether the recorded event is permitted.
     pub(super) fn audit(&self, kind: Kind, fields: &[(&str, &str)]) -> bool {
         self.audit.note(kind, self.worker.env.wall(), self.worker.now_ns(), fields)
     }
 
-    /// The key of a client that has come, or comes, in as `role`; `None` if it has none of its own.
+    /// The key of a client that is, or will be, admitted as `role`; `None` if it has no key of its own.
     ///
     /// Errors: why it may not.
     pub(super) fn key_of(&self, peer: &Peer, role: Role) -> std::result::Result<Option<Keyed>, String> {
@@ -207,7 +207,7 @@ impl<E: Env> SessionManager<E> {
                 self.evict(session, REMOVED);
             }
         }
-        // Nothing passes any more. Whoever removed his own key still gets the answer.
+        // No further request is executed. A client that removed its own key still gets the answer.
         let manager = self.clone();
         self.worker.env.spawn(async move {
             manager.worker.env.sleep(FAREWELL).await;
@@ -221,12 +221,12 @@ impl<E: Env> SessionManager<E> {
     fn line(&self, conn: ConnId) -> Line {
         let sessions = self.sessions.borrow();
         let found = sessions.values().flat_map(Entry::lines).find(|line| line.conn == conn);
-        // Those of servers stay here.
+        // Connections of servers are on this worker.
         found.copied().unwrap_or(Line::new(0, conn))
     }
 
-    /// Connections whose entry says something else now pass a gate that goes by it from this step on. Returns those
-    /// whose address may not count any more: they have to come again, and what they asked is asked again then.
+    /// Connections whose entry has changed use a gate for the new entry from this step on. Returns connections whose
+    /// address may not be permitted any more: they have to connect again, and their requests are sent again then.
     fn change_gates(&self, registry: &KeyRegistry) -> Vec<ConnId> {
         let mut moved = Vec::new();
         for (conn, gate) in self.gates.borrow_mut().iter_mut() {
@@ -247,7 +247,7 @@ impl<E: Env> SessionManager<E> {
     pub(super) async fn keys(self: &Rc<Self>, change: Option<KeyChange>, conn: ConnId, by: &str) -> Result<Reply> {
         let cluster = self.cluster().ok_or(Errno::Proto)?;
         if !cluster.is_master() {
-            // Whoever asks finds the master with it.
+            // A client that asks finds the master with this map.
             return Ok(Reply::Map(cluster.map()));
         }
         let Some(change) = change else {

@@ -59,7 +59,7 @@ impl<E: Env> SessionManager<E> {
         }
     }
 
-    /// Who asks, for the audit log.
+    /// The client that sent the request, for the audit log.
     fn asker(&self, conn: &ConnId, session: SessionId) -> String {
         let by = self.gate(*conn).map(|gate| format!("key {}", gate.entry.name));
         let name = || self.sessions.borrow().get(&session).map(|e| e.name.clone());
@@ -96,7 +96,7 @@ impl<E: Env> SessionManager<E> {
                 return Err(Errno::Proto);
             };
             if viewer != Viewer::Anybody {
-                // They have names of files.
+                // Findings contain names of files.
                 status.findings.clear();
             }
             targets.push(*status);

@@ -1,7 +1,7 @@
 //! The trial at the start of a mount: whether this kernel caches and invalidates names as the threads need.
 //!
-//! Owns: the names of the trial, which no program has a reason to look up, what they show during the trial, and its
-//! steps. Does not own: what follows from the result (`threads`).
+//! Owns: the names of the trial, which no program has a reason to look up, their answers during the trial, and its
+//! steps. Does not own: the consequences of the result (`threads`).
 
 use super::super::system;
 use super::taker::{Take, Taking};
@@ -27,7 +27,7 @@ const KEPT_BACK: &[u8] = b"kept back";
 /// For how many looks an answer is delayed at most.
 const LOOKS_MAX: u32 = 1000;
 
-/// What the names of the trial show at present.
+/// The present answers to the names of the trial.
 #[derive(Default)]
 pub(crate) struct Trial {
     lookups: u32,
