@@ -1,5 +1,5 @@
-//! `amphi layout`: how the data of files is laid over targets, which way their I/O goes, who serves their reads, whether
-//! their blocks get checksums, and when other mounts see what is written.
+//! `amphi layout`: how the data of files is laid over targets, which way their I/O goes, who serves their reads,
+//! whether their blocks get checksums, and when other mounts see what is written.
 
 use amphi_host::control;
 use amphi_host::failure::{During, Failure, Outcome};
@@ -29,7 +29,8 @@ pub struct Layout {
 
 #[derive(Subcommand, Debug)]
 enum Action {
-    /// Print layout, I/O mode, kernel cache, checksums and consistency, and of files where data lies and what is not stable yet
+    /// Print layout, I/O mode, kernel cache, checksums and consistency, and of files where data lies and what is not
+    /// stable yet
     Get {
         /// Each extent of a file: offset in the file, length, target, address in the target's zone
         #[arg(long)]

@@ -294,9 +294,10 @@ pub(crate) async fn write(
             len as usize
         }
         Mode::Direct => {
-            let others_wait = begun.is_some() || pins.is_some() || mount.is_commit(&file);
-            let others_wait = others_wait && overwrite.is_none();
-            let may_be_early = others_wait && write_behind::may_be_early(&mount, &open, decision.reason, hints);
+            // What keeps others away makes the pieces of a write one event.
+            let held = (begun.is_some() || pins.is_some()).then_some(local);
+            let is_free = overwrite.is_none() && (held.is_some() || mount.is_commit(&file));
+            let may_be_early = is_free && write_behind::may_be_early(&mount, &open, decision.reason, hints);
             if may_be_early && mount.writeback.free_space.is_ample(&file, range) {
                 let kept = Kept { guard, begun, pins };
                 match write_behind::write(&mount, &open, range, data, (decision.reason, bytes), kept).await {
@@ -304,13 +305,9 @@ pub(crate) async fn write(
                     Err((back, kept)) => (data, Kept { guard, begun, pins }) = (back, kept),
                 }
             }
-            // What keeps others away makes the pieces of a write one event.
-            let held = (begun.is_some() || pins.is_some()).then_some(local);
             let written = direct(&mount, &file, (range, held), data, (hints, may_be_early), pins.as_deref()).await;
             learn(&mount, decision.reason, bytes, len, written.is_ok());
-            let written = written?;
-            pins.iter_mut().flatten().for_each(locks::Pin::used_once);
-            written
+            written.inspect(|_| pins.iter_mut().flatten().for_each(locks::Pin::used_once))?
         }
     };
     overwrite.iter().for_each(|o| o.in_place(written));
@@ -497,8 +494,8 @@ async fn buffered(mount: &Arc<Mount>, open: &OpenFile, range: ByteRange, data: &
 }
 
 /// Writes to the targets: all pieces in flight at once, one wait. The caller holds the range lock, on `held` if it
-/// keeps other mounts away; without `pins` the targets lock for each piece. `may_be_early`: it could have returned early
-/// where there is room, so the answers are to say what room there is for the next one.
+/// keeps other mounts away; without `pins` the targets lock for each piece. `may_be_early`: with free space at the
+/// targets it could have returned early, so the answers are to say what space there is for the next one.
 async fn direct(
     mount: &Arc<Mount>,
     file: &Arc<Inode>,

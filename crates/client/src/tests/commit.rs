@@ -130,8 +130,8 @@ fn writers_take_no_locks() {
     }
 }
 
-/// Goal: programs that take turns by locks of the file see each other's writes without `fsync`. Method: two mounts write
-/// over the same bytes, each with a lock that it waits for, and look first.
+/// Goal: programs that take turns by locks of the file see each other's writes without `fsync`. Method: two mounts
+/// write over the same bytes, each under a lock of the file, and read first.
 #[test]
 fn a_lock_that_goes_shows_what_was_written() {
     for seed in 0..6 {
