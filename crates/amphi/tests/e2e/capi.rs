@@ -197,8 +197,10 @@ fn forks_and_exits() {
 fn memory_that_changes_under_a_write() {
     let world = World::new();
     world.passes("scribbles");
-    let data = world.place.text("data");
-    world.stop();
+    let World { place, server, mount } = world;
+    mount.stop();
+    server.stop();
+    let data = place.text("data");
     let checked = crate::harness::run(&["fsck", "--data", &data]);
     let text = said(&checked);
     assert!(checked.status.success() && text.contains(" 0 blocks damaged"), "{text}");

@@ -195,7 +195,7 @@ fn checksums_can_be_set() {
     fs::write(roots[1].join("other"), content(7, 9 << 20)).expect("write");
     set(&roots[1].join("d/f0"), "off");
     let out = run(&["layout", "get", &roots[0].join("d/f0").display().to_string()]);
-    assert!(String::from_utf8_lossy(&out.stdout).contains(" checksums off\n"), "{out:?}");
+    assert!(String::from_utf8_lossy(&out.stdout).contains(" checksums off consistency posix\n"), "{out:?}");
     for (i, root) in roots.iter().enumerate() {
         let file = fs::OpenOptions::new().write(true).open(root.join("d/f0")).expect("open");
         file.write_all_at(&content(9, 1 << 20), (i as u64 * 5) << 20).expect("overwrite");

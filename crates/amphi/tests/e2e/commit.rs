@@ -22,6 +22,9 @@ fn pair(servers: usize) -> Pair {
     let dir = dir.to_str().expect("text");
     let set = run(&["layout", "set", "--consistency", "commit", "--mode", "direct", dir]);
     assert!(set.status.success(), "{set:?}");
+    // The zones are so small that their targets would not count as having ample space.
+    let set = run(&["set", "server.roomy_bytes=1M", "--mount", pair.a.to_str().expect("text")]);
+    assert!(set.status.success(), "{set:?}");
     pair
 }
 
